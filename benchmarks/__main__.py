@@ -247,7 +247,7 @@ def _matmul_rate(arguments: argparse.Namespace) -> float:
     """FLOPs a second of a plain matmul in the competitors' precision and threads."""
     import torch
 
-    from training.utils.engine.matmul_rate import measured_matmul_rate
+    from training.utils.engine.ranks.matmul_rate import measured_matmul_rate
 
     torch.set_num_threads(arguments.threads)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]

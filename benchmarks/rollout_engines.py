@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from training.utils.generation.base import Decode, RolloutEngine, RolloutRequest
-from training.utils.generation.hf import TransformersRollout
-from training.utils.generation.records import Rollout
-from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.contracts.rollout import Rollout
+from training.utils.generation.vllm.arguments import VllmArguments
 
 SHORTEST = 16
 MEMORY_FOLDER = "THREESTEP_MEMORY_FOLDER"

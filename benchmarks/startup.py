@@ -113,8 +113,8 @@ def bare(model_path: str) -> NoReturn:
     import deepspeed
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from training.utils.engine.arguments import EngineSettings
-    from training.utils.engine.config import deepspeed_config
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.config.config import deepspeed_config
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # not compiled, as in our own runs
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)

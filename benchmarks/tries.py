@@ -20,10 +20,10 @@ from transformers import LlamaForCausalLM
 from benchmarks.workload import SHAPES, VOCABULARY, config_of
 from training.step3_ppo.losses.ppo import ppo
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
-from training.utils.layout.documents import TokenSequence
+from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import rank_share
-from training.utils.models.document_attention import use_document_attention
+from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 
 PROMPT, RESPONSE, OBSERVATION = 128, 64, 32  # tokens

@@ -24,13 +24,13 @@ from training.utils.environments.acting import ActingSettings, acting_engine
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings
-from training.utils.generation.base import RolloutRequest, Sampling
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.decoding import MASKED
-from training.utils.generation.hf import TransformersRollout
-from training.utils.generation.records import Rollout
-from training.utils.models.document_attention import share_keys_of_few_tokens
-from training.utils.run.seeds import derived_seed
+from training.utils.generation.decoding.decoding import MASKED
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.contracts.rollout import Rollout
+from training.utils.models.attention.document_attention import share_keys_of_few_tokens
+from training.utils.base.seeds import derived_seed
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "environments"
 TASKS = {"lookup": ("LookupRows", "Lookup"), "guessing": ("GuessingRows", "Guessing")}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from training.utils.data.registry import register_dataset
-from training.utils.data.sources.embedded import EmbeddedDataset, Example, check
+from training.utils.data.sources.made.embedded import EmbeddedDataset, Example, check
 
 CLOSE = "</Parallel>"
 

@@ -27,11 +27,11 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         rooms.rooms_look_down,
         "training.utils.data.cache.cache",
         "def f():\n    from training.utils import engine",
-        "from training.utils.run.errors import ThreestepError",
+        "from training.utils.base.errors import ThreestepError",
     ),
     (rooms.rooms_look_down, "training.utils.data.rows.views", "from ..cache import cache", "from . import phases"),
     (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.asking.web", "import training"),
-    (rooms.rooms_look_down, "training.utils.run.seeds", "from ..layout import rows", "from . import errors"),
+    (rooms.rooms_look_down, "training.utils.base.seeds", "from ..layout import rows", "from . import errors"),
     (rooms.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),
     (
         rooms.steps_keep_apart,
@@ -45,7 +45,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         rooms.steps_keep_apart,
         "training.step1_sft.main",
         "import training.step5_newer",
-        "import training.utils.run.seeds",
+        "import training.utils.base.seeds",
     ),
     (
         rooms.steps_keep_apart,
@@ -55,7 +55,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     ),
     (
         rooms.step_parts_look_down,
-        "training.step3_ppo.experience",
+        "training.step3_ppo.experience.experience",
         "from training.step3_ppo.trainer import Trainer",
         "from training.step3_ppo.losses import policy_loss",
     ),
@@ -81,7 +81,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         rooms.programs_import_no_step,
         "training.asking.answers",
         "def f():\n    from training.step3_ppo import scoring",
-        "from training.utils.run.step import known_steps",
+        "from training.utils.flags.step import known_steps",
     ),
     (
         rooms.third_parties_stay_home,
@@ -89,7 +89,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "def f():\n    import deepspeed.comm",
         "import transformers",
     ),
-    (rooms.third_parties_stay_home, "training.utils.generation.hf", "from vllm import LLM", "import torch"),
+    (rooms.third_parties_stay_home, "training.utils.generation.engines.hf", "from vllm import LLM", "import torch"),
     (
         rooms.maths_needs_torch_alone,
         "training.step3_ppo.advantages.gae",
@@ -105,7 +105,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (
         rooms.maths_needs_torch_alone,
         "training.utils.layout.planner",
-        "from training.utils.data.rows.phases import SentenceRow",
+        "from training.utils.contracts.rows import SentenceRow",
         "import numpy as np",
     ),
     (rooms.maths_needs_torch_alone, "training.step1_sft.loss", "import tqdm", "from torch import nn"),
@@ -256,7 +256,7 @@ def test_the_package_keeps_to_the_tree_of_the_design():
 
 
 def test_planted_rooms_that_a_tree_lacks_or_makes_up_are_found(tmp_path):
-    for name in ("training/step1_sft/main.py", "training/utils/run/seeds.py", "training/report.py", "setup.py"):
+    for name in ("training/step1_sft/main.py", "training/utils/base/seeds.py", "training/report.py", "setup.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from training import __version__
-from training.utils.run.errors import ThreestepError, nearest_names
-from training.utils.run.typed import COMMAND_VARIABLE
+from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.typed import COMMAND_VARIABLE
 
 # Who takes --num_ranks: the launcher, which starts ranks; a program that starts others, by a variable; nobody.
 LAUNCHED, HANDED_ON, ALONE = "launched", "handed on", "alone"
@@ -95,7 +95,7 @@ def run(word: str, arguments: Sequence[str]) -> None:
     if any(word.partition("=")[0] in _HELP for word in arguments) or program.takes_ranks == ALONE:
         _run_here(program.module, arguments)
     elif program.takes_ranks == HANDED_ON:
-        from training.utils.run.launcher_flags import as_variables
+        from training.utils.flags.launcher_flags import as_variables
 
         arguments, variables, lines = as_variables(arguments, os.environ)
         for line in lines:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.loading.given import GivenModel, GivenObject, given_in, read_numbers, write_given
-from training.utils.run.errors import ThreestepError, first_line
-from training.utils.run.storage import sha256_of
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.storage import sha256_of
 
 _CRITIC = "critic_model_name_or_path"
 _SHOWN = 3  # reasons in a sentence
@@ -73,7 +73,7 @@ def folder_of_model(
 
 def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> list[str]:
     """Return a sentence for each kind of settings that the folder lacks, since transformers does not save them."""
-    from training.utils.models.saving import mend_settings
+    from training.utils.models.adapters.saving import mend_settings
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -145,8 +145,8 @@ def _plain_model(model: Any, folder: Path) -> Any:
     language model."""
     from training.utils.loading.configurations import load_config
     from training.utils.loading.rehearsal import empty_model
-    from training.utils.models.scalar_class import scalar_model_class
-    from training.utils.models.vision import language_model_class
+    from training.utils.images.models.scalar_class import scalar_model_class
+    from training.utils.images.models.vision import language_model_class
 
     config = load_config(str(folder))
     kinds = [lambda: language_model_class(config, False), lambda: language_model_class(config, True)]
@@ -161,7 +161,7 @@ def _plain_model(model: Any, folder: Path) -> Any:
 
 def _skeleton(model: Any) -> Any:
     """What the object's class makes of its configuration, without weights."""
-    from training.utils.models.saving import plain_skeleton
+    from training.utils.models.adapters.saving import plain_skeleton
 
     try:
         skeleton = plain_skeleton(model)
@@ -321,7 +321,7 @@ def _other_loss(model: Any) -> list[str]:
     import torch
 
     from training.utils.models.own_forward import in_eval_mode
-    from training.utils.models.probes import make_probes
+    from training.utils.models.tensors.probes import make_probes
 
     ids_1T = make_probes(model.config, 0).alone[0].segments[0].tokens.input_ids.unsqueeze(0).to(model.device)
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.utils.run.errors import ThreestepError
-from training.utils.run.storage import replace_file
-from training.utils.run.user_files import GIVEN
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import replace_file
+from training.utils.base.user_files import GIVEN
 
 ROWS = "given_rows"
 REWARD = "reward"

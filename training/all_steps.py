@@ -23,14 +23,14 @@ from typing import Any
 import yaml
 
 from training.utils.report.writing import report_at_end
-from training.utils.run.arguments import ProgramParser, parse_arguments, read_yaml, words_of
-from training.utils.run.credentials import lend, redacted_value
-from training.utils.run.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
+from training.utils.base.credentials import lend, redacted_value
+from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
 from training.utils.run.run_folder import RunFolder
-from training.utils.run.step import known_steps
-from training.utils.run.typed import (
+from training.utils.flags.step import known_steps
+from training.utils.base.typed import (
     COMMAND_VARIABLE,
     OWN_WORDS_VARIABLE,
     WHOLE_RUN_VARIABLE,

@@ -23,12 +23,12 @@ from training.utils.data.chat.arguments import PARALLEL_TAGS, PROMPT_STYLES, Cha
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.run.arguments import parse_arguments
-from training.utils.run.console import note
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import AUTO, flag, settings_of
+from training.utils.flags.arguments import parse_arguments
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import AUTO, flag, settings_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
@@ -150,7 +150,7 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     from training.asking.model import engine_maker, load_asked_model, start_alone
     from training.asking.scorer import load_answer_scorer, why_pictures_unscored
     from training.asking.talk import Talk, columns_of
-    from training.utils.generation.engines import engine_class
+    from training.utils.generation.table import engine_class
 
     chat, sampling, environment = flags.chat, flags.sampling, flags.environment
     columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)

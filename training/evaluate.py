@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from training.asking.arguments import AskedArguments
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.run.arguments import parse_arguments
-from training.utils.run.errors import ThreestepError, nearest_names
+from training.utils.flags.arguments import parse_arguments
+from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.data.build.arguments import DataArguments
-from training.utils.run.arguments import parse_arguments
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import flag
+from training.utils.flags.arguments import parse_arguments
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
 
     from transformers.utils import logging as transformers_logging
 
-    from training.utils.models.saving import save_model
+    from training.utils.models.adapters.saving import save_model
 
     transformers_logging.disable_progress_bar()
     texts, length = dataset_texts(data, new.seed, new.vision), new.max_position_embeddings

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.run.arguments import parse_arguments
-from training.utils.run.console import note
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import flag
+from training.utils.flags.arguments import parse_arguments
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
-    from training.utils.data.images.reader import ImageReader
-    from training.utils.data.images.shown import ShownImage
+    from training.utils.images.data.reader import ImageReader
+    from training.utils.images.data.shown import ShownImage
     from training.utils.data.rows.dataset import CachedSplit
 
 UNSUPERVISED = "unsupervised"
@@ -92,7 +92,7 @@ class Shown:
 
     def images(self, place: int) -> list[ShownImage]:
         """Those of a row."""
-        from training.utils.data.images.shown import shown_images
+        from training.utils.images.data.shown import shown_images
 
         if self.reader is None or self.split.pictures is None:
             return []
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> None:
         places = shown_places(preview, len(shown.split))
     decode: Any = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if shown.reader is not None and not preview.json:
-        from training.utils.data.images.shown import counting_placeholders
+        from training.utils.images.data.shown import counting_placeholders
 
         decode = counting_placeholders(decode, shown.reader.family.placeholder)
     if preview.html:
@@ -137,7 +137,7 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
     from training.utils.data.build.build import build_phase
     from training.utils.data.build.unsupervised import build_unsupervised
     from training.utils.data.cache.reports import SplitReport, split_sentence
-    from training.utils.opening.image_reader import reader_of_folder, why_unread
+    from training.utils.images.run.image_reader import reader_of_folder, why_unread
 
     if preview.phase == UNSUPERVISED:
         block_length = data.rows.max_prompt_seq_len + preview.max_answer_seq_len
@@ -175,7 +175,7 @@ def print_json(preview: PreviewArguments, shown: Shown, places: range, decode: A
 def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
     """Write the rows as a page, and say where. ThreestepError if the file cannot be written."""
     from training.utils.data.rows.views import length_bars, marked_runs, values_beside
-    from training.utils.report.rows_page import PageRow, rows_page
+    from training.utils.report.pages.rows_page import PageRow, rows_page
 
     rows = []
     for place in places:

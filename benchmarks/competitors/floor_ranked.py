@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from benchmarks.competitions import prompts_of
 from benchmarks.workload import Workload
 from training.step2_reward.loss import LossOptions, ranking_loss
-from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
+from training.utils.contracts.documents import Document, TokenSequence, shared_prompt, unshared
 from training.utils.layout.planner import forward_plan, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.loading.models import load_scalar_model

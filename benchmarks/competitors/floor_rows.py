@@ -18,13 +18,13 @@ from benchmarks.competitions import SFT_ACCUMULATION, SFT_FORWARD
 from benchmarks.competitors.floor_sft import tokens_of
 from benchmarks.workload import Workload
 from training.step1_sft.loss import sft_loss
-from training.utils.engine.host_memory import keep_freed_memory
-from training.utils.layout.documents import Document, TokenSequence, plain
+from training.utils.engine.ranks.host_memory import keep_freed_memory
+from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import forward_overhead_tokens, plan_step
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
-from training.utils.models.attention import plan_for
+from training.utils.models.attention.attention import plan_for
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 

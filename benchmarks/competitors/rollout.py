@@ -64,8 +64,8 @@ Generate = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 def _threestep(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
-    from training.utils.generation.base import RolloutRequest
-    from training.utils.generation.hf import TransformersRollout
+    from training.utils.contracts.rollout_engine import RolloutRequest
+    from training.utils.generation.engines.hf import TransformersRollout
 
     engine, sampling = TransformersRollout(tokenizer.decode), _sampling(tokenizer, arguments)
     seeds = range(arguments.prompts * SAMPLES)
@@ -73,9 +73,9 @@ def _threestep(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Names
 
 
 def _vllm(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
-    from training.utils.generation.base import RolloutRequest
-    from training.utils.generation.vllm import VllmRollout
-    from training.utils.generation.vllm_arguments import VllmArguments
+    from training.utils.contracts.rollout_engine import RolloutRequest
+    from training.utils.generation.vllm.engine import VllmRollout
+    from training.utils.generation.vllm.arguments import VllmArguments
 
     sampling, seeds = _sampling(tokenizer, arguments), range(arguments.prompts * SAMPLES)
     engine = VllmRollout(tokenizer.decode, VllmArguments(), LONGEST_PROMPT + arguments.new_tokens)
@@ -89,7 +89,7 @@ def _vllm(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace)
 
 
 def _sampling(tokenizer: Any, arguments: argparse.Namespace) -> Any:
-    from training.utils.generation.base import Sampling
+    from training.utils.contracts.rollout_engine import Sampling
 
     return Sampling(
         max_new_tokens=arguments.new_tokens,

@@ -15,9 +15,9 @@ import torch
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.models import SHAPES, random_model, sequence
 from benchmarks.gpu_day.record import NotHere, Report
-from training.utils.layout.documents import Document, plain, shared_prompt, unshared
+from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
 from training.utils.layout.rows import TokenRows, packed_rows
-from training.utils.models.attention import FLASH, FLEX, IMPLEMENTATIONS, SDPA
+from training.utils.models.attention.attention import FLASH, FLEX, IMPLEMENTATIONS, SDPA
 from training.utils.models.token_model import PolicyModel
 
 PADDED, VARLEN = "padded sdpa", "varlen"
@@ -128,11 +128,11 @@ def give(model: Any, form: str) -> None:
     if form in FLASH and importlib.util.find_spec("flash_attn") is None:
         raise NotHere("flash_attn is not installed")
     if form == VARLEN:
-        importlib.import_module("training.utils.models.varlen_attention").use_varlen_attention(model)
+        importlib.import_module("training.utils.models.attention.varlen_attention").use_varlen_attention(model)
         return
     model.set_attn_implementation(SDPA if form == PADDED else form)
     if form == FLEX:
-        from training.utils.models.flex_attention import use_flex_attention
+        from training.utils.models.attention.flex_attention import use_flex_attention
 
         use_flex_attention(model)
 

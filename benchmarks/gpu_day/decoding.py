@@ -11,10 +11,10 @@ import torch
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.models import SHAPES, random_model, sequence
 from benchmarks.gpu_day.record import NotHere, Report
-from training.utils.generation.base import RolloutRequest, Sampling
-from training.utils.generation.hf import TransformersRollout
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.engines.hf import TransformersRollout
 
-CAPTURED = "training.utils.generation.captured"
+CAPTURED = "training.utils.generation.decoding.captured"
 OURS, GENERATE, OWN_CACHE = "rollout", "generate", "rollout with the family's own growing cache"
 
 
@@ -67,7 +67,7 @@ def _rollout(model: Any, request: RolloutRequest) -> torch.Tensor:
 
 
 def _own_cache(model: Any, request: RolloutRequest) -> torch.Tensor:
-    from training.utils.generation.decoding import WAYS as DECODE_WAYS
+    from training.utils.generation.decoding.decoding import WAYS as DECODE_WAYS
 
     engine = TransformersRollout()
     engine._way = DECODE_WAYS[1]

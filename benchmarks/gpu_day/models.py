@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
 
 # hidden, layers, heads, heads of keys, intermediate, vocabulary
 SHAPES = {

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.competitions import COMPETITIONS
 from benchmarks.gpu_day.record import Report
 from benchmarks.workload import Workload, make_workload
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 NO_TRACKERS = ("--report_to", "none")  # TensorBoard is not carried

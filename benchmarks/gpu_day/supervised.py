@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.programs import WARM_UP_STEPS, flags_of, json_lines, made_up_workload, ran, train
 from benchmarks.gpu_day.record import NotHere, Report
-from training.utils.models.attention import IMPLEMENTATIONS
+from training.utils.models.attention.attention import IMPLEMENTATIONS
 
 WANTED_MFU, WANTED_OVER_PEERS, WANTED_OF_RATIO = 0.5, 1.3, 0.85
 

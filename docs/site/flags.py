@@ -53,7 +53,7 @@ def pages() -> dict[str, str]:
 
 def groups_of(module: str) -> tuple[type, ...]:
     """Return the dataclasses that hold the settings of a program; none for a program without any."""
-    from training.utils.run.step import known_steps
+    from training.utils.flags.step import known_steps
 
     programs = {step.program: step.groups for step in known_steps().values()}
     groups = programs.get(module) or getattr(_module(module), "GROUPS", ())
@@ -103,7 +103,7 @@ def _default(field: Any) -> str:
 
 def _values(field: Any, kind: Any) -> str:
     """What a flag takes, as the settings' checks have it."""
-    from training.utils.run.flags import VALUES, Range
+    from training.utils.flags.flags import VALUES, Range
 
     values = field.metadata.get(VALUES)
     if isinstance(values, Range):
@@ -121,7 +121,7 @@ def _cell(text: str) -> str:
 
 
 def _parts(group: type) -> list[type]:
-    from training.utils.run import arguments
+    from training.utils.flags import arguments
 
     return arguments._parts(group)
 

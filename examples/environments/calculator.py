@@ -22,10 +22,10 @@ from typing import Any
 from made_conversations import MadeConversations, call_message
 
 from training.utils.data.registry import register_dataset
-from training.utils.data.sources.embedded import Draws
+from training.utils.data.sources.made.embedded import Draws
 from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 from training.utils.environments.schemas import argument_problem, schema_of
-from training.utils.rewards.gsm8k import gsm8k_reward
+from training.utils.rewards.rules.gsm8k import gsm8k_reward
 
 CALLS, GUESSES = 1, 2  # weights of the demonstrations
 RIGHT_GUESSES, WRONG_GUESSES = 1, 3  # and of the answers without a call

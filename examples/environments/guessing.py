@@ -21,7 +21,7 @@ from typing import Any
 from made_conversations import MadeConversations
 
 from training.utils.data.registry import register_dataset
-from training.utils.data.sources.embedded import Draws
+from training.utils.data.sources.made.embedded import Draws
 from training.utils.environments.interface import AssistantMessage, EnvironmentReply, Opening
 
 LARGEST, MOST_GUESSES = 32, 10

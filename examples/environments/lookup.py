@@ -18,7 +18,7 @@ from typing import Any
 from made_conversations import MadeConversations, call_message
 
 from training.utils.data.registry import register_dataset
-from training.utils.data.sources.embedded import WORDS, Draws
+from training.utils.data.sources.made.embedded import WORDS, Draws
 from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 
 CALLS, GUESSES = 1, 2  # weights of the demonstrations

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from training.utils.data.raw_dataset import PromptRawDataset
-from training.utils.data.sources.embedded import Draws
+from training.utils.data.sources.made.embedded import Draws
 
 Message = dict[str, Any]
 TRAINING_ROWS, HELD_OUT_ROWS = 4_000, 200

@@ -14,9 +14,9 @@ PROGRAM = """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from tests.distributed.launch import report
-    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.frozen import FrozenModel
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.weight_average import WeightAverage
     from training.utils.opening.setup import load_under

@@ -39,8 +39,8 @@ SCRIPT = """
     from pathlib import Path
     from torch.profiler import ProfilerActivity, profile
     from tests.distributed.launch import report
-    from training.utils.engine.arguments import EngineSettings
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.ranks.startup import started_process_group
     from training.utils.loading import models
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.models.settings import ModelSettings

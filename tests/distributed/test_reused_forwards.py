@@ -19,15 +19,15 @@ SCRIPT = """
     from tests.distributed.launch import report
     from tests.families.builds import NoTokenizer
     from tests.families.subjects import drawn_ids
-    from training.step3_ppo.assembly import checked_roles
-    from training.step3_ppo.roles import RolesNeeded, Tokenizers, load_roles
-    from training.step3_ppo.roles_arguments import RolesArguments
+    from training.step3_ppo.parts.assembly import checked_roles
+    from training.step3_ppo.parts.roles import RolesNeeded, Tokenizers, load_roles
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.mtp.arguments import MtpArguments
     from training.utils.data.chat.arguments import ChatArguments
-    from training.utils.engine.startup import started_process_group
-    from training.utils.layout.documents import TokenSequence
+    from training.utils.engine.ranks.startup import started_process_group
+    from training.utils.contracts.documents import TokenSequence
     from training.utils.layout.rows import padded_rows
-    from training.utils.run.errors import ThreestepError
+    from training.utils.base.errors import ThreestepError
 
     def roles_of(place, family, **changes):
         flags = RolesArguments(

@@ -40,13 +40,13 @@ WORDS = {
 SCRIPT = """
     import sys, torch, deepspeed
     from tests.distributed.launch import report
-    from training.utils.engine.arguments import EngineSettings
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.ranks.startup import started_process_group
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.models.settings import ModelSettings
     from training.utils.opening.setup import load_under
-    from training.utils.run.errors import ThreestepError
+    from training.utils.base.errors import ThreestepError
     from safetensors.torch import load_file
 
     def loaded(folder, stage, ranks):

@@ -24,7 +24,7 @@ def test_a_first_rank_that_dies_at_its_work_is_missed_at_once():
         import os
         import torch.distributed as dist
         from tests.distributed.launch import report
-        from training.utils.engine.collectives import on_main
+        from training.utils.engine.ranks.collectives import on_main
         from training.utils.run.program import is_lost_rank
         dist.init_process_group("gloo")
         dist.barrier()

@@ -21,10 +21,10 @@ from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import plan_checkpoints
-from training.utils.engine.collectives import on_main
-from training.utils.engine.startup import Ranks, started_process_group
+from training.utils.engine.ranks.collectives import on_main
+from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import RunFolder
 
 PLACE = Path(sys.argv[1])

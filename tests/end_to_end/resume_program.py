@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def main() -> None:

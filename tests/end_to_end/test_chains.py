@@ -82,7 +82,7 @@ def test_the_settings_read_back_as_a_configuration(chain_named, step: int):
     """`--config OUTPUT_DIR/config.yaml` is the same run again."""
     from importlib import import_module
 
-    from training.utils.run.arguments import parse_arguments, resolved_settings
+    from training.utils.flags.arguments import parse_arguments, resolved_settings
 
     path = chain_named("alone").folders[step] / "config.yaml"
     groups = parse_arguments(import_module(MODULES[step]).STEP.groups, ["--config", str(path)], "")
@@ -192,7 +192,7 @@ def eval_rows(chain: Chain, phase: int) -> list:
 
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.build.build import build_phase
-    from training.utils.run.arguments import parse_arguments
+    from training.utils.flags.arguments import parse_arguments
 
     tokenizer = AutoTokenizer.from_pretrained(chain.folders[phase] / "model")
     (data,) = parse_arguments([DataArguments], chain.data_flags[phase], "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import Ran, run_step, save_start
-from training.utils.run.credentials import ADDRESSES_VARIABLE
+from training.utils.base.credentials import ADDRESSES_VARIABLE
 
 PASSWORD, SIGNATURE, NEW_SIGNATURE = "Pa55w0rd-of-mine", "0123456789abcdef0123456789abcdef", "fedcba9876543210" * 2
 ENVIRONMENT = {

@@ -76,7 +76,7 @@ def test_plain_transformers_finds_the_same_rewards(trained, start: Path, place: 
 
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.build.build import build_phase
-    from training.utils.run.arguments import parse_arguments
+    from training.utils.flags.arguments import parse_arguments
 
     folder, _ = trained
     (data,) = parse_arguments([DataArguments], [*DATA, "--data_output_path", str(place / "dpo_cache")], "")

@@ -13,7 +13,7 @@ from tests.distributed.launch import run_ranks
 from tests.end_to_end.conftest import MODULES, SHARED, save_start
 from tests.end_to_end.test_resume import PROGRAM
 from training import export
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 TRAINED = (

@@ -53,7 +53,7 @@ def _noted_steps(found: list[dict[str, Any]]) -> Iterator[None]:
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.trainer import RewardTrainer
-    from training.step3_ppo.learning import Learner
+    from training.step3_ppo.learning.learning import Learner
     from training.utils.engine.training_engine import TrainingEngine
 
     current: dict[str, Any] = {}
@@ -103,9 +103,12 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
     import torch
     from transformers import AutoModelForCausalLM
 
-    from training.utils.generation import captured, decoding, drawn, hf
-    from training.utils.generation.base import RolloutRequest, Sampling
-    from training.utils.models.document_attention import share_keys_of_few_tokens
+    from training.utils.generation.decoding import captured
+    from training.utils.generation.decoding import decoding
+    from training.utils.generation.decoding import drawn
+    from training.utils.generation.engines import hf
+    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+    from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
     found, in_graph, last = list[dict[str, int]](), [0], dict[str, int]()
 
@@ -153,8 +156,8 @@ def top_p_tokens(device: str) -> list[int]:
     """Return the tokens of 2,000 rows of 300 logits, of which top-p 0.5 sends about half back at least once."""
     import torch
 
-    from training.utils.generation.base import Sampling
-    from training.utils.generation.sampling import draw
+    from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.generation.decoding.sampling import draw
 
     sampling = Sampling(1, 1.0, top_k=0, top_p=0.5, end_token_id=1, pad_token_id=0)
     generator = torch.Generator().manual_seed(1)
@@ -188,7 +191,7 @@ def counts_of(on_cuda, place: Path, module: str, name: str, more: str) -> list[d
 # Before the update nothing waits: the host must stay ahead of the GPU. transformers looks once whether the positions of
 # one packed row restart (masking_utils.py); that line is not ours.
 # The first step of a run times attention on its rows, for the log.
-TIMED = "synchronize at training/utils/models/attention_forms.py"
+TIMED = "synchronize at training/utils/models/attention/attention_forms.py"
 THEIRS = "_local_scalar_dense at training/utils/models/token_model.py"
 # From the update on: two copies and a number in DeepSpeed's clipping and our look at the norm, of each model that is
 # updated, by which a bad step is skipped; and one for all figures.
@@ -284,14 +287,14 @@ def estimates_and_losses() -> dict[str, list[str]]:
 
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageInputs
-    from training.step3_ppo.algorithm import experience_settings, learning_settings, selected_algorithm
-    from training.step3_ppo.algorithm_arguments import AlgorithmArguments
-    from training.step3_ppo.arguments import PpoArguments
+    from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
+    from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
+    from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyTokens
-    from training.step3_ppo.mismatch_arguments import MismatchArguments
+    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.utils.layout.planner import PlanSettings
-    from training.utils.run.errors import Mistakes
+    from training.utils.base.errors import Mistakes
 
     device = torch.device("cuda")
     ppo = PpoArguments(num_samples_per_prompt=2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 RIGHT, REFUSED, WRONG, TRACEBACK = "right", "refused", "wrong", "traceback"
 

@@ -16,7 +16,7 @@ from tests.families.learning import ask_lora, ask_ratio, ask_reward, ask_routers
 from tests.families.reading import ask_rollout, ask_rows, ask_saving, load
 from tests.families.sharding import CASES, ask_zero
 from tests.families.subjects import LONG, Subject, alone, documents, known
-from training.utils.engine.startup import started_process_group
+from training.utils.engine.ranks.startup import started_process_group
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.families.builds import FIRST_ID, LAST_ID
 from tests.families.configs import WINDOW
-from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
+from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
 
 # (tokens of the prompt, tokens of its responses); longer than the families' windows, and short enough to be within.
 LONG = ((9, (6, 11, 3)), (5, (12, 8)), (4, (13,)))

@@ -30,7 +30,7 @@ ORDINARY = {1: ("z0", "z3_bf16", "z1_lora"), 2: ("z2", "z3", "z3_lora")}  # by r
 
 def main(models: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         names = CASES if is_long else ORDINARY[ranks.world_size]
@@ -93,7 +93,7 @@ def distance(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
 def offloaded(models: Path, ranks: Any) -> dict[str, float]:
     """error: of log-probabilities by a sharded frozen model whose weights are in CPU memory, from a whole one's."""
     from tests.invariants import engine_program, tiny
-    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.frozen import FrozenModel
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.token_model import PolicyModel

@@ -39,8 +39,8 @@ class Net(nn.Module):
 
 def run(stage: int, dtype: str, offload: bool, kinds: list[str], ranks: Any) -> dict[str, Any]:
     """Take a step for each of `kinds`, "" being a good one of the next data."""
-    from training.utils.engine.arguments import EngineSettings
-    from training.utils.engine.startup import DTYPES
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.ranks.startup import DTYPES
     from training.utils.engine.training_engine import TrainingEngine
 
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def weights(engine: Any) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     results = {}
     with started_process_group() as ranks:

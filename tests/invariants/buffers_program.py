@@ -26,9 +26,9 @@ TOKENS = (64, 2048)
 def main(place: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from tests.families.builds import build, quiet
-    from training.utils.engine.collectives import barrier
-    from training.utils.engine.startup import started_process_group
-    from training.utils.models import document_attention
+    from training.utils.engine.ranks.collectives import barrier
+    from training.utils.engine.ranks.startup import started_process_group
+    from training.utils.models.attention import document_attention
 
     quiet()
     document_attention.attention_dtype = lambda queries, part: part.dtype
@@ -74,7 +74,7 @@ def of_stage(folder: Path, stage: int, ranks: Any) -> dict[str, Any]:
 
 
 def settings(stage: int) -> Any:
-    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.config.arguments import EngineSettings
 
     return EngineSettings(dtype="bf16", zero_stage=stage, learning_rate=1e-3)
 
@@ -101,8 +101,8 @@ def saved(engine: Any, model: Any, folder: Path, name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     from tests.families.builds import NoTokenizer
-    from training.utils.engine.collectives import barrier
-    from training.utils.models.saving import save_model
+    from training.utils.engine.ranks.collectives import barrier
+    from training.utils.models.adapters.saving import save_model
 
     tokenizer: Any = NoTokenizer()
     state = engine.full_state(model)
@@ -122,8 +122,8 @@ def in_float16(folder: Path, ranks: Any) -> list[str]:
     """Of a model that is born sharded in float16, which DeepSpeed can load, but not train, on a CPU."""
     from transformers import AutoModelForCausalLM
 
-    from training.utils.engine.config import deepspeed_config
-    from training.utils.engine.startup import born_sharded
+    from training.utils.engine.config.config import deepspeed_config
+    from training.utils.engine.ranks.startup import born_sharded
 
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16)
     config = deepspeed_config(settings(3), ranks.world_size, 1, on_gpu=False)
@@ -152,7 +152,7 @@ def readings(**readers: Any) -> dict[str, dict[str, list[float]]]:
 def rows(tokens: int) -> Any:
     """One sequence, whose last 16 tokens are the targets."""
     from tests.families.subjects import drawn_ids
-    from training.utils.layout.documents import TokenSequence
+    from training.utils.contracts.documents import TokenSequence
     from training.utils.layout.rows import padded_rows
 
     return padded_rows([TokenSequence(drawn_ids(tokens, 5), torch.arange(tokens) >= tokens - 16)], 0)

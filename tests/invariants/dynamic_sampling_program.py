@@ -20,7 +20,7 @@ STAGES = {1: 0, 2: 2, 3: 3}  # by ranks
 
 def main(models: Path, out: Path, cases: list[list[int]]) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         report({f"{seed}_{tries}": trained(models, out, ranks, seed, tries) for seed, tries in cases})
@@ -33,8 +33,8 @@ def trained(models: Path, out: Path, ranks: Any, seed: int, tries: int) -> list[
     from examples.curriculum import WorstAgain
     from tests.invariants import tiny
     from tests.invariants.ppo_program import SAMPLES, make_trainer
-    from training.step3_ppo.prompt_source import PromptSource, SampledPrompts
-    from training.utils.engine.collectives import gathered
+    from training.step3_ppo.parts.prompt_source import PromptSource, SampledPrompts
+    from training.utils.engine.ranks.collectives import gathered
 
     trainer = make_trainer(
         models, out, ranks, STAGES[ranks.world_size], grpo=True, epochs=1, decay=0.0, with_texts=False,

@@ -239,7 +239,7 @@ def spreads(world_size: int) -> list[Spread]:
 
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     results = {}
     with started_process_group() as ranks:
@@ -254,13 +254,13 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
     """(the engine, the transformers model in it). head_of: gives the head that is trained with a model."""
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
-    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.models.compiled import compile_blocks
     from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.opening.setup import load_under
-    from training.utils.run.seeds import seed_everything
+    from training.utils.base.seeds import seed_everything
 
     recipe = Recipe()
     settings = EngineSettings(
@@ -318,8 +318,8 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.data_flags import data_flags
-    from training.utils.engine.arguments import EngineArguments
-    from training.utils.engine.router_loss import router_loss
+    from training.utils.engine.config.arguments import EngineArguments
+    from training.utils.routers.step_loss import router_loss
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
@@ -393,7 +393,7 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
 def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.invariants.plain import batches_of
     from training.step1_sft.loss import sft_loss
-    from training.utils.engine.collectives import summed_numbers
+    from training.utils.engine.ranks.collectives import summed_numbers
 
     engine, model = make_engine(Case(spread.name, zero_stage=spread.zero_stage), models, ranks)
     losses = []

@@ -26,7 +26,7 @@ def main(folder: Path, groups: int) -> None:
     import torch
 
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         found = {
@@ -51,7 +51,7 @@ def group_at(number: int) -> tuple[list[int], list[list[int]]]:
 
 
 def every_batch(ranks: Any, dtype: Any, packed: bool, groups: int) -> list[dict[str, Any]]:
-    from training.utils.engine.collectives import gathered
+    from training.utils.engine.ranks.collectives import gathered
 
     roles = roles_of(ranks, dtype)
     found = []
@@ -96,9 +96,9 @@ def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) 
     """This rank's groups. Collectives."""
     import numpy as np
 
-    from training.step3_ppo.experience import make_experience
-    from training.step3_ppo.scoring import start_scoring
-    from training.utils.data.rows.phases import PromptRow
+    from training.step3_ppo.experience.experience import make_experience
+    from training.step3_ppo.experience.scoring import start_scoring
+    from training.utils.contracts.rows import PromptRow
     from training.utils.run.phase_clock import PhaseClock
 
     settings = settings_of(ranks, packed, number)
@@ -110,12 +110,12 @@ def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) 
 
 
 def settings_of(ranks: Any, packed: bool, number: int) -> Any:
-    from training.step3_ppo.algorithm import experience_settings, selected_algorithm
-    from training.step3_ppo.algorithm_arguments import AlgorithmArguments
-    from training.step3_ppo.arguments import PpoArguments
-    from training.step3_ppo.mismatch_arguments import MismatchArguments
+    from training.step3_ppo.flags.algorithm import experience_settings, selected_algorithm
+    from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.utils.layout.planner import PlanSettings
-    from training.utils.run.errors import Mistakes
+    from training.utils.base.errors import Mistakes
 
     estimator = ESTIMATORS[number % len(ESTIMATORS)]
     forms = {
@@ -137,7 +137,7 @@ def settings_of(ranks: Any, packed: bool, number: int) -> Any:
 def rollout_of(drawn: list[tuple[list[int], list[list[int]]]]) -> Any:
     import torch
 
-    from training.utils.generation.records import Rollout
+    from training.utils.contracts.rollout import Rollout
 
     prompts = [prompt for prompt, responses in drawn for _ in responses]
     responses = [response for _, own in drawn for response in own]

@@ -22,7 +22,7 @@ PLANS = ((True, 600, 1), (True, 200, 2), (True, 400, 0), (False, 200, 0))
 def main(models: Path, out: Path, stage: int, seeds: range) -> None:
     from tests.distributed.launch import report
     from tests.invariants.ppo_program import make_trainer
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         how: dict[str, Any] = {"decay": 0.0, "packed": True, "with_texts": False, "changed": _keeping_gradients}
@@ -53,7 +53,7 @@ def one_try(trainer: Any, plain: dict[str, Any], seed: int, how: tuple[bool, int
     conversations are not trained once, as they were drawn. how: one of PLANS."""
     import torch
 
-    from training.utils.engine.collectives import gathered
+    from training.utils.engine.ranks.collectives import gathered
 
     torch.manual_seed(seed)
     drawn = drawn_sequences(seed)
@@ -79,7 +79,7 @@ def one_try(trainer: Any, plain: dict[str, Any], seed: int, how: tuple[bool, int
 
 
 def learner_with(trainer: Any, packed: bool, most: int, least: int) -> Any:
-    from training.step3_ppo.learning import Learner
+    from training.step3_ppo.learning.learning import Learner
 
     experience = trainer.settings.experience
     plan = dataclasses.replace(
@@ -119,7 +119,7 @@ def experienced(number: int, tokens: Any, logprobs_r: Any, values_r: Any) -> Any
     side of both clips is met; none so near a border that float32 could take it for the other side."""
     import torch
 
-    from training.step3_ppo.sequences import TrainingSequence
+    from training.step3_ppo.experience.sequences import TrainingSequence
 
     count = len(logprobs_r)
 

@@ -144,7 +144,7 @@ ORDINARY: dict[int, tuple[str, ...]] = {
 
 def main(models: Path, out: Path, names: list[str]) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         report({name: run_case(name, models, out, ranks) for name in names})
@@ -155,7 +155,7 @@ def rows_of(family: Any) -> list[Any]:
     import numpy as np
 
     from tests.support.vision_models import sequence
-    from training.utils.data.rows.phases import SentenceRow
+    from training.utils.contracts.rows import SentenceRow
 
     shapes = [(2, "image 0", 7), (9,), (1, "image 1", 2, "image 3", 5), (4,), (8,), (2, "image 2", 5, "image 0", 6)]
     rows = []
@@ -172,7 +172,7 @@ def pairs_of(family: Any) -> list[Any]:
     import numpy as np
 
     from tests.support.vision_models import answers
-    from training.utils.data.rows.phases import ResponsesRow
+    from training.utils.contracts.rows import ResponsesRow
 
     rows = []
     for row in rows_of(family):
@@ -189,9 +189,9 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.data_flags import data_flags
     from tests.support.vision_models import FAMILIES
     from training.utils.data.rows.documents import responses_document, sentence_document
-    from training.utils.engine.arguments import EngineArguments
+    from training.utils.engine.config.arguments import EngineArguments
     from training.utils.opening.one_model_run import loop_settings
-    from training.utils.opening.row_images import images_of, with_kept_features
+    from training.utils.images.run.row_images import images_of, with_kept_features
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
@@ -273,11 +273,11 @@ def counted_lacking(trainer: Any, of_pairs: bool) -> int:
 
 def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any, Any]:
     from tests.invariants.plain import Recipe
-    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.opening.setup import load_under
-    from training.utils.run.seeds import seed_everything
+    from training.utils.base.seeds import seed_everything
 
     recipe = Recipe(total_steps=STEPS)
     settings = EngineSettings(

@@ -30,7 +30,7 @@ class StandInTokenizer:
 def prompts_of(family: Any) -> list[Any]:
     """Of an image, of a text, of two images, of an image at the end."""
     from tests.support.vision_models import sequence
-    from training.utils.data.rows.phases import PromptRow
+    from training.utils.contracts.rows import PromptRow
 
     shapes = [(2, "image 0", 3), (5,), (1, "image 1", 2, "image 3", 2), (3, "image 2"), (4,), (1, "image 3", 1)]
     rows = []
@@ -90,8 +90,8 @@ def counted_towers(trainer: Any, family: Any) -> list[int]:
 
 def counted_lacking(trainer: Any, rollout: Any) -> int:
     """How many micro-batches of this rank have an image that none of their sequences has."""
-    from training.step3_ppo.exchange import packed_sequences, unpacked_sequences
-    from training.utils.engine.collectives import gathered
+    from training.step3_ppo.experience.exchange import packed_sequences, unpacked_sequences
+    from training.utils.engine.ranks.collectives import gathered
 
     parts = [unpacked_sequences(part) for part in gathered(packed_sequences(rollout.sequences()))]
     sequences = [sequence for part in parts for sequence in part]
@@ -101,19 +101,19 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
 
 def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> Any:
     from tests.invariants.images_program import SEED
-    from training.step3_ppo.assembly import balanced_roles
-    from training.step3_ppo.kept_pictures import with_kept_pictures
-    from training.step3_ppo.learning import Updates
-    from training.step3_ppo.prompt_source import PromptSource
-    from training.step3_ppo.roles import RolesNeeded, Tokenizers, load_roles
-    from training.step3_ppo.roles_arguments import RolesArguments
+    from training.step3_ppo.parts.assembly import balanced_roles
+    from training.step3_ppo.parts.kept_pictures import with_kept_pictures
+    from training.step3_ppo.learning.learning import Updates
+    from training.step3_ppo.parts.prompt_source import PromptSource
+    from training.step3_ppo.parts.roles import RolesNeeded, Tokenizers, load_roles
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.data.rows.documents import prompt_document
-    from training.utils.generation.hf import TransformersRollout
+    from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.models.own_forward import own_forward_of
-    from training.utils.opening.row_images import images_of
+    from training.utils.images.run.row_images import images_of
     from training.utils.run.metrics import MetricsWriter
-    from training.utils.run.seeds import seed_everything
+    from training.utils.base.seeds import seed_everything
 
     flags = RolesArguments(
         str(models / case.family),
@@ -160,14 +160,14 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
     from training.step3_ppo.kl.control import KlControl
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.settings import (
+    from training.step3_ppo.experience.settings import (
         ExperienceSettings,
         KlSettings,
         LearningSettings,
         LengthSettings,
         PpoSettings,
     )  # fmt: skip
-    from training.utils.generation.base import Sampling
+    from training.utils.contracts.rollout_engine import Sampling
     from training.utils.layout.planner import PlanSettings
     from training.utils.rewards.weighted import Reward, Rewards
 

@@ -231,9 +231,9 @@ def run(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[st
 
 
 def _trained(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[str, Any]:
-    from training.utils.engine.arguments import EngineSettings
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.checkpoint_files import load_engine
-    from training.utils.engine.startup import DTYPES
+    from training.utils.engine.ranks.startup import DTYPES
     from training.utils.engine.training_engine import TrainingEngine
 
     path = folder / f"ds_{ranks.rank}.json"
@@ -308,7 +308,7 @@ def main() -> None:
     from deepspeed.accelerator import get_accelerator
 
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     type(get_accelerator()).is_fp16_supported = lambda self: True
     gc.freeze()  # DeepSpeed collects at each engine, and would walk all that is imported

@@ -42,7 +42,7 @@ ORDINARY = {  # by ranks
 
 def main(is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         names = CASES if is_long else ORDINARY[ranks.world_size]
@@ -53,10 +53,10 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, s
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from training.utils.dry_run.engine_memory import trained_memory
-    from training.utils.engine.arguments import EngineSettings
-    from training.utils.engine.config import deepspeed_config
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.config.config import deepspeed_config
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.lora import add_lora
+    from training.utils.models.adapters.lora import add_lora
     from training.utils.models.settings import ModelSettings
     from training.utils.opening.setup import load_under
 

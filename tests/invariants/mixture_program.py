@@ -12,7 +12,7 @@ from pathlib import Path
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from tests.invariants.engine_program import mixture_cases, run_case, wanted
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         cases = wanted(mixture_cases(ranks.world_size), ranks.world_size, is_long)

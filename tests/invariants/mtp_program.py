@@ -32,7 +32,7 @@ ORDINARY = {1: ("z3_parts", "padded", "joint"), 2: ("z0_parts", "z3", "joint_z3"
 
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         size = ranks.world_size
@@ -76,7 +76,7 @@ def trained(
     from tests.invariants.engine_program import LONGEST, PAD, SEED, STEPS, make_engine, rows_of
     from tests.support.data_flags import data_flags
     from training.step1_sft.trainer import SftTrainer
-    from training.utils.engine.arguments import EngineArguments
+    from training.utils.engine.config.arguments import EngineArguments
     from training.utils.mtp.opening import joint_head, open_head
     from training.utils.mtp.settings import MtpSettings
     from training.utils.opening.one_model_run import loop_settings
@@ -114,10 +114,10 @@ def speculated(engine: Any, model: Any, mtp: Any, ranks: Any) -> Any:
     import torch
 
     from tests.invariants.engine_program import END, PAD
-    from training.utils.engine.collectives import gathered
+    from training.utils.engine.ranks.collectives import gathered
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.generation.base import RolloutRequest, Sampling, Speculation
-    from training.utils.generation.hf import TransformersRollout
+    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, Speculation
+    from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.mtp.head import new_head
     from training.utils.mtp.lending import WholeHead
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.utils.run.errors import ThreestepError
-from training.utils.run.flags import note_mistakes
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.flags import note_mistakes
 
 LIMIT_SECONDS = 20.0  # a case takes some hundredths of one on an idle core
 HI, HO = {"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Ho"}
@@ -137,7 +137,7 @@ def data_file(dice: random.Random, tokenizer: Any) -> None:
 def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: dict[str, Any]) -> None:
     from tests.support.data_flags import data_flags
     from training.utils.data.build.build import build_phase
-    from training.utils.run.errors import Mistakes
+    from training.utils.base.errors import Mistakes
 
     split = ",".join("1" if place == phase else "0" for place in (1, 2, 3))
     name = f"{reader}:{path}"
@@ -157,7 +157,7 @@ def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: 
 def check_counts(built: Any, reader: str, path: Path, given: dict[str, Any]) -> None:
     """Rows in = rows kept + rows dropped, and those kept can all be read."""
     from training.utils.data.files.readers import open_rows
-    from training.utils.data.sources.trees import TreeRows, holds_trees
+    from training.utils.data.sources.formats.trees import TreeRows, holds_trees
 
     rows = open_rows(reader, [str(path)], None)
     offered = len(TreeRows(rows)) if holds_trees(rows.kinds) else len(rows)
@@ -354,9 +354,9 @@ def configuration(dice: random.Random, tokenizer: Any) -> None:
 
 def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> None:
     """What a program does with its settings before data and model, without its folder."""
-    from training.utils.engine.config import deepspeed_config
-    from training.utils.engine.startup import Ranks
-    from training.utils.run.arguments import parse_arguments, resolved_settings
+    from training.utils.engine.config.config import deepspeed_config
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.flags.arguments import parse_arguments, resolved_settings
 
     parsed = parse_arguments(groups, argv, "", old)
     yaml_text(resolved_settings(parsed))
@@ -378,8 +378,8 @@ def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> Non
 
 def check_step3(by_name: dict[str, Any]) -> None:
     from training.step3_ppo import STEP
-    from training.step3_ppo.checks import checked_components
-    from training.step3_ppo.flags import PpoFlags
+    from training.step3_ppo.flags.checks import checked_components
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
 
     checked_components(PpoFlags(*(by_name[group.__name__] for group in STEP.groups)))
 
@@ -396,7 +396,7 @@ def damaged_flags(dice: random.Random, tokenizer: Any) -> None:
 
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.build.build import build_phase
-    from training.utils.run.arguments import parse_arguments
+    from training.utils.flags.arguments import parse_arguments
 
     form, phase = dice.choice(list(FORMS)), dice.choice((1, 2, 3))
     path = Path("sound.jsonl")
@@ -423,7 +423,7 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
     import yaml
 
     from training.all_steps import check_settings, read_plan
-    from training.utils.run.arguments import read_yaml
+    from training.utils.flags.arguments import read_yaml
 
     steps = {"step1_sft": {"num_train_epochs": 1}, "step2_reward": {"zero_stage": 1}, "step3_ppo": {"temperature": 0.7}}
     content = {
@@ -452,9 +452,9 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
 
 def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
     """A DeepSpeed configuration of the user's, damaged."""
-    from training.utils.engine.arguments import EngineSettings
-    from training.utils.engine.config import deepspeed_config
-    from training.utils.engine.deepspeed_json import filled_in_keys, users_config
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.config.config import deepspeed_config
+    from training.utils.engine.config.deepspeed_json import filled_in_keys, users_config
 
     content: dict[str, Any] = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
     if dice.random() < 0.7:

@@ -14,7 +14,7 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from training.utils.data.rows.phases import ResponsesRow, SentenceRow
+from training.utils.contracts.rows import ResponsesRow, SentenceRow
 from training.utils.layout.order import ShuffledStream
 
 

@@ -78,7 +78,7 @@ ORDINARY: dict[str, dict[int, Collection[str]]] = {
 
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     cases = EVERY if is_long else ORDINARY
     with started_process_group() as ranks:
@@ -110,16 +110,16 @@ def make_trainer(
     from tests.invariants import tiny
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
-    from training.step3_ppo.assembly import balanced_roles
-    from training.step3_ppo.evaluation import Evaluator
+    from training.step3_ppo.parts.assembly import balanced_roles
+    from training.step3_ppo.parts.evaluation import Evaluator
     from training.step3_ppo.kl import KL_ESTIMATORS
     from training.step3_ppo.kl.control import KlControl
-    from training.step3_ppo.learning import Updates
+    from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.roles import RolesNeeded, Tokenizers, load_roles
-    from training.step3_ppo.roles_arguments import RolesArguments
-    from training.step3_ppo.settings import (
+    from training.step3_ppo.parts.roles import RolesNeeded, Tokenizers, load_roles
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.step3_ppo.experience.settings import (
         ExperienceSettings,
         KlSettings,
         LearningSettings,
@@ -127,8 +127,8 @@ def make_trainer(
         PpoSettings,
     )  # fmt: skip
     from training.step3_ppo.trainer import PpoTrainer
-    from training.utils.generation.base import Sampling
-    from training.utils.generation.hf import TransformersRollout
+    from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.layout.planner import PlanSettings
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
@@ -221,7 +221,7 @@ def make_trainer(
 
 def train_prompts() -> Any:
     from tests.invariants import tiny
-    from training.step3_ppo.prompt_source import PromptSource
+    from training.step3_ppo.parts.prompt_source import PromptSource
 
     return PromptSource(tiny.prompts(ITERATIONS * PROMPTS_PER_ROLLOUT, seed=3), SEED)
 
@@ -266,7 +266,7 @@ def iterated(trainer: Any, out: Path, name: str) -> list[dict[str, Any]]:
     """Run whole iterations; write the weights at the end to actor_NAME.pt and critic_NAME.pt."""
     import torch
 
-    from training.utils.engine.collectives import gathered
+    from training.utils.engine.ranks.collectives import gathered
 
     told = []
     for iteration in range(1, ITERATIONS + 1):
@@ -300,7 +300,7 @@ def iterated(trainer: Any, out: Path, name: str) -> list[dict[str, Any]]:
 
 def first_minibatch(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """One update an iteration: its figures are those of the first minibatch of the first epoch."""
-    from training.step3_ppo.description import described
+    from training.step3_ppo.experience.description import described
 
     found = {}
     for case in cases:
@@ -324,7 +324,7 @@ def grpo(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
     With one epoch the old log-probabilities are left out too."""
     import torch
 
-    from training.utils.engine.collectives import gathered
+    from training.utils.engine.ranks.collectives import gathered
 
     found = {}
     for layout in cases:
@@ -362,8 +362,8 @@ def paths(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
     import torch
 
     from tests.invariants import tiny
-    from training.utils.engine.collectives import gathered
-    from training.utils.generation.base import PathSampling
+    from training.utils.engine.ranks.collectives import gathered
+    from training.utils.contracts.rollout_engine import PathSampling
 
     found = {}
     for layout in cases:
@@ -431,8 +431,8 @@ def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
     import torch
 
     from tests.support.tries import forked_conversations, forked_sequences
-    from training.step3_ppo.learning import Learner
-    from training.step3_ppo.sequences import TrainingSequence
+    from training.step3_ppo.learning.learning import Learner
+    from training.step3_ppo.experience.sequences import TrainingSequence
 
     drawn = [each for seed in (0, 3) for each in forked_sequences(seed, 24, most_tokens=40) if each.is_target.any()]
     drawn += [each.tokens for each in forked_conversations(4, 24) if max(map(len, each.tokens.parts)) <= 40]
@@ -577,9 +577,9 @@ def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
     """After an update: reference and actor of a LoRA run on one sequence, and rollouts against the training forward."""
     import torch
 
-    from training.utils.layout.documents import join
+    from training.utils.contracts.documents import join
     from training.utils.layout.rows import padded_rows
-    from training.utils.run.seeds import seed_everything
+    from training.utils.base.seeds import seed_everything
 
     found = {}
     rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)
@@ -609,7 +609,7 @@ def layouts_of_prompts(models: Path, out: Path, ranks: Any, cases: Collection[st
 def _layouts(trainer: Any) -> dict[str, Any]:
     import torch
 
-    from training.utils.generation.base import RolloutRequest
+    from training.utils.contracts.rollout_engine import RolloutRequest
 
     prompts, seeds = trainer.next_prompts(1, batch=0)
     ids_BP, mask_BP = prompts.prompt_ids_BP, prompts.prompt_mask_BP

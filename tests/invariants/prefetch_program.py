@@ -37,7 +37,7 @@ _COORDINATOR = "_PartitionedParameterCoordinator__"
 
 def main(names: list[str]) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group():
         report({name: {"before": counted(name, BEFORE), "now": counted(name, limits_now(name))} for name in names})

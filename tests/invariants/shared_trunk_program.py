@@ -45,8 +45,8 @@ ACTOR_DIM, CRITIC_DIM = 4, 3
 
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.collectives import barrier
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.collectives import barrier
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks, drawn_alike():
         critic = out / "critic"
@@ -141,7 +141,7 @@ SEQUENCES = [([5, 9, 100], [33, 44, 55, 0]), ([7], [8, 200, 31, 4, 77, 0])]  # p
 
 
 def laid_out() -> Any:
-    from training.utils.layout.documents import join
+    from training.utils.contracts.documents import join
     from training.utils.layout.rows import padded_rows
 
     return padded_rows([join(torch.tensor(prompt), torch.tensor(response)) for prompt, response in SEQUENCES], 1)
@@ -212,7 +212,7 @@ def merged_critic(roles: Any, folder: Path) -> float:
     """How far the critic's values are from the scores of the model that plain transformers loads from what is saved."""
     from transformers import AutoModelForSequenceClassification
 
-    from training.utils.models.saving import plain_skeleton
+    from training.utils.models.adapters.saving import plain_skeleton
 
     with roles.reading(), torch.no_grad():
         values_B = roles.critic(laid_out(), at="end")

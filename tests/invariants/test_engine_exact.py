@@ -223,7 +223,7 @@ def trained_with_noise(start: torch.nn.Module) -> plain.Trained:
 
 def noisy_sft_loss(z_loss_coef: float = 0.0) -> Callable[[torch.nn.Module, list], torch.Tensor]:
     """Plain PyTorch with noise whose seeds are those of the sequences' places in the run."""
-    from training.utils.run.seeds import derived_seed
+    from training.utils.base.seeds import derived_seed
 
     places = itertools.count()
 
@@ -272,7 +272,7 @@ def accuracies(folder: Path) -> tuple[list[float], list[float]]:
 @cache
 def lora_trained_plainly(models: Path, kind: str, regularized: bool) -> tuple[plain.Trained, dict[str, torch.Tensor]]:
     from training.utils.loading.models import load_causal_lm
-    from training.utils.run.seeds import seed_everything
+    from training.utils.base.seeds import seed_everything
 
     case = Case("lora", lora_dim=engine_program.LORA_DIM)
     seed_everything(SEED, rank=0)

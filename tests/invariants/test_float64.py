@@ -21,12 +21,12 @@ from training.step3_ppo.losses.aggregation import StepTotals
 from training.step3_ppo.losses.covariance import covariance_sums, covariances
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.step3_ppo.losses.value import value_loss
-from training.step3_ppo.measures import moments as measured
+from training.step3_ppo.measures.measures import moments as measured
 from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, REJECTIONS
 from training.step3_ppo.mismatch.figures import mismatch_measures
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.step3_ppo.mismatch.weights import corrected, loss_weights, sequences_of
-from training.step3_ppo.reward_shaping import shaped_rewards
+from training.step3_ppo.experience.reward_shaping import shaped_rewards
 
 B, R = 6, 5
 LENGTHS_B = torch.tensor([5, 3, 1, 4, 2, 5])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.invariants import mutations
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(20000, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])

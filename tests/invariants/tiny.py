@@ -27,7 +27,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow, TextBlock
+from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow, TextBlock
 from training.utils.layout.parallel import ParallelTags
 
 VOCAB = 211

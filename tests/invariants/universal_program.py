@@ -32,8 +32,8 @@ STATES = ("fp32", "exp_avg", "exp_avg_sq")
 def main(models: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from training.utils.engine import state_files
-    from training.utils.engine.collectives import from_main
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.collectives import from_main
+    from training.utils.engine.ranks.startup import started_process_group
 
     def refuse(*arguments: Any, **others: Any) -> None:
         raise AssertionError("a file is unpickled, or pickled")
@@ -53,7 +53,7 @@ def carried(name: str, models: Path, place: Path, ranks: Any) -> dict[str, dict[
     `counted`, what every part of its state has after one step more."""
     from tests.invariants import engine_program
     from training.utils.checkpoints import universal
-    from training.utils.engine.collectives import barrier
+    from training.utils.engine.ranks.collectives import barrier
 
     stages, dtype, lora_dim = CASES[name]
     told: dict[str, dict[str, float]] = {}
@@ -118,7 +118,7 @@ def head_step(engine: Any, number: int, ranks: Any) -> None:
     """A step on states and embeddings that are drawn: what a model would give them does not matter."""
     from tests.invariants.engine_program import PAD
     from training.utils.data.rows.documents import sentence_document
-    from training.utils.layout.mtp_entries import mtp_entries
+    from training.utils.mtp.layout.entries import mtp_entries
     from training.utils.layout.rows import packed_rows
 
     documents = [sentence_document(row) for row in sentences_of(number, ranks)]

@@ -26,9 +26,9 @@ from unittest.mock import patch
 from tests.support.rooms import runs_by_itself
 from threestep.command import ALONE, PROGRAMS
 from training.utils.opening import one_model
-from training.utils.run import arguments as settings
-from training.utils.run.errors import ThreestepError
-from training.utils.run.launcher_flags import as_variables
+from training.utils.flags import arguments as settings
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.launcher_flags import as_variables
 
 ROOT = Path(__file__).parents[2]
 _OF_BENCHMARKS = [

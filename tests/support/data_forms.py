@@ -25,8 +25,8 @@ from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
 from training.utils.data.rows.views import continuation, runs_of
 from training.utils.data.sources.create import create_raw_dataset
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import note_mistakes
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import note_mistakes
 
 # A message is <role>content, the assistant's ends with the end token; contents must be text, as for most models.
 TEMPLATE = (

@@ -260,8 +260,8 @@ def _tell_parts(writer: int) -> None:
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.trainer import RewardTrainer
-    from training.step3_ppo import inputs
-    from training.step3_ppo.evaluation import Evaluator
+    from training.step3_ppo.parts import inputs
+    from training.step3_ppo.parts.evaluation import Evaluator
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.checkpoints.loop import RunCheckpoints
     from training.utils.engine.training_engine import TrainingEngine
@@ -306,13 +306,13 @@ def import_everything() -> None:
     import training.step2_dpo.trainer
     import training.step2_reward.main
     import training.step2_reward.trainer
-    import training.step3_ppo.assembly
-    import training.step3_ppo.checks
-    import training.step3_ppo.inputs
+    import training.step3_ppo.parts.assembly
+    import training.step3_ppo.flags.checks
+    import training.step3_ppo.parts.inputs
     import training.step3_ppo.main
     import training.step3_ppo.trainer
     import training.utils.checkpoints.loop
-    import training.utils.models.saving
+    import training.utils.models.adapters.saving
     import training.utils.opening.one_model_run  # noqa: F401
 
     gc.collect()

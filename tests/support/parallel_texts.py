@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from training.utils.layout.documents import TokenSequence
+from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.parallel import ParallelTags
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)  # ordinary tokens are 10 and up

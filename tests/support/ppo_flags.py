@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, get_type_hints
 
 from tests.support.data_flags import data_flags
-from training.step3_ppo.flags import PpoFlags
+from training.step3_ppo.flags.ppo_flags import PpoFlags
 
 
 def ppo_flags(**flags: Any) -> PpoFlags:

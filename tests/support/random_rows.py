@@ -6,7 +6,7 @@ import torch
 
 from tests.support.parallel_texts import TAGS, Path, Text
 from tests.support.tiny_models import VOCABULARY
-from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.layout.parallel import parallel_document
 from training.utils.layout.rows import TokenRows, packed_rows
 

@@ -85,7 +85,7 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 
 # Third parties that a few places alone import.
 ONLY_IN = {
-    "deepspeed": ("training.utils.engine", "training.utils.generation.hybrid"),
+    "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
     "vllm": tuple(
         f"training.utils.generation.{name}"
         for name in ("vllm", "vllm_image_check", "vllm_images", "vllm_instance", "vllm_turns")
@@ -100,13 +100,13 @@ MATHS = {
     "training.step2_dpo.loss": (),
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),
-    "training.step3_ppo.measures": (),
+    "training.step3_ppo.measures.measures": (),
     "training.step3_ppo.mismatch": (),
-    "training.step3_ppo.reward_shaping": (),
+    "training.step3_ppo.experience.reward_shaping": (),
     "training.step3_ppo.advantages": (),
     "training.utils.layout": ("numpy",),
 }
-MATHS_MAY_IMPORT = ("training.utils.run.errors", "training.utils.run.tables")
+MATHS_MAY_IMPORT = ("training.utils.base.errors", "training.utils.base.tables")
 SERVES = re.compile(r"\b[Ss]erves\b")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tests.support.tiny_models import VOCABULARY
-from training.utils.layout.documents import TokenSequence
+from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.layout.trie import trie_document
 

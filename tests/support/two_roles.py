@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from training.utils.layout.rows import TokenRows
-from training.utils.models.lora import adapters_off
+from training.utils.models.adapters.lora import adapters_off
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from training.utils.layout.documents import Document, TokenSequence
-from training.utils.layout.images import ImagePixels, ImageSpan
+from training.utils.contracts.documents import Document, TokenSequence
+from training.utils.images.spans import ImagePixels, ImageSpan
 
 IMAGE_ID = 90
 TEXT: dict[str, Any] = {

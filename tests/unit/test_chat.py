@@ -11,7 +11,7 @@ import pytest
 from tests.support.chat_templates import chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import chat
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @pytest.fixture

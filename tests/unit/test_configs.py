@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from training.utils.data.sources import registry
-from training.utils.run import user_files
+from training.utils.base import user_files
 
 TRAINING = Path(__file__).parents[2] / "training"
 RECIPES = sorted(path for path in TRAINING.glob("step*/configs/*.yaml"))

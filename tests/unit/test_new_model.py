@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.data_flags import data_flags
 from training import new_model
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.unit
 
@@ -198,8 +198,8 @@ def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
     from training.utils.engine.training_engine import full_tensors
     from training.utils.loading.configurations import check_positions
     from training.utils.loading.models import load_causal_lm
-    from training.utils.models.processors import copy_files, processor_files
-    from training.utils.models.saving import save_model
+    from training.utils.images.models.processors import copy_files, processor_files
+    from training.utils.models.adapters.saving import save_model
     from training.utils.models.settings import ModelSettings
 
     folder = make("seeing", "--vision")

@@ -11,7 +11,7 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.forked_programs import run_python
 from tests.support.image_readers import picture, write_folder
 from training import preview
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.unit
 

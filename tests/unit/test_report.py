@@ -7,7 +7,7 @@ import json
 import pytest
 
 from training import report
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.forked_programs import FORKS_VARIABLE
-from training.utils.generation.vllm import VllmRollout
-from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.generation.vllm.engine import VllmRollout
+from training.utils.generation.vllm.arguments import VllmArguments
 
 LONGEST_TOKENS = 64
 # Attention on a CPU knows heads of 32 numbers and more.
@@ -43,6 +43,6 @@ def started(decode=None, **flags) -> VllmRollout:
 @pytest.fixture(scope="session")
 def engines() -> Iterator[dict[str, VllmRollout]]:
     """One for each family, kept: each costs seconds to start."""
-    from tests.unit.utils.generation.test_hf import spelt
+    from tests.unit.utils.generation.engines.test_hf import spelt
 
     yield {family: started(spelt) for family in SHAPES}

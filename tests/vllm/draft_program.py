@@ -23,13 +23,13 @@ DRAWN = 2000  # responses whose tokens are counted
 
 def main(folder: Path) -> None:
     from tests.distributed.launch import report
-    from tests.unit.utils.generation.test_hf import spelt
+    from tests.unit.utils.generation.engines.test_hf import spelt
     from tests.vllm.conftest import started
-    from training.utils.engine.arguments import EngineSettings
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.ranks.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.generation.base import Speculation
+    from training.utils.contracts.rollout_engine import Speculation
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
@@ -63,7 +63,7 @@ def read_vocabulary(folder: Path) -> int:
 
 def asked() -> tuple[Any, Any]:
     """Greedy and sampled."""
-    from tests.unit.utils.generation.test_hf import GREEDY, PLAIN
+    from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN
 
     return (
         replace(GREEDY, max_new_tokens=TOKENS),
@@ -72,8 +72,8 @@ def asked() -> tuple[Any, Any]:
 
 
 def drawn(rollouts: Any, model: Any, how: Any, samples: int = 1, batch: Any = None) -> Any:
-    from tests.unit.utils.generation.test_hf import prompts
-    from training.utils.generation.base import RolloutRequest
+    from tests.unit.utils.generation.engines.test_hf import prompts
+    from training.utils.contracts.rollout_engine import RolloutRequest
 
     ids_BP, mask_BP = prompts((3, 5, 2, 7)) if batch is None else batch
     seeds = range(len(ids_BP) * samples)
@@ -82,9 +82,9 @@ def drawn(rollouts: Any, model: Any, how: Any, samples: int = 1, batch: Any = No
 
 def one_update(rollouts: Any, actor: Any, mtp: Any, head: Any) -> dict[str, Any]:
     """Draw, compare, and take one step of model and head on what was drawn."""
-    from tests.unit.utils.generation.test_hf import responses, roll
+    from tests.unit.utils.generation.engines.test_hf import responses, roll
     from tests.vllm.test_mtp import PROMPTS
-    from training.utils.generation.hybrid import _logprobs
+    from training.utils.generation.engines.hybrid import _logprobs
 
     greedy, sampled = asked()
     known = torch.tensor(PROMPTS), torch.ones(len(PROMPTS), 3, dtype=torch.bool)
@@ -129,8 +129,8 @@ def draft_of(worker: Any) -> Any:
 
 def learn(engine: Any, mtp: Any, rollout: Any) -> None:
     """The policy moves away from what it drew, and the head towards it."""
-    from tests.unit.utils.generation.test_hf import PAD
-    from training.utils.layout.documents import plain
+    from tests.unit.utils.generation.engines.test_hf import PAD
+    from training.utils.contracts.documents import plain
     from training.utils.layout.rows import packed_rows
 
     engine.train()
@@ -148,7 +148,7 @@ def verified_tokens(rollouts: Any, model: Any) -> list[float]:
     """Of many responses to one prompt, for the second and the third token behind the most frequent tokens before: the
     largest distance, in standard deviations, of how often a token was drawn from how likely it is. The first token
     comes from the prompt; those behind it are drafted, or drawn in the place of a draft, or behind one."""
-    from tests.unit.utils.generation.test_hf import PLAIN, prompts
+    from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts
 
     how = replace(PLAIN, max_new_tokens=4, temperature=0.8, top_k=12)
     ids_BP, mask_BP = prompts((5,))
@@ -169,7 +169,7 @@ def verified_tokens(rollouts: Any, model: Any) -> list[float]:
 
 def held_to(rollouts: Any, model: Any) -> dict[str, bool]:
     """Whether bad words, a stop string and an end token give the greedy responses of the transformers engine."""
-    from tests.unit.utils.generation.test_hf import frequent_token, prompts, responses, roll, spelt
+    from tests.unit.utils.generation.engines.test_hf import frequent_token, prompts, responses, roll, spelt
 
     greedy, batch = asked()[0], prompts((3, 5, 2, 7))
     free = responses(roll(model, greedy, batch=batch))

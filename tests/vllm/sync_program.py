@@ -25,7 +25,7 @@ def main(folder: Path, updates: int) -> None:
     from tests.distributed.launch import report
     from tests.vllm.conftest import started
     from training.utils.engine import training_engine
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     training_engine.GATHER_ELEMENTS = BUCKET_ELEMENTS
     with started_process_group() as ranks:
@@ -37,11 +37,11 @@ def run_case(
     rollout_engine: Any, folder: Path, updates: int, ranks: Any, zero_stage: int, lora_dim: int
 ) -> dict[str, Any]:
     from tests.support.tiny_models import VOCABULARY
-    from tests.unit.utils.generation.test_hf import PLAIN, prompts
-    from training.utils.engine.arguments import EngineSettings
+    from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.generation.base import RolloutRequest
+    from training.utils.contracts.rollout_engine import RolloutRequest
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
@@ -110,7 +110,7 @@ class Sent:
 
 
 def rows_of(rollout: Any) -> Any:
-    from tests.unit.utils.generation.test_hf import PAD
+    from tests.unit.utils.generation.engines.test_hf import PAD
     from training.utils.layout.rows import padded_rows
 
     return padded_rows(rollout.sequences(), PAD)

@@ -57,7 +57,7 @@ def trained(family, final_norm, **more):
 
 def drawn(folder, speculative=None):
     """vLLM's greedy responses of the folder, drafts and accepted tokens."""
-    from training.utils.generation.vllm_instance import _ENVIRONMENT, _global_state_restored
+    from training.utils.generation.vllm.instance import _ENVIRONMENT, _global_state_restored
 
     with pytest.MonkeyPatch.context() as patched, _global_state_restored():
         for name, value in _ENVIRONMENT.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from training.asking.answers import Scores
 from training.asking.model import Answer
-from training.utils.data.rows.phases import PromptRow
+from training.utils.contracts.rows import PromptRow
 from training.utils.rewards.intervals import Figure, mean, share
 from training.utils.rewards.sample_figures import Sample, by_source, of_each_prompt, several_of, value_names
 

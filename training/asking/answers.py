@@ -10,14 +10,14 @@ from training.asking.model import Answer, AskedModel, check_room
 from training.asking.scorer import Scorer
 from training.asking.sharing import ALONE, Sharers
 from training.utils.data.rows.collate import collate_prompts
-from training.utils.data.rows.phases import PromptRow
+from training.utils.contracts.rows import PromptRow
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.base import RolloutRequest, rolled_out
+from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.running import start_rules
 from training.utils.rewards.weighted import Reward
 from training.utils.run.progress import progress_bar
-from training.utils.run.seeds import derived_seed
+from training.utils.base.seeds import derived_seed
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.engine.arguments import EngineArguments
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import flag
+from training.utils.engine.config.arguments import EngineArguments
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag
 
 SPLITS = ("eval", "train")
 

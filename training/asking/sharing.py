@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 _FAILED = "failed"
 _LONGEST_POLL_SECONDS = 0.5

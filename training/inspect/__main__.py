@@ -21,10 +21,10 @@ from typing import Any, ClassVar
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
-from training.utils.run.arguments import parse_arguments
-from training.utils.run.console import note
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import flag
+from training.utils.flags.arguments import parse_arguments
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
@@ -76,7 +76,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     from training.inspect.account import Look, account_of
     from training.inspect.characters import Characters
     from training.utils.data.chat.chat import adopt_style
-    from training.utils.opening.image_reader import reader_of_folder, why_unread
+    from training.utils.images.run.image_reader import reader_of_folder, why_unread
 
     phases = (1, 2, 3) if inspect.phase == ALL else (int(inspect.phase),)
     asked = Look(phases, inspect.rows, inspect.look_at, inspect.seed)

@@ -10,8 +10,8 @@ from html import escape
 from training.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
 from training.inspect.text import NOT_READ, column_table, reading, row_title, share_sentence
 from training.utils.data.rows.views import length_bars
-from training.utils.report.document import document, scrolled, tiles
-from training.utils.report.marked import MARKED_STYLE, length_chart, marked_texts, pictures
+from training.utils.report.pages.document import document, scrolled, tiles
+from training.utils.report.pages.marked import MARKED_STYLE, length_chart, marked_texts, pictures
 
 _OWN_STYLE = """
 .scroll td.first { min-width: 240px; }

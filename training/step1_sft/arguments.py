@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
 from training.utils.opening.flags import OneModelFlags
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import flag
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import flag
 
 
 @dataclass

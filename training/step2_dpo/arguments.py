@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from training.utils.opening.flags import OneModelFlags
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import flag
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import flag
 
 LOSS_TYPES = ("sigmoid", "ipo", "hinge")
 REFERENCES = ("cached", "adapter_off")

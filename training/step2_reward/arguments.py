@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.opening.flags import OneModelFlags
-from training.utils.run.errors import ThreestepError
-from training.utils.run.flags import flag
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.flags import flag
 
 if TYPE_CHECKING:
-    from training.utils.data.rows.phases import ResponsesRow
+    from training.utils.contracts.rows import ResponsesRow
 
 
 LOSS_FROM = ("end", "first_difference")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from training.utils.run.hf_flags import HF_REWARD_FLAGS
-from training.utils.run.old_flags import ONE_MODEL_OLD_FLAGS, OldFlag, Renamed, whole_number
+from training.utils.compat.hf_flags import HF_REWARD_FLAGS
+from training.utils.compat.old_flags import ONE_MODEL_OLD_FLAGS, OldFlag, Renamed, whole_number
 
 
 def _eval_rows(value: str, given: Mapping[str, str]) -> list[str]:

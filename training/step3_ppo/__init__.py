@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
-from training.step3_ppo.flags import PpoFlags
-from training.step3_ppo.old_flags import PPO_OLD_FLAGS
-from training.utils.run.step import SPEED, ClosingRow, Curve, Headline, Step
+from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.step3_ppo.flags.old_flags import PPO_OLD_FLAGS
+from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, Step
 
 STEP = Step(
     name="step3_ppo",

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from training.step3_ppo.arguments import PpoArguments
-from training.step3_ppo.checks import Components, check_models
-from training.step3_ppo.flags import PpoFlags
-from training.step3_ppo.roles_arguments import RolesArguments
+from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.checks import Components, check_models
+from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
@@ -28,14 +28,14 @@ from training.utils.dry_run.plan import (
     rows_at_most,
 )
 from training.utils.dry_run.table import MemoryLine, Moment, print_memory, print_plan, ranks_of_dry_run
-from training.utils.engine.config import deepspeed_config
-from training.utils.engine.startup import DTYPES
+from training.utils.engine.config.config import deepspeed_config
+from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
-from training.utils.generation.vllm_arguments import CPU_CACHE_GIB, VllmArguments
-from training.utils.models.quantized import rounded_elements
-from training.utils.opening.image_reader import picture_of_model
-from training.utils.run.arguments import resolved_settings
+from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
+from training.utils.models.quantized.quantized import rounded_elements
+from training.utils.images.run.image_reader import picture_of_model
+from training.utils.flags.arguments import resolved_settings
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
 

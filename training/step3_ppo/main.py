@@ -11,14 +11,14 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
-from training.step3_ppo.flags import PpoFlags
+from training.step3_ppo.flags.ppo_flags import PpoFlags
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.run.arguments import parse_arguments, resolved_settings
+from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.run.program import run_program
 
 if TYPE_CHECKING:
-    from training.step3_ppo.checks import Components
-    from training.utils.engine.startup import Ranks
+    from training.step3_ppo.flags.checks import Components
+    from training.utils.engine.ranks.startup import Ranks
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,9 +28,9 @@ def main(argv: Sequence[str]) -> None:
         if path:
             check_model_folder(path)
 
-    from training.step3_ppo.checks import checked_components
+    from training.step3_ppo.flags.checks import checked_components
     from training.utils.checkpoints.run_lock import only_run_in
-    from training.utils.engine.startup import started_process_group
+    from training.utils.engine.ranks.startup import started_process_group
 
     components = checked_components(flags)
     if flags.run.dry_run:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
 
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
-    from training.step3_ppo.assembly import (
+    from training.step3_ppo.parts.assembly import (
         check_roles_saving,
         checked_roles,
         finish,
@@ -56,10 +56,10 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         wanted_score_scale,
         with_head,
     )
-    from training.step3_ppo.checks import check_beside_images, check_models
-    from training.step3_ppo.inputs import adopt_styles, load_inputs, load_tokenizers
-    from training.step3_ppo.learning import Updates
-    from training.step3_ppo.roles import RolesNeeded, load_roles
+    from training.step3_ppo.flags.checks import check_beside_images, check_models
+    from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers
+    from training.step3_ppo.learning.learning import Updates
+    from training.step3_ppo.parts.roles import RolesNeeded, load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.checkpoints.loop import checkpointed_run
     from training.utils.checkpoints.parts import CheckpointParts
@@ -67,7 +67,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.opening.setup import start_run, with_head_chunk
     from training.utils.outputs.room import check_room
-    from training.utils.run.console import log
+    from training.utils.base.console import log
     from training.utils.run.run_folder import BAD_STEPS
 
     run, settings = flags.run, resolved_settings(flags)

@@ -20,10 +20,10 @@ from training.asking.web import _columns
 from training.utils.data.build.arguments import DataArguments
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.base import RolloutEngine, RolloutRequest, rolled_out
+from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.hf import TransformersRollout
-from training.utils.run.errors import ThreestepError
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.base.errors import ThreestepError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
 LOOKUP, GUESSING = (f"{EXAMPLES / file}" for file in ("lookup.py:Lookup", "guessing.py:Guessing"))

@@ -8,7 +8,7 @@ import pytest
 from training.asking.answer_figures import answer_figures, answer_samples
 from training.asking.answers import Scores
 from training.asking.model import Answer
-from training.utils.data.rows.phases import PromptRow
+from training.utils.contracts.rows import PromptRow
 
 
 def rows(*sources: str) -> list[PromptRow]:

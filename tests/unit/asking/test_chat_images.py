@@ -30,9 +30,9 @@ from training.asking.model import AskedModel, load_asked_model
 from training.asking.talk import Talk
 from training.utils.data.build.arguments import DataArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.models.scalar_class import scalar_model_class
-from training.utils.run.arguments import parse_arguments
-from training.utils.run.errors import ThreestepError
+from training.utils.images.models.scalar_class import scalar_model_class
+from training.utils.flags.arguments import parse_arguments
+from training.utils.base.errors import ThreestepError
 
 GREEDY = SamplingArguments(temperature=0.0, max_new_tokens=5)
 
@@ -147,7 +147,7 @@ def test_the_answer_is_transformers_own_also_a_turn_later(sees, place):
 
 def test_what_is_saved_is_read_as_rows_with_images(sees, place, tmp_path):
     from training.utils.data.sources.file_dataset import FileDataset
-    from training.utils.data.sources.formats import FileColumns
+    from training.utils.data.sources.formats.formats import FileColumns
 
     talk = Talk([sees], GREEDY, 1)
     talk.attach(str(place / "red.png"))

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.asking.conftest import CPU
-from tests.unit.utils.generation.test_hf import GREEDY
+from tests.unit.utils.generation.engines.test_hf import GREEDY
 from training import chat, evaluate
 from training.asking.model import (
     check_room,
@@ -23,10 +23,10 @@ from training.asking.model import (
     stream_answer,
 )
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.base import RolloutRequest, Sampling
-from training.utils.generation.vllm_arguments import VllmArguments
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.loading.configurations import positions_of
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 TALK = [
     {"role": "user", "content": "Hi"},

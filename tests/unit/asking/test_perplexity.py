@@ -8,8 +8,8 @@ import torch
 
 from training.asking.perplexity import row_losses
 from training.utils.data.rows.documents import sentence_document
-from training.utils.data.rows.phases import SentenceRow
-from training.utils.run.errors import ThreestepError
+from training.utils.contracts.rows import SentenceRow
+from training.utils.base.errors import ThreestepError
 
 
 def test_row_losses_beside_plain_cross_entropy(asked):

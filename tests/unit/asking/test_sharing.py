@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from training.asking.sharing import ALONE, Sharers
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def test_one_process_does_all_of_it():

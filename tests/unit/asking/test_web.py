@@ -9,7 +9,7 @@ import pytest
 from training.asking import web
 from training.asking.talk import Talk
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def test_a_missing_package_is_one_sentence(asked, monkeypatch):

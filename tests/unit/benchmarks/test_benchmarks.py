@@ -22,7 +22,7 @@ from benchmarks.endless import PROMPTS, make_endless
 from benchmarks.rollout_engines import SpreadRollout
 from benchmarks.workload import RANKED, VOCABULARY, Workload, make_workload
 from tests.support.forked_programs import run_python
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 QUESTIONS = 140
 ROWS = {"shape": "tiny", "max_seq_len": 512, "attn_implementation": "sdpa"}
@@ -194,7 +194,7 @@ def test_endless_models_never_end_nor_pad(workload):
 
 
 def test_spread_rollouts():
-    from training.utils.generation.base import RolloutRequest, Sampling
+    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 
     prompts = torch.tensor([[1, 7], [8, 9]])
     mask = torch.tensor([[False, True], [True, True]])
@@ -214,7 +214,7 @@ HOLDING_MORE = """
 import mmap, sys
 from pathlib import Path
 from benchmarks.rollout_engines import WatchedRollout, resident_bytes
-from training.utils.generation.hf import TransformersRollout
+from training.utils.generation.engines.hf import TransformersRollout
 
 TransformersRollout.roll_out = lambda *_, **__: "drawn"
 engine = WatchedRollout(None, Path(sys.argv[1]))

@@ -16,7 +16,7 @@ from benchmarks.gpu_day import attention, decoding, largest, memory, right, step
 from benchmarks.gpu_day.models import config_of, random_model
 from benchmarks.gpu_day.record import NotHere, Report
 from tests.support.forked_programs import run_python
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 LONG = pytest.mark.long
 

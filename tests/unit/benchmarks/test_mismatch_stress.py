@@ -11,8 +11,8 @@ import torch
 from benchmarks.mismatch_stress import NONE, Run, planned, read, table
 from benchmarks.wrong_rollouts import WRONGS, rounded, weights_of, wrong_engine
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.generation.base import RolloutRequest, Sampling
-from training.utils.generation.hf import TransformersRollout
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.engines.hf import TransformersRollout
 
 SAMPLES = 3
 SAMPLING = Sampling(max_new_tokens=6, temperature=1.0, top_k=0, top_p=1.0, end_token_id=-1, pad_token_id=0)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import command_lines, pages
 from threestep.command import PROGRAMS
-from training.utils.run.step import known_steps
+from training.utils.flags.step import known_steps
 
 ROOT = Path(__file__).parents[3]
 SITE = ROOT / "docs" / "site"

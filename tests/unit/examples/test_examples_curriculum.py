@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from examples.curriculum import SureQuestions, WorstAgain
-from training.step3_ppo.prompt_source import RolloutResults
-from training.utils.data.rows.phases import PromptRow
+from training.step3_ppo.parts.prompt_source import RolloutResults
+from training.utils.contracts.rows import PromptRow
 
 
 def rows(count):

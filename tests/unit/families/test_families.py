@@ -13,7 +13,7 @@ from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compare
 from tests.families.configs import OVERRIDES, OVERRIDES_OF_VISION, VARIANTS, VOCABULARY, WINDOW, tiny_config
 from tests.families.page import page, whole_page
 from tests.support.forked_programs import run_python
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 # Family, and how its rows are: learned positions, with an offset, sines; an encoder as decoder; a sliding window and
 # soft caps; latent attention with shared experts; Mamba; Mamba-2 beside attention and experts; a router that draws.

@@ -13,7 +13,7 @@ import training
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.image_readers import picture, write_folder
 from training.inspect import __main__ as program
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.unit
 

@@ -8,8 +8,8 @@ import pytest
 
 from training.step2_dpo.arguments import DpoArguments, check_reference
 from training.utils.models.arguments import ModelArguments
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import note_mistakes
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import note_mistakes
 
 
 def sentences(**given) -> list[str]:

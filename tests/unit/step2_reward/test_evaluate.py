@@ -6,8 +6,8 @@ import pytest
 
 from training.step2_reward.evaluate import RewardEvaluationArguments
 from training.utils.preference.scorer import ScorerSettings
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import note_mistakes, settings_of
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import note_mistakes, settings_of
 
 
 def sentences(**given) -> list[str]:

@@ -11,9 +11,9 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import data_flags
 from training.step2_reward.pair_file import PairFile, read_pairs, write_scores
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.rows.phases import ResponsesRow
+from training.utils.contracts.rows import ResponsesRow
 from training.utils.preference.evaluation import ScoredResponses
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 PAIR = {"prompt": "Human: What is 2 + 3? Assistant:", "chosen": " 5.", "rejected": " It is 4."}
 

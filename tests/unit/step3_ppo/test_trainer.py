@@ -13,22 +13,22 @@ import torch
 
 from tests.support.plain_roles import plain_roles
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.algorithm import experience_settings, learning_settings, selected_algorithm
-from training.step3_ppo.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.arguments import PpoArguments
-from training.step3_ppo.learning import Updates, _row_ids_of_all_ranks
-from training.step3_ppo.mismatch_arguments import MismatchArguments
-from training.step3_ppo.prompt_source import PromptSource
-from training.step3_ppo.records import Experience
-from training.step3_ppo.settings import PpoSettings
+from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
+from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.learning.learning import Updates, _row_ids_of_all_ranks
+from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
+from training.step3_ppo.parts.prompt_source import PromptSource
+from training.step3_ppo.experience.records import Experience
+from training.step3_ppo.experience.settings import PpoSettings
 from training.step3_ppo.trainer import PpoTrainer, _shown
-from training.utils.data.rows.phases import PromptRow
-from training.utils.engine.startup import Ranks
-from training.utils.generation.base import RolloutEngine, Sampling
-from training.utils.generation.records import Rollout
+from training.utils.contracts.rows import PromptRow
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
+from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
-from training.utils.run.errors import Mistakes
-from training.utils.run.seeds import derived_seed
+from training.utils.base.errors import Mistakes
+from training.utils.base.seeds import derived_seed
 
 PROMPTS = [PromptRow(index, np.array([10 + index], dtype=np.int32), f"prompt {index}", None) for index in range(20)]
 
@@ -196,7 +196,7 @@ def test_a_minibatch_of_which_nothing_counts_takes_no_step():
 
 def test_row_ids_of_all_ranks_follow_their_sequences(monkeypatch):
     """Prompts are dealt to ranks one by one: the first of each rank, then the second of each."""
-    monkeypatch.setattr("training.step3_ppo.learning.gathered", lambda own: [own, [row + 100 for row in own]])
+    monkeypatch.setattr("training.step3_ppo.learning.learning.gathered", lambda own: [own, [row + 100 for row in own]])
     assert _row_ids_of_all_ranks(PROMPTS[7:9], 2) == [7, 7, 107, 107, 8, 8, 108, 108]
 
 

@@ -14,8 +14,8 @@ from tests.support.heavy import heavy_modules_after
 from threestep import command
 from training import __version__
 from training.utils.run import launch
-from training.utils.run.step import known_steps
-from training.utils.run.typed import COMMAND_VARIABLE
+from training.utils.flags.step import known_steps
+from training.utils.base.typed import COMMAND_VARIABLE
 
 ROOT = Path(__file__).parents[3]
 

@@ -16,7 +16,7 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from threestep.given_models import folder_of_model, trained_object
 from training.utils.loading.given import FILE, GivenObject, copy_of_object, given_in, objects_given, proven, write_given
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 NAME = "model_name_or_path"
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from threestep.inputs import address_of_rows, is_in_memory, with_addresses
-from training.utils.run.errors import ThreestepError
-from training.utils.run.user_files import GIVEN, functions_given, load_function
+from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import GIVEN, functions_given, load_function
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "ä", "completion": "d"}]
 

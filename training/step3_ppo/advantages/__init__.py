@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.utils.run.tables import either, imported
+from training.utils.base.tables import either, imported
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.utils.run.tables import imported
+from training.utils.base.tables import imported
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from training.step3_ppo.measures import Measure, spread
+from training.step3_ppo.measures.measures import Measure, spread
 from training.step3_ppo.mismatch import LEVELS
 from training.step3_ppo.mismatch.rejection import kept_by, kept_tokens, vetoed
 from training.step3_ppo.mismatch.settings import MismatchSettings

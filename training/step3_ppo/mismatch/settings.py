@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.step3_ppo.mismatch import REJECTIONS
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

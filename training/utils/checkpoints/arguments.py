@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import AUTO, UNIT, flag
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import AUTO, UNIT, flag
 
 LATEST = "latest"
 # What YAML, Python and other bare flags write for it being on or off.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from training.utils.run.errors import ThreestepError, nearest_names
+from training.utils.base.errors import ThreestepError, nearest_names
 
 # Of a run whose --metric_for_best_model is left out, the first that it has: step 3's, then that of the others.
 _DEFAULTS = ("eval/reward", "eval/loss")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from training.utils.run.console import log
-from training.utils.run.errors import ThreestepError
-from training.utils.run.flags import AUTO
-from training.utils.run.tables import either
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.flags import AUTO
+from training.utils.base.tables import either
 
 # Variables in which schedulers tell when a job ends, in seconds since 1970: Slurm, Volcengine's ML platform, SageMaker.
 VARIABLES = (

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.checkpoints.arguments import LATEST
-from training.utils.run.errors import ThreestepError
-from training.utils.run.storage import flush_to_disk, sha256_of, sha256_of_object
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import flush_to_disk, sha256_of, sha256_of_object
 
 MANIFEST = "manifest.json"
 # 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the flags' defaults.

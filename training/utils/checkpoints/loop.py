@@ -24,17 +24,17 @@ from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_s
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 from training.utils.checkpoints.records import record_of
-from training.utils.engine.collectives import from_main, largest, on_main
+from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
 from training.utils.report.trackers import open_trackers
-from training.utils.run.console import log
-from training.utils.run.disk_errors import disk_errors
+from training.utils.base.console import log
+from training.utils.base.disk_errors import disk_errors
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
-from training.utils.run.seeds import derived_seed
-from training.utils.run.storage import flush_to_disk, new_rescue_folder
-from training.utils.run.typed import WHOLE_RUN_VARIABLE, resuming_command
+from training.utils.base.seeds import derived_seed
+from training.utils.base.storage import flush_to_disk, new_rescue_folder
+from training.utils.base.typed import WHOLE_RUN_VARIABLE, resuming_command
 
 _TRAINER_FILE = "trainer.json"
 _OUT_OF_TIME = len(SIGNALS) + 1

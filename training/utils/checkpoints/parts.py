@@ -19,14 +19,14 @@ from typing import Any
 from training.utils.checkpoints import universal
 from training.utils.checkpoints.export import DESCRIPTIONS, average_file, average_shares
 from training.utils.engine.checkpoint_files import load_engine
-from training.utils.engine.collectives import barrier, gathered, on_main, wait_for_main
-from training.utils.engine.startup import Ranks
+from training.utils.engine.ranks.collectives import barrier, gathered, on_main, wait_for_main
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
-from training.utils.models.description import write_description
-from training.utils.models.processors import copy_files
-from training.utils.run.disk_errors import disk_errors
-from training.utils.run.seeds import random_state, seed_everything, set_random_state
+from training.utils.models.adapters.description import write_description
+from training.utils.images.models.processors import copy_files
+from training.utils.base.disk_errors import disk_errors
+from training.utils.base.seeds import random_state, seed_everything, set_random_state
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from training.utils.checkpoints.arguments import (
 )
 from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
-from training.utils.engine.collectives import on_main
-from training.utils.engine.startup import Ranks
-from training.utils.run.console import log
-from training.utils.run.credentials import redacted_value
-from training.utils.run.errors import ThreestepError
+from training.utils.engine.ranks.collectives import on_main
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.base.console import log
+from training.utils.base.credentials import redacted_value
+from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 _Record = TypeVar("_Record")
 _REMEDY = "resume with the version of Threestep that wrote the checkpoint"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def get_raw_dataset_split_index(

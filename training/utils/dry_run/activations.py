@@ -23,12 +23,12 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from training.utils.models.attention import SDPA
+from training.utils.models.attention.attention import SDPA
 from training.utils.models.target_head import CHUNK_MB
-from training.utils.models.vision import is_of_vision, pixel_inputs
+from training.utils.images.models.vision import is_of_vision, pixel_inputs
 
 if TYPE_CHECKING:
-    from training.utils.layout.images import ImagePixels
+    from training.utils.images.spans import ImagePixels
 
 _COUNTED = "counted_attention"
 _WITHOUT_A_SQUARE_MASK = ("bloom",)  # ALiBi, made from a mask of two dimensions

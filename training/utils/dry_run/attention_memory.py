@@ -6,7 +6,7 @@ N rows, T tokens in a row.
 from __future__ import annotations
 
 from training.utils.dry_run.table import MemoryLine
-from training.utils.models.attention import FLEX, SDPA, VARLEN
+from training.utils.models.attention.attention import FLEX, SDPA, VARLEN
 
 _BLOCK = 128  # tokens; of FlexAttention's block masks (torch 2.13, flex_attention.py: _DEFAULT_SPARSE_BLOCK_SIZE)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.dry_run.table import MemoryLine
-from training.utils.engine.config import DEEPSPEED_LIMITS
+from training.utils.engine.config.config import DEEPSPEED_LIMITS
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # DeepSpeed 0.19's own, runtime/zero/config.py.

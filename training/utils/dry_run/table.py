@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from training.utils.run.console import log, started_as_main_rank
+from training.utils.base.console import log, started_as_main_rank
 
 _GIB = 2**30
 _MOST = "most at once"

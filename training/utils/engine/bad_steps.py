@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from training.utils.run.console import log
-from training.utils.run.errors import ThreestepError
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError
 from training.utils.run.run_arguments import FaultArguments
 from training.utils.run.run_log import RunLog
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.utils.engine.arguments import EngineSettings
-from training.utils.engine.config import deepspeed_config
+from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
-from training.utils.engine.startup import Ranks
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.zero3_limits import limits_of
-from training.utils.models.buffers import buffers_kept
+from training.utils.models.tensors.buffers import buffers_kept
 
 
 class FrozenModel:

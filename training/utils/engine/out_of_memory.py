@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from training.utils.layout.rows import PAD_SEGMENT, TokenRows
-from training.utils.run.errors import ThreestepError, first_line
-from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
 
 _SHOWN_ROWS = 16
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from training.utils.run.errors import ThreestepError
-from training.utils.run.storage import naming
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import naming
 
 SUFFIX = ".safetensors"
 PICKLED_SUFFIX = ".pt"  # of DeepSpeed's names

@@ -18,20 +18,20 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from training.utils.engine.arguments import EngineSettings
-from training.utils.engine.collectives import wait_for_main
-from training.utils.engine.config import deepspeed_config
+from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.ranks.collectives import wait_for_main
+from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.gathered import release_gathered
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.released import release
-from training.utils.engine.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
-from training.utils.engine.startup import Ranks
+from training.utils.engine.config.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.state_files import plain_checkpoint_engine
 from training.utils.engine.zero3_limits import limits_of
-from training.utils.models.buffers import buffers_kept
-from training.utils.models.sharding import count_elements, whole_shape
-from training.utils.run.errors import ThreestepError
-from training.utils.run.flags import settings_of
+from training.utils.models.tensors.buffers import buffers_kept
+from training.utils.models.tensors.sharding import count_elements, whole_shape
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.flags import settings_of
 
 GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are read: 200 MB in float32
 
@@ -185,8 +185,8 @@ class TrainingEngine:
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Rounded
     weights are yielded as what they were rounded to, with which the model computes."""
-    from training.utils.models.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
-    from training.utils.models.quantized import quantized_layers
+    from training.utils.models.adapters.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
+    from training.utils.models.quantized.quantized import quantized_layers
 
     names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
     for bucket in _buckets(model, names):
@@ -231,7 +231,7 @@ def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> contextlib.Abs
 
 def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device) -> torch.optim.Optimizer:
     """AdamW without decay on vectors (biases, norms), as GPT-3 and its successors train."""
-    from training.utils.models.lora import is_adapter_tensor
+    from training.utils.models.adapters.lora import is_adapter_tensor
 
     decay, adapter_rate = settings.weight_decay, settings.lora_learning_rate
     decayed: dict[str, Any] = {"params": [], "weight_decay": decay}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from training.utils.engine.gathered import release_gathered
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.models.sharding import count_elements, whole_shape
+from training.utils.models.tensors.sharding import count_elements, whole_shape
 
 
 class WeightAverage:

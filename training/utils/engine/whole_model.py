@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.models.lora import is_adapter_tensor, merged_name
+from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
 
 
 class WholeModel:

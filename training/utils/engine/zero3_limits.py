@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from training.utils.engine.arguments import EngineSettings
-from training.utils.engine.collectives import largest
-from training.utils.engine.config import DEEPSPEED_LIMITS
-from training.utils.engine.startup import DTYPES, Ranks
-from training.utils.models.sharding import count_elements
+from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.ranks.collectives import largest
+from training.utils.engine.config.config import DEEPSPEED_LIMITS
+from training.utils.engine.ranks.startup import DTYPES, Ranks
+from training.utils.models.tensors.sharding import count_elements
 
 _MEMORY_SHARE = 0.1  # of a rank's memory, at most, for weights that are whole
 _LEAST = 30_000_000  # DeepSpeed-Chat's limit

@@ -17,10 +17,10 @@ from training.utils.data.chat.turns import TurnTokens
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.environments.interface import AssistantMessage, Message
 from training.utils.environments.parsers import Parsed, Parser, parser_of, read_message
-from training.utils.generation.base import RolloutEngine
+from training.utils.contracts.rollout_engine import RolloutEngine
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.conversations import ActingRollout, ConversationLimits, Partner, Speech
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 # In place of the tools, which each environment names only when it opens.
 _ANY_TOOL = {

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from training.utils.environments.calls import Caller, Outcome, bounded
 from training.utils.environments.interface import AssistantMessage, EnvironmentReply, Opening
-from training.utils.run.errors import ThreestepError, first_line
+from training.utils.base.errors import ThreestepError, first_line
 
 _Result = TypeVar("_Result")
 OPENING_ROLES = ("system", "developer", "user", "assistant", "tool")

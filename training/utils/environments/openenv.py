@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from training.utils.environments.calls import as_text
 from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Message, Opening
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 class OpenEnvironment:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from training.utils.run.errors import ThreestepError, first_line, nearest_names
+from training.utils.base.errors import ThreestepError, first_line, nearest_names
 
 # transformers writes any other class as an object, and the function would get a dictionary in its place.
 _PLAIN_TYPES = (int, float, str, bool, list, tuple, dict, type(None), Any)

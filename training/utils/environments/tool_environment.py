@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from training.utils.environments.calls import Caller, RunningCall, as_text, bounded
 from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Message, Opening
 from training.utils.environments.schemas import argument_problem
-from training.utils.run.errors import first_line, nearest_names
+from training.utils.base.errors import first_line, nearest_names
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import flag
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag
 
 
 @dataclass

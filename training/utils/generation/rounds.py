@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from training.utils.generation.base import RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.generation.turns import DrawnTurn, NextTurn, Turns
+from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 
 
 class Rounds(Turns):

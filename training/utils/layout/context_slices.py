@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def zigzag_slice(

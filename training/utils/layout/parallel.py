@@ -29,7 +29,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from training.utils.layout.documents import Document, Segment, TokenSequence, together
+from training.utils.contracts.documents import Document, Segment, TokenSequence, together
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import torch
 
-from training.utils.layout.documents import PAD_SEGMENT
+from training.utils.contracts.documents import PAD_SEGMENT
 
 
 @dataclass(frozen=True)

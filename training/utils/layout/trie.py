@@ -27,7 +27,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from training.utils.layout.documents import Document, Segment, TokenSequence, plain
+from training.utils.contracts.documents import Document, Segment, TokenSequence, plain
 from training.utils.layout.planner import PlanSettings
 
 NEVER = sys.maxsize  # of `least_tokens`: nothing but prompts is shared

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.utils.run.errors import ThreestepError
-from training.utils.run.storage import parse_json
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import parse_json
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"  # PEFT's names
 _DESCRIPTION = "weights.json"  # beside CONFIG in a checkpoint, which describes a model and holds no weights

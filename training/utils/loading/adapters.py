@@ -21,11 +21,11 @@ from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, counted
 from training.utils.loading.quantized_folders import is_rounded
 from training.utils.loading.weight_files import StoredTensor, read_header
-from training.utils.models.lora import ADAPTER, add_lora
+from training.utils.models.adapters.lora import ADAPTER, add_lora
 from training.utils.models.settings import ModelSettings
-from training.utils.models.sharding import whole_to_change
-from training.utils.run.console import log, started_as_main_rank
-from training.utils.run.errors import ThreestepError, first_line
+from training.utils.models.tensors.sharding import whole_to_change
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.loading.judgement import HEAD
-from training.utils.run.console import log, started_as_main_rank
-from training.utils.run.errors import ThreestepError, first_line
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -235,7 +235,7 @@ def _check_score(model: PreTrainedModel, what: str) -> None:
     import torch
 
     from training.utils.models.own_forward import in_eval_mode
-    from training.utils.models.probes import make_probes
+    from training.utils.models.tensors.probes import make_probes
 
     kept: list[torch.Tensor] = []
     (segment,) = make_probes(model.config, 0).alone[0].segments
@@ -282,9 +282,9 @@ def read_numbers(model: PreTrainedModel) -> Numbers:
     import torch
 
     from training.utils.models.own_forward import in_eval_mode
-    from training.utils.models.probes import make_probes
-    from training.utils.models.rounding import rms, rounded_once_more
-    from training.utils.models.sharding import whole_where_used
+    from training.utils.models.tensors.probes import make_probes
+    from training.utils.models.tensors.rounding import rms, rounded_once_more
+    from training.utils.models.tensors.sharding import whole_where_used
 
     kind = type(model).__name__
     (segment,) = make_probes(model.config, 0).alone[0].segments
@@ -337,7 +337,7 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
 
     embeddings_train: they have new rows; ThreestepError if they were frozen
     """
-    from training.utils.models.lora import is_adapter_tensor, merged_name
+    from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
 
     given = given_in(settings.name_or_path)
     if given is None:

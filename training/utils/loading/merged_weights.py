@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from training.utils.run.console import log, started_as_main_rank
-from training.utils.run.errors import first_line
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.errors import first_line
 
 _MERGE = "_apply_weight_conversions_to_state_dict"
 _Tensors = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Models from a folder or a hub name; users' mistakes fail before anything is trained.
 
 Weights are safetensors; pickled weights and remote code are refused. Knows no engine: a caller that wants sharded
-weights provides the context (`training.utils.engine.startup.born_sharded`).
+weights provides the context (`training.utils.engine.ranks.startup.born_sharded`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from training.utils.loading.given import copy_of_object, only_as_object, proven,
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.quantized_folders import forget_quantization
-from training.utils.models.attention import AUTO, SDPA, VARLEN
+from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
-from training.utils.models.freezing import freeze_vision
-from training.utils.models.lora import add_lora
-from training.utils.models.scalar_class import scalar_model_class
+from training.utils.models.adapters.freezing import freeze_vision
+from training.utils.models.adapters.lora import add_lora
+from training.utils.images.models.scalar_class import scalar_model_class
 from training.utils.models.settings import ModelSettings
-from training.utils.models.vision import is_vision_config, language_model_class
-from training.utils.run.console import log, started_as_main_rank
-from training.utils.run.errors import ThreestepError, first_line
+from training.utils.images.models.vision import is_vision_config, language_model_class
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from training.utils.layout.pictures import RowImages
+    from training.utils.images.rows.pictures import RowImages
 
 
 def load_causal_lm(
@@ -266,7 +266,7 @@ def _round_weights(model: PreTrainedModel, settings: ModelSettings, device: torc
     may not fit there."""
     if settings.quantization is None:
         return
-    from training.utils.models.quantized import quantize_layers
+    from training.utils.models.quantized.quantized import quantize_layers
 
     done = quantize_layers(model, settings.quantization, device)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -293,7 +293,7 @@ def _measure(
     """
     from training.utils.models.attention_choice import settle_attention
     from training.utils.models.own_forward import read_own_forward
-    from training.utils.models.sharding import send_from_first_rank
+    from training.utils.models.tensors.sharding import send_from_first_rank
 
     _on(device, model)
     if drew_weights:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.utils.run.console import log, started_as_main_rank
-from training.utils.run.errors import ThreestepError
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.errors import ThreestepError
 
 _KEY = "quantization_config"
 # Floats of 8 or 4 bits with their scales, which transformers makes whole weights of as it loads them.

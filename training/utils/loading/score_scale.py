@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.loading.configurations import load_config
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 _MEAN, _STD = "threestep_score_mean", "threestep_score_std"
 

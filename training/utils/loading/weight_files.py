@@ -11,8 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from training.utils.run.errors import ThreestepError
-from training.utils.run.storage import parse_json
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import parse_json
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit

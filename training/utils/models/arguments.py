@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.models.attention import CHOICES
-from training.utils.models.quantization import (
+from training.utils.models.attention.attention import CHOICES
+from training.utils.models.quantized.quantization import (
     DOUBLE_HELP,
     EIGHT_BIT_HELP,
     FOUR_BIT_HELP,
@@ -17,8 +17,8 @@ from training.utils.models.quantization import (
     check_ranks,
 )
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import flag, settings_of
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag, settings_of
 
 HEAD_CHUNK_HELP = (
     "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more memory. "

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.utils.models.attention import AUTO
-from training.utils.models.quantization import Quantization
+from training.utils.models.attention.attention import AUTO
+from training.utils.models.quantized.quantization import Quantization
 
 
 @dataclass(frozen=True)
 class ModelSettings:
     """name_or_path: folder or hub name.
-    attn_implementation, torch_compile, lora_*: see training.utils.models.attention, .compiled and .lora.
+    attn_implementation, torch_compile, lora_*: see training.utils.models.attention.attention, .compiled and .lora.
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
-    load_in_4bit, load_in_8bit, bnb_4bit_*: see training.utils.models.quantization.
+    load_in_4bit, load_in_8bit, bnb_4bit_*: see training.utils.models.quantized.quantization.
     trust_remote_code: run Python code that comes with the model.
     head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
     trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
         other adapters are merged into their base.
-    freeze_vision_tower, freeze_projector: of a model of images and text, see training.utils.models.freezing.
+    freeze_vision_tower, freeze_projector: of a model of images and text, see training.utils.models.adapters.freezing.
     new_head: a reward model gets a new head in the place of one that its folder has under another name than `score`.
     takes_images: what trains the model also trains models of images and text.
     """

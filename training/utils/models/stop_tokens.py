@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.utils.run.errors import ThreestepError
-from training.utils.run.storage import parse_json
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import parse_json
 
 if TYPE_CHECKING:
     import torch

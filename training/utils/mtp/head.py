@@ -22,11 +22,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from training.utils.layout.mtp_entries import MtpEntries
-from training.utils.models.attention import model_inputs
+from training.utils.mtp.layout.entries import MtpEntries
+from training.utils.models.attention.attention import model_inputs
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import head_is_linear
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 _ONE_LAYER = {"num_hidden_layers": 1}
 # Of configurations that describe each layer: which of them the one layer is.
@@ -165,7 +165,7 @@ def _check_fits(model: PreTrainedModel) -> None:
 
 def _check_same_block(model: PreTrainedModel, trunk: PreTrainedModel) -> None:
     """ThreestepError unless the one layer of `trunk` is of the kind of the model's last."""
-    from training.utils.models.sharding import whole_shape
+    from training.utils.models.tensors.sharding import whole_shape
 
     prefix, count = _layers(model.base_model)
     theirs = {
@@ -188,7 +188,7 @@ def _check_same_block(model: PreTrainedModel, trunk: PreTrainedModel) -> None:
 
 def _plain_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     """Weights under the names of the model without adapters."""
-    from training.utils.models.lora import is_adapter_tensor, merged_name
+    from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
 
     for name, weight in model.named_parameters():
         if not is_adapter_tensor(name):

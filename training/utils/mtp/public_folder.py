@@ -18,7 +18,7 @@ from training.utils.mtp.public_names import (
     from_public,
     names_in_head,
 )
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     import torch

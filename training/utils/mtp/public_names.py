@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 # Of a module of MtpHead.
 _ENORM, _HNORM, _PROJECTION, _FINAL_NORM = "enorm.weight", "hnorm.weight", "eh_proj.weight", "trunk.norm.weight"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.utils.run.errors import Mistakes
+from training.utils.base.errors import Mistakes
 
 LAYERS_HELP = (
     "Train a head for multi-token prediction beside the model, of this many modules (usually 1); 0 trains none. It "

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from training.utils.engine.collectives import summed_numbers
+from training.utils.engine.ranks.collectives import summed_numbers
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_weights import whole_weights
-from training.utils.layout.documents import Document
-from training.utils.layout.mtp_entries import MtpEntries, mtp_entries, mtp_targets
+from training.utils.contracts.documents import Document
+from training.utils.mtp.layout.entries import MtpEntries, mtp_entries, mtp_targets
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
 from training.utils.mtp.folder import FOLDER

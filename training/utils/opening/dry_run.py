@@ -13,10 +13,10 @@ from training.utils.dry_run.plan import (
     rows_at_most,
 )
 from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks_of_dry_run
-from training.utils.engine.startup import DTYPES
+from training.utils.engine.ranks.startup import DTYPES
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.opening.flags import OneModelFlags
-from training.utils.opening.image_reader import picture_of_model
+from training.utils.images.run.image_reader import picture_of_model
 
 
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from training.utils.data.rows.phases import ResponsesRow
+from training.utils.contracts.rows import ResponsesRow
 from training.utils.opening.samples import EvaluationSamples, sample_uid
 from training.utils.opening.training_run import TrainingRun
 from training.utils.preference.evaluation import ScoredResponses

@@ -10,22 +10,22 @@ from transformers import PreTrainedTokenizerBase
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.chat import conversation_end
-from training.utils.data.rows.phases import ResponsesRow
+from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.rows.tokenize import end_of_conversation_id
-from training.utils.engine.arguments import EngineSettings
+from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.startup import Ranks
-from training.utils.layout.pictures import RowImages
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.images.rows.pictures import RowImages
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model
-from training.utils.models.attention import plan_for
+from training.utils.models.attention.attention import plan_for
 from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.opening.setup import load_under
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.preference.scoring import score_responses, without_end
-from training.utils.run.console import log
+from training.utils.base.console import log
 
 
 class ScoreRows(Protocol):

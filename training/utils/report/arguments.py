@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from training.utils.run.console import LogPace
-from training.utils.run.errors import Mistakes, nearest_names
-from training.utils.run.flags import flag
+from training.utils.base.console import LogPace
+from training.utils.base.errors import Mistakes, nearest_names
+from training.utils.flags.flags import flag
 
 NO_TRACKERS = "none"
 # By their packages' names. Services send data away and are used only on request; TensorBoard reads the run's folder.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.report.card import write_card
-from training.utils.run.console import log
-from training.utils.run.errors import ThreestepError, first_line
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError, first_line
 
 
 def open_repository(settings: Mapping[str, Any], api: Any = None) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.report.hub import publish_model
-from training.utils.report.page import page
-from training.utils.report.reading import read_runs
-from training.utils.run.console import log
-from training.utils.run.errors import ThreestepError
+from training.utils.report.pages.page import page
+from training.utils.report.figures.reading import read_runs
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import RunFolder
-from training.utils.run.storage import replace_file
+from training.utils.base.storage import replace_file
 
 REPORT_NAME = "report.html"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
-    from training.utils.data.rows.phases import PromptRow
+    from training.utils.contracts.rows import PromptRow
 
 # fn(prompts, responses, **columns) -> one number per response, or (those, {name: one number per response}).
 Rule = Callable[..., Any]

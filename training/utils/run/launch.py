@@ -24,9 +24,9 @@ from pathlib import Path
 
 import psutil
 
-from training.utils.run.credentials import lend, redacted
-from training.utils.run.errors import ThreestepError
-from training.utils.run.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
+from training.utils.base.credentials import lend, redacted
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
 from training.utils.run.program import run_program
 
 _TERMINATION_SECONDS = 60.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.utils.run.console import log
+from training.utils.base.console import log
 from training.utils.run.run_folder import METRICS
 from training.utils.run.run_log import RunLog
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from training.utils.run.console import output_may_be_lost, print_to
-from training.utils.run.credentials import RedactedStream, hide, hide_environment
-from training.utils.run.disk_errors import disk_error_in, disk_sentence, in_words
-from training.utils.run.errors import ThreestepError, first_line
-from training.utils.run.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.base.console import output_may_be_lost, print_to
+from training.utils.base.credentials import RedactedStream, hide, hide_environment
+from training.utils.base.disk_errors import disk_error_in, disk_sentence, in_words
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
 
 MISTAKE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT  # as a shell has it

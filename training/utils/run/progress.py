@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from training.utils.run.console import LogPace, print_to
+from training.utils.base.console import LogPace, print_to
 
 
 @dataclass(frozen=True)

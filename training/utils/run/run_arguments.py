@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import flag
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag
 from training.utils.run.traces import Traces
 
 DEFAULT_OUTPUT_DIR = "runs/last"

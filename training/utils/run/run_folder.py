@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from training.utils.run.console import log
-from training.utils.run.credentials import redacted_value
-from training.utils.run.disk_errors import in_words
+from training.utils.base.console import log
+from training.utils.base.credentials import redacted_value
+from training.utils.base.disk_errors import in_words
 from training.utils.run.run_log import RunLog
-from training.utils.run.storage import replace_file
+from training.utils.base.storage import replace_file
 
 BAD_STEPS = "bad_steps.jsonl"
 SAMPLE_PICTURES = "sample_pictures"  # a folder: small copies of the pictures that samples.jsonl names, NAME.png

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.run.run_folder import LOGS, SAMPLE_PICTURES
 
 _REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end

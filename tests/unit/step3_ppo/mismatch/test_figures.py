@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 
-from training.step3_ppo.measures import figures_of, moments
+from training.step3_ppo.measures.measures import figures_of, moments
 from training.step3_ppo.mismatch.figures import mismatch_measures
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.step3_ppo.mismatch.weights import corrected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection, rejection_of
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from training.utils.checkpoints.arguments import CheckpointArguments, seconds_of
-from training.utils.run.arguments import parse_arguments, words_of
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import note_mistakes
+from training.utils.flags.arguments import parse_arguments, words_of
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import note_mistakes
 
 
 @pytest.mark.parametrize(

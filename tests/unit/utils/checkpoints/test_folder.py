@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from training.utils.checkpoints.folder import FORMAT, MANIFEST, CheckpointFolder, damage, read_manifest, stranger
-from training.utils.run.errors import ThreestepError
-from training.utils.run.storage import sha256_of_object
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import sha256_of_object
 
 
 def write(folder: CheckpointFolder, step: int) -> Path:

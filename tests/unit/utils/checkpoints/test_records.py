@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from training.utils.checkpoints.records import check_keys, record_of
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

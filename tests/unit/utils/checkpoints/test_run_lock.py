@@ -13,7 +13,7 @@ import pytest
 from tests.support.forked_programs import Program, start_python
 from training.utils.checkpoints import run_lock
 from training.utils.checkpoints.run_lock import only_run
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 HOLD = """
 import sys, time

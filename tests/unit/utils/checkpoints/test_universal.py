@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from training.utils.checkpoints import universal
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def engine(stage: int = 0) -> Any:

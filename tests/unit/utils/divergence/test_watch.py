@@ -7,7 +7,7 @@ import math
 
 from training.utils.divergence.signs import WINDOW, Uniform
 from training.utils.divergence.watch import DivergenceWatch
-from training.utils.report.reading import read_runs
+from training.utils.report.figures.reading import read_runs
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import DIVERGENCE, LOGS
 

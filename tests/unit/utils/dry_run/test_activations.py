@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.support.kept_bytes import kept_bytes
 from training.utils.dry_run.activations import cache_bytes, head_bytes, saved_activations
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.models.document_attention import use_document_attention
+from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.settings import ModelSettings
 
 ROWS, TOKENS = 2, 16

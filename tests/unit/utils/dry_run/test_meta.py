@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.models.quantized import count_weights, quantized_layers, weight_bytes
+from training.utils.models.quantized.quantized import count_weights, quantized_layers, weight_bytes
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 SHAPE = dict(model_type="llama", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              vocab_size=64)  # fmt: skip

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from training.utils.dry_run.device import PlannedDevice
 from training.utils.dry_run.plan import plan_head, rows_at_most
-from training.utils.engine.arguments import EngineSettings
+from training.utils.engine.config.arguments import EngineSettings
 from training.utils.layout.planner import forward_plan
 from training.utils.mtp.head import new_head
 from training.utils.mtp.settings import MtpSettings

@@ -10,7 +10,7 @@ import torch
 
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.training_engine import CheckedAdamW
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import BAD_STEPS
 from training.utils.run.run_log import RunLog
 

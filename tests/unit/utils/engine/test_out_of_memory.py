@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
-from training.utils.layout.documents import TokenSequence, plain
+from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.layout.rows import packed_rows
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def rows(*lengths: tuple[int, ...]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.utils.engine.arguments import EngineSettings
+from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.training_engine import _optimizer, _scheduler
 
 RATE, ADAPTER_RATE, DECAY = 1e-3, 5e-2, 0.1

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.utils.engine.arguments import EngineSettings
-from training.utils.engine.startup import Ranks
+from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.zero3_limits import ModelSizes, host_share, limits_of, model_sizes, zero3_limits
 
 B7 = ModelSizes(weights=6_700_000_000, block=202_000_000, module=131_000_000)

@@ -11,7 +11,7 @@ import pytest
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings
 from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 USER = {"role": "user", "content": "go"}
 HELLO = AssistantMessage("hello", "hello")

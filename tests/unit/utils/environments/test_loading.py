@@ -7,8 +7,8 @@ import pytest
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.environments.interface import AssistantMessage, Call
 from training.utils.environments.loading import load_environments
-from training.utils.run.errors import Mistakes, ThreestepError
-from training.utils.run.flags import note_mistakes
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import note_mistakes
 
 FILE = '''
 class Good:

@@ -29,7 +29,7 @@ from training.utils.environments.python_tool import (
     isolation_of,
     python_tool,
 )
-from training.utils.run.errors import Mistakes, ThreestepError
+from training.utils.base.errors import Mistakes, ThreestepError
 
 SECONDS = 5.0
 _NUMBERS = itertools.count(1)

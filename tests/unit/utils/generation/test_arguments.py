@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import note_mistakes
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import note_mistakes
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.parallel_texts import TAGS, Path, Text, some_ids, texts
-from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
+from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.parallel import (
     Block,
     MalformedBlocks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.utils.layout.documents import Document, TokenSequence, shared_prompt, unshared
+from training.utils.contracts.documents import Document, TokenSequence, shared_prompt, unshared
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from training.utils.layout.documents import TokenSequence, join, plain
+from training.utils.contracts.documents import TokenSequence, join, plain
 from training.utils.layout.rows import PAD_SEGMENT, TokenRows, packed_rows, padded_rows
 from training.utils.models.token_model import PolicyModel
 

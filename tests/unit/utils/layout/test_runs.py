@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.utils.layout.documents import TokenSequence, plain, shared_prompt
+from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.runs import AttentionRun, RunSpan, runs_of
 

@@ -18,7 +18,7 @@ from training.utils.loading.configurations import (
     set_pad_token,
 )
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def test_positions_by_the_configuration_alone(tmp_path):

@@ -20,7 +20,7 @@ from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 CONFIG = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
 

@@ -20,9 +20,9 @@ from training.utils.loading.given import (
     train_as_given,
     write_given,
 )
-from training.utils.models.lora import add_lora
+from training.utils.models.adapters.lora import add_lora
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 NORM, PROJECTION = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 

@@ -16,7 +16,7 @@ from training.utils.loading.configurations import check_trains, load_config
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 BLOCK = 16
 

@@ -21,7 +21,7 @@ from training.utils.loading.judgement import WantedModel
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 WRAPPERS = ["module.", "_orig_mod.", "base_model.model.", "module._orig_mod.", "pretrained_model."]
 

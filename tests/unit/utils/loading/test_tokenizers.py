@@ -16,7 +16,7 @@ from training.utils.loading.tokenizers import (
     same_tokenizer,
     with_pad_apart,
 )
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
 

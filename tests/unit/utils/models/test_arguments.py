@@ -8,8 +8,8 @@ import pytest
 
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import note_mistakes
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import note_mistakes
 
 
 def mistakes_of(**given) -> list[str]:

@@ -18,7 +18,7 @@ from training.utils.loading.models import check_no_dropout, prepared
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import difference_now, read_own_forward
 from training.utils.models.settings import ModelSettings
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 RATE = 0.3
 # Each has names or modules that others lack: layer drop, embedding, residual, activation, hidden and probability rates,

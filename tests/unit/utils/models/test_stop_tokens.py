@@ -19,7 +19,7 @@ from training.utils.models.stop_tokens import (
     stop_tokens_in,
     unused_stop_tokens,
 )
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
-from training.utils.layout.documents import TokenSequence, join
+from training.utils.contracts.documents import TokenSequence, join
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel, ScalarModel, read_logits
 

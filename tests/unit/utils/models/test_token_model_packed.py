@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
-from training.utils.layout.documents import Document, TokenSequence, plain, shared_prompt, unshared
+from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.token_model import PolicyModel, ScalarModel

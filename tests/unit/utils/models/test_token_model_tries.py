@@ -9,12 +9,12 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.tries import forked_conversations, forked_sequences, weights_of
 from training.step3_ppo.losses.tokens import own_sequence_means
-from training.utils.layout.documents import TokenSequence
+from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import rank_share
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import trie_document
-from training.utils.models.document_attention import use_document_attention
+from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 CPU, PAD = torch.device("cpu"), 0

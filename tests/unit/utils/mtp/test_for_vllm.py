@@ -15,7 +15,7 @@ from training.utils.mtp.folder import read_head, save_head
 from training.utils.mtp.for_vllm import write_for_vllm
 from training.utils.mtp.head import new_head
 from training.utils.mtp.public_names import FORMS, from_public
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
 

@@ -18,7 +18,7 @@ from training.utils.mtp.public_names import (
     from_public,
     to_public,
 )
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 LAYERS = 2
 # Of each form a family whose heads have it, or whose block is of that shape, and a number of modules.

@@ -9,9 +9,9 @@ import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from training.utils.layout.context_slices import zigzag_slice
-from training.utils.layout.documents import join, plain
-from training.utils.layout.mtp_entries import mtp_entries
-from training.utils.layout.mtp_masks import whole_row_mask
+from training.utils.contracts.documents import join, plain
+from training.utils.mtp.layout.entries import mtp_entries
+from training.utils.mtp.layout.masks import whole_row_mask
 from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 from training.utils.mtp import rolled as module

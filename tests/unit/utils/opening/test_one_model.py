@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from training.step1_sft.main import main
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 ROUNDED = "--model_name_or_path no/model --data_path embedded --lora_dim 4 --load_in_"
 

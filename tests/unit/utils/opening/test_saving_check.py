@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.opening.saving_check import SavedModel, check_saving
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @pytest.fixture

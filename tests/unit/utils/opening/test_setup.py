@@ -12,14 +12,14 @@ from tests.support.tiny_models import tiny_causal_lm
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.plan import CheckpointPlan
-from training.utils.engine.arguments import EngineArguments, EngineSettings
-from training.utils.engine.startup import Ranks
+from training.utils.engine.config.arguments import EngineArguments, EngineSettings
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.rows import TokenRows
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.opening import setup
 from training.utils.opening.setup import load_under, may_pack, start_run, whole_steps, with_head_chunk
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
 
 
@@ -158,7 +158,7 @@ def test_the_settings_of_a_run_read_back_as_its_configuration(tmp_path, step):
     """`--config OUTPUT_DIR/config.yaml` is the same run again."""
     import importlib
 
-    from training.utils.run.arguments import parse_arguments, resolved_settings
+    from training.utils.flags.arguments import parse_arguments, resolved_settings
 
     groups = importlib.import_module(f"training.{step}.main").STEP.groups
     models = ["--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.utils.data.rows.phases import ResponsesRow
-from training.utils.engine.startup import Ranks
+from training.utils.contracts.rows import ResponsesRow
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter, ModelShape
 from training.utils.opening.training_run import LoopSettings, TrainingRun

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.data.rows.phases import ResponsesRow
-from training.utils.engine.startup import Ranks
+from training.utils.contracts.rows import ResponsesRow
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
-from training.utils.models.lora import add_lora
+from training.utils.models.adapters.lora import add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.opening.training_run import LoopSettings, TrainingRun
@@ -26,7 +26,7 @@ from training.utils.preference.reference import (
     taken_rows,
 )
 from training.utils.preference.reference_file import ReferenceFile
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 from training.utils.run.metrics import MetricsWriter
 
 

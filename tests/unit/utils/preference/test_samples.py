@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.utils.data.rows.phases import ResponsesRow
-from training.utils.layout.images import ImageSpan
+from training.utils.contracts.rows import ResponsesRow
+from training.utils.images.spans import ImageSpan
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.preference import samples as ranked
 from training.utils.preference.evaluation import ScoredResponses

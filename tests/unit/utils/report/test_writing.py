@@ -6,7 +6,7 @@ import pytest
 
 from training.utils.report import writing
 from training.utils.report.writing import report_at_end, write_report
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def test_the_page_is_written(tmp_path, ppo_run):

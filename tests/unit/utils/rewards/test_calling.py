@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from training.utils.data.rows.phases import PromptRow
+from training.utils.contracts.rows import PromptRow
 from training.utils.rewards.calling import RuleBatch, call_rule, raised, reward_columns, rule_batch
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def row(reference, **columns):

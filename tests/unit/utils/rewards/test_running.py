@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from training.utils.data.rows.phases import PromptRow
+from training.utils.contracts.rows import PromptRow
 from training.utils.rewards import running
 from training.utils.rewards.calling import RuleBatch
 from training.utils.rewards.running import RunningRule, start_rules
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 CPU = torch.device("cpu")
 ROWS = [PromptRow(index, np.array([10 + index]), f"prompt {index}", f"truth {index}") for index in range(2)]

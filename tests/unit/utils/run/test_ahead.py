@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from training.utils.run.ahead import Ahead
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def names() -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from training.utils.run import launch
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 PACKAGE = str(Path(launch.__file__).parents[2])
 

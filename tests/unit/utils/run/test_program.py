@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from training.utils.run import program
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 MISTAKEN = """
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 from training.utils.run.program import run_program
 def main(argv):
     raise ThreestepError(f"expected less, got {argv}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import note_mistakes
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import note_mistakes
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 
 

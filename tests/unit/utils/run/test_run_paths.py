@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 from training.utils.run.run_paths import make_output_dir
 
 FOLDERS = ("model", "critic", "model_ema", "checkpoints", "tensorboard", "profile", "sample_pictures")

@@ -8,8 +8,8 @@ import json
 import pytest
 import torch
 
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import note_mistakes
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import note_mistakes
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.traces import Traces, traced
 

@@ -9,8 +9,8 @@ from training.utils.data.cache.arguments import CacheArguments
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.sources.arguments import OptionalSourceArguments, SourceArguments
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import flag
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag
 
 ROW_PICKS = ("random", "first")
 

@@ -34,16 +34,16 @@ from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.files.readers import split_reader
-from training.utils.data.images.reader import ImageReader, PixelReader
+from training.utils.images.data.reader import ImageReader, PixelReader
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.dataset import CachedSplit
-from training.utils.data.rows.phases import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.contracts.rows import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.pictures import Pictures, PictureWriter
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
-from training.utils.data.sources.media import ONLY_TEXT
-from training.utils.run.errors import ThreestepError
+from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.base.errors import ThreestepError
 
 _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
 

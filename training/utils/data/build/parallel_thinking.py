@@ -16,7 +16,7 @@ import torch
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.rows.documents import written_tokens
 from training.utils.layout.parallel import Block, MalformedBlocks, ParallelTags, find_blocks
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def parallel_tags(chat: ChatArguments, tokenizer: Any) -> ParallelTags | None:

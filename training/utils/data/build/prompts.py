@@ -11,8 +11,8 @@ from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
-from training.utils.data.rows.phases import PromptRow
-from training.utils.data.sources.messages import Message, prompt_text, read_messages
+from training.utils.contracts.rows import PromptRow
+from training.utils.data.sources.formats.messages import Message, prompt_text, read_messages
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 NAME = "generated"

@@ -14,7 +14,7 @@ from training.utils.data.build.row_pictures import RowPicture, RowPictures
 from training.utils.data.build.samples import checked_json, read_texts
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
-from training.utils.data.sources.messages import (
+from training.utils.data.sources.formats.messages import (
     BadConversation,
     Conversation,
     Message,
@@ -24,7 +24,7 @@ from training.utils.data.sources.messages import (
     response_message,
 )
 from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.data.sources.weights import check_weights, has_weights, split_weights
+from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
 
 
 @dataclass(frozen=True)

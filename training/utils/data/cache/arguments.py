@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.run.flags import flag
+from training.utils.flags.flags import flag
 
 
 @dataclass

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.data.cache.shard_files import drop_shards, keep_finished_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.files.digests import hash_parts
-from training.utils.run.storage import (
+from training.utils.base.storage import (
     flush_to_disk,
     read_json_object,
     sha256_of,

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Collection
 from typing import Any
 
-from training.utils.run.storage import read_json_object, sha256_of, write_json
+from training.utils.base.storage import read_json_object, sha256_of, write_json
 
 _FOLDER = "shards"
 

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, cast
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 # Fewer rows than this are not worth a process: forking and joining one takes some 20 ms.
 ROWS_PER_WORKER = 1000

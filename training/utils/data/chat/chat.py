@@ -23,10 +23,10 @@ from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import SavedStyle, in_words, reason_of_style, resolved_chat, save_style
 from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, named_tokenizer
-from training.utils.data.sources.messages import BadConversation, Conversation
+from training.utils.data.sources.formats.messages import BadConversation, Conversation
 from training.utils.layout.parallel import ParallelTags
-from training.utils.run.errors import ThreestepError
-from training.utils.run.flags import AUTO
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.flags import AUTO
 
 _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles
 

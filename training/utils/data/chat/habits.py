@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from os.path import commonprefix
 
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused, mask_messages
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from training.utils.data.chat.rendering import (
     TemplateRefused,
     mask_messages,
 )
-from training.utils.data.sources.messages import BadConversation, Conversation, Message
+from training.utils.data.sources.formats.messages import BadConversation, Conversation, Message
 
 
 @dataclass(frozen=True)

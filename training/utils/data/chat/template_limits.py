@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 TRIAL_SECONDS = 10  # of the processor, for three short conversations; a real template takes milliseconds
 _WAITING = 3  # times as long by the clock, on a machine that others use

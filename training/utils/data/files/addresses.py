@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from typing import BinaryIO, cast
 
 from training.utils.data.files.digests import digest_file, hash_text
-from training.utils.run.credentials import redacted, redacted_value
-from training.utils.run.errors import ThreestepError
+from training.utils.base.credentials import redacted, redacted_value
+from training.utils.base.errors import ThreestepError
 
 _ZSTANDARD = ".zst"
 _COMPRESSED = (".gz", ".bz2", ".xz", _ZSTANDARD)

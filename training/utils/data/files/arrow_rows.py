@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from training.utils.data.files.addresses import mapped, open_local, open_stream, spool_file
 from training.utils.data.files.columns import Expected, FileRow, JoinedRows, Kinds, check_kinds, column_names
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 _ROWS_PER_BATCH = 1024
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 # Column -> kind of value -> where that kind was first met. A null has no kind.
 Kinds = dict[str, dict[str, str]]

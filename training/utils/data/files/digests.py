@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from training.utils.run.storage import read_json_object, sha256_of
+from training.utils.base.storage import read_json_object, sha256_of
 
 # Smaller files are always hashed; the hash of a larger one is remembered with its size, times and inode.
 _ALWAYS_HASHED_BYTES = 4 * 2**20

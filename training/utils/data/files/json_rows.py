@@ -10,7 +10,7 @@ from typing import Any
 
 from training.utils.data.files.addresses import mapped, open_local, open_stream
 from training.utils.data.files.columns import Expected, FileRow, Kinds, check_row, column_names, note_kinds
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _START_BYTES = 4096  # blanks before the first sign are fewer

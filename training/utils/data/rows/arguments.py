@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.run.flags import flag
+from training.utils.flags.flags import flag
 
 TRUNCATIONS = ("right", "left", "middle", "error", "drop")
 LOSS_PLACES = ("response", "conversation")

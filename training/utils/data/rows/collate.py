@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from training.utils.data.rows.phases import PromptRow
+from training.utils.contracts.rows import PromptRow
 from training.utils.data.rows.tokenize import require_pad_token
 
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from training.utils.run.errors import ThreestepError
-from training.utils.run.storage import HashedFile
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import HashedFile
 
 if TYPE_CHECKING:
-    from training.utils.layout.images import ImageSpan
+    from training.utils.images.spans import ImageSpan
 
 PICTURES_PER_BATCH = 64
 SPAN_NUMBERS, KEY_AT = 6, 4  # begin, tokens, height and width (0: none), key, sees_itself
@@ -37,7 +37,7 @@ def spans_of(numbers: np.ndarray) -> tuple[ImageSpan, ...]:
     """The images that `span_numbers` stored."""
     if len(numbers) == 0:
         return ()
-    from training.utils.layout.images import ImageSpan  # torch, which rows of text do without
+    from training.utils.images.spans import ImageSpan  # torch, which rows of text do without
 
     return tuple(
         ImageSpan(begin, tokens, (height, width) if height else None, key, bool(sees_itself))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from training.utils.layout.parallel import ParallelTags
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 Ids = list[int]
 

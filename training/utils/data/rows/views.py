@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from training.utils.data.rows.documents import responses_document, sentence_document
-from training.utils.data.rows.phases import PromptRow, ResponsesRow, Row, SentenceRow
-from training.utils.layout.documents import Document, TokenSequence, plain
+from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.layout.rows import packed_rows
 
 Decode = Callable[[Sequence[int]], str]

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import flag
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag
 
 NO_DATA = (
     "--data_path expects at least one dataset, got none; name files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
@@ -123,7 +123,7 @@ class SourceArguments:
         """Note every mistake that can be found without loading data; loads the dataset modules for their names."""
         from training.utils.data.files.readers import split_reader
         from training.utils.data.files.stored import check_stored
-        from training.utils.data.sources.formats import check_format
+        from training.utils.data.sources.formats.formats import check_format
         from training.utils.data.sources.registry import find_dataset, load_dataset_module
 
         mistakes.note(check_format, self.data_format)

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 
 from training.utils.data.sources.arguments import SourceArguments
 from training.utils.data.sources.file_dataset import FileDataset
-from training.utils.data.sources.formats import FileColumns
+from training.utils.data.sources.formats.formats import FileColumns
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import find_dataset, load_dataset_module
 

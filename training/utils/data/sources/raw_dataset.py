@@ -9,9 +9,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from training.utils.data.sources.media import ONLY_TEXT
-from training.utils.data.sources.recognition import Recognition
-from training.utils.run.errors import ThreestepError
+from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.data.sources.formats.recognition import Recognition
+from training.utils.base.errors import ThreestepError
 
 ALL_PHASES = (1, 2, 3)
 

@@ -21,10 +21,10 @@ from typing import TypeVar
 from training.utils.data.files.readers import READERS, split_reader
 from training.utils.data.files.stored import check_stored
 from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.run.errors import ThreestepError, nearest_names
-from training.utils.run.user_files import load_module
+from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.user_files import load_module
 
-_BUILT_IN_MODULES = ("training.utils.data.sources.embedded", "training.utils.data.sources.shapes")
+_BUILT_IN_MODULES = ("training.utils.data.sources.made.embedded", "training.utils.data.sources.made.shapes")
 _BUILT_IN_PACKAGE = "training.utils.data.sources.hub"  # every module in it registers its classes
 
 _classes: dict[str, type[PromptRawDataset]] = {}

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
-from training.utils.run.arguments import parse_arguments
-from training.utils.run.errors import Mistakes
-from training.utils.run.flags import note_mistakes
+from training.utils.flags.arguments import parse_arguments
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import note_mistakes
 
 
 def sentences_of(arguments: DataArguments) -> list[str]:

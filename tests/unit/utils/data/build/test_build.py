@@ -22,7 +22,7 @@ from tests.support.pair_rows import PAIR, Own, all_rows, many
 from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
 from training.utils.data.cache.workers import BuildStopped
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def test_prompt_ids_are_the_same_in_all_phases(flags, tiny_tokenizer):

@@ -18,7 +18,7 @@ from training.utils.data.build.splits import (
     shuffled_order,
     split_indices,
 )
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 weights = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).filter(any)
 seeds = st.integers(0, 2**32 - 1)

@@ -12,7 +12,7 @@ from training.utils.data.rows.documents import responses_document, sentence_docu
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
 from training.utils.loading.tokenizers import add_tokens
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 TALK = [
     {"role": "user", "content": "one"},

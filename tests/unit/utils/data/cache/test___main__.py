@@ -17,9 +17,9 @@ from training.utils.data.cache.__main__ import main
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.rows.dataset import write_rows
-from training.utils.data.rows.phases import TextBlock
-from training.utils.run import storage
-from training.utils.run.errors import ThreestepError
+from training.utils.contracts.rows import TextBlock
+from training.utils.base import storage
+from training.utils.base.errors import ThreestepError
 
 DAY_SECONDS = 86400
 

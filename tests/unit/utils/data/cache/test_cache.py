@@ -19,8 +19,8 @@ import pytest
 from training.utils.data.cache import cache
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.rows.dataset import write_rows
-from training.utils.data.rows.phases import TextBlock
-from training.utils.run.errors import ThreestepError
+from training.utils.contracts.rows import TextBlock
+from training.utils.base.errors import ThreestepError
 
 PARTS = {"datasets": "a", "seed": "1", "length": "2"}
 
@@ -262,7 +262,7 @@ from dataclasses import asdict
 import numpy as np
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.rows.dataset import write_rows
-from training.utils.data.rows.phases import TextBlock
+from training.utils.contracts.rows import TextBlock
 
 folder, seconds, rebuild = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "rebuild"
 

@@ -26,9 +26,9 @@ from training.utils.data.cache import shards
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.cache.shards import SplitPlan, build_shards, shard_ranges
 from training.utils.data.cache.workers import BuildStopped
-from training.utils.data.rows.phases import TextBlock
-from training.utils.run import storage
-from training.utils.run.errors import ThreestepError
+from training.utils.contracts.rows import TextBlock
+from training.utils.base import storage
+from training.utils.base.errors import ThreestepError
 
 RAW_ROWS = 5000
 
@@ -206,8 +206,8 @@ import os, sys, time
 import numpy as np
 from training.utils.data.cache import shards
 from training.utils.data.cache.cache import open_or_build
-from training.utils.data.rows.phases import TextBlock
-from training.utils.run import storage
+from training.utils.contracts.rows import TextBlock
+from training.utils.base import storage
 
 shards._LEAST_ROWS = 100
 RAW_ROWS = {RAW_ROWS}

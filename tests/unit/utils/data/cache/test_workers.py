@@ -13,7 +13,7 @@ import pytest
 
 from training.utils.data.cache import workers
 from training.utils.data.cache.workers import BuildStopped, run_jobs, worker_count
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])

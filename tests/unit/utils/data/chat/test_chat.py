@@ -30,8 +30,8 @@ from training.utils.data.chat.chat import (
     joined,
 )
 from training.utils.data.rows.tokenize import Dropped, TooLong
-from training.utils.data.sources.messages import Conversation, checked_messages
-from training.utils.run.errors import ThreestepError
+from training.utils.data.sources.formats.messages import Conversation, checked_messages
+from training.utils.base.errors import ThreestepError
 
 NAMES = ("chatml", "llama3", "strips_thinking", "merges_tools")
 

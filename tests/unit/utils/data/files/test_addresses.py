@@ -17,7 +17,7 @@ from training.utils.data.files.addresses import (
     open_stream,
     share_files,
 )
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 def touch(folder: Path, *names: str) -> list[str]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from training.utils.data.rows.collate import collate_prompts
-from training.utils.data.rows.phases import PromptRow
-from training.utils.run.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow
+from training.utils.base.errors import ThreestepError
 
 
 def prompt(*ids: int) -> PromptRow:

@@ -18,7 +18,7 @@ from training.utils.data.rows.tokenize import (
     named_tokenizer,
     require_pad_token,
 )
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 PROMPT, RESPONSE = "Human: What is 2 + 3? Assistant:", " 2 + 3 is 5."
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from training.utils.data.rows import views
-from training.utils.data.rows.phases import PromptRow, ResponsesRow, SentenceRow
+from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.rows.views import Style
 
 pytestmark = pytest.mark.unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.utils.data.sources.raw_dataset import PromptRawDataset, load_by_name
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 
 class Plain(PromptRawDataset):

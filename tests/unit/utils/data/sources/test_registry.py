@@ -17,7 +17,7 @@ from training.utils.data.sources.registry import (
     register_dataset,
     registered_names,
 )
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 

@@ -17,7 +17,7 @@ from training.utils.data.files.json_rows import JsonLines, JsonList
 from training.utils.data.files.readers import Rows
 from training.utils.data.sources.hub.datasets import HubDataset, answered
 from training.utils.data.sources.registry import register_dataset
-from training.utils.run.errors import ThreestepError
+from training.utils.base.errors import ThreestepError
 
 _EXPECTED = Expected(texts=("prompt", "chosen", "rejected"))
 

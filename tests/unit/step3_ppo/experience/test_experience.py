@@ -1,0 +1,482 @@
+"""Rollouts and models become an Experience: each part against its own naive computation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from tests.unit.utils.generation.engines import test_parallel as in_parallel
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.advantages.gae import gae
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.experience.experience import make_experience
+from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.kl.control import KlControl
+from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
+from training.step3_ppo.experience.records import Samples, Scored
+from training.step3_ppo.experience.scoring import outcome_scores, score
+from training.step3_ppo.experience.sequences import training_sequences
+from training.step3_ppo.experience.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.utils.contracts.rollout import Rollout
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import rank_share
+from training.utils.loading.score_scale import ScoreScale
+from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.run.phase_clock import PhaseClock
+
+PAD = EOS = 2  # pad is eos: every mask has to come from lengths
+PROMPTS = [4, 2, 7, 1, 3]
+RESPONSES = [3, 1, 5, 6, 2]
+IN_LOSS = KlSettings(KlControl(0.1), in_loss=True, estimator=KL_ESTIMATORS["k1"])
+
+
+@pytest.fixture(scope="module")
+def roles() -> SimpleNamespace:
+    """Four small models that differ, in place of the engines; `reading` notes that it was entered."""
+    state = SimpleNamespace(
+        actor=PolicyModel(tiny_causal_lm("llama", seed=1)),
+        reference=PolicyModel(tiny_causal_lm("llama", seed=2)),
+        critic=ScalarModel(tiny_scalar_model("llama", seed=3)),
+        reward_model=ScalarModel(tiny_scalar_model("llama", seed=4)),
+        scorer=None,
+        entered=0,
+    )
+
+    @contextlib.contextmanager
+    def reading():
+        state.entered += 1
+        yield
+
+    state.reading = reading
+    return state
+
+
+@pytest.fixture
+def rollout() -> Rollout:
+    generator = torch.Generator().manual_seed(0)
+    count, prompt_width, width = len(PROMPTS), max(PROMPTS), max(RESPONSES)
+    prompt_ids_BP = torch.full((count, prompt_width), PAD)
+    prompt_mask_BP = torch.zeros(count, prompt_width, dtype=torch.bool)
+    response_ids_BR = torch.full((count, width), PAD)
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        prompt_ids_BP[row, prompt_width - prompt :] = torch.randint(3, VOCABULARY, (prompt,), generator=generator)
+        prompt_mask_BP[row, prompt_width - prompt :] = True
+        response_ids_BR[row, :response] = torch.randint(3, VOCABULARY, (response,), generator=generator)
+        response_ids_BR[row, response - 1] = EOS
+    lengths_B = torch.tensor(RESPONSES)
+    ended_B = torch.ones(count, dtype=torch.bool)
+    return Rollout(prompt_ids_BP, prompt_mask_BP, response_ids_BR, lengths_B, torch.zeros(count, width), ended_B)
+
+
+def how(**changes) -> ExperienceSettings:
+    given = {
+        "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "samples_per_prompt": 1,
+        "estimator": ESTIMATORS["gae"], "advantage": AdvantageSettings(0.9, 0.7, True), "whiten_advantages": False,
+        "kl": KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["k1"]), "length": LengthSettings(6),
+        "mismatch": None,
+        "reads_old_logprobs": True, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
+    }  # fmt: skip
+    return ExperienceSettings(**{**given, **changes})
+
+
+def made_from(rollout: Rollout, roles, settings: ExperienceSettings, greedy_scores_B=None):
+    def samples(scores_B) -> Samples:
+        scored = Scored(scores_B, outcome_scores(rollout, scores_B, settings.length), {"model": scores_B})
+        return Samples((), rollout, lambda: scored)
+
+    greedy = None if greedy_scores_B is None else samples(greedy_scores_B)
+    return make_experience(
+        samples(score(rollout, roles, settings).values_B), greedy, roles, settings, 0.1, PhaseClock()
+    )
+
+
+def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:
+    """Each sequence alone, through the plain models' own forward."""
+    found: dict[str, list[torch.Tensor]] = {"old": [], "ref": [], "values": [], "scores": []}
+    with torch.no_grad():
+        for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+            ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
+            chosen = ids[0, prompt:, None]
+            for name, policy in (("old", roles.actor), ("ref", roles.reference)):
+                logits = policy.model(ids, use_cache=False).logits[0, prompt - 1 : -1] / 0.8
+                found[name].append(torch.log_softmax(logits, -1).gather(-1, chosen)[:, 0])
+            hidden = roles.critic.model.model(ids, use_cache=False)[0][0, prompt - 1 : -1]
+            found["values"].append(roles.critic.model.score(hidden)[:, 0])
+            hidden = roles.reward_model.model.model(ids, use_cache=False)[0][0, -1]
+            found["scores"].append(roles.reward_model.model.score(hidden))
+            assert len(chosen) == response
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+        for name, parts in found.items()
+        if name != "scores"
+    }
+    return {**padded, "scores": torch.cat(found["scores"])}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PlanSettings(1, None, 1),
+        PlanSettings(1, None, 2),
+        PlanSettings(1, None, 8),
+        PlanSettings(1, 16, 8),
+        PlanSettings(1, packed=True, max_row_tokens=13),
+        PlanSettings(1, 26, packed=True, max_row_tokens=13),
+        PlanSettings(1, packed=True, max_row_tokens=100, quadratic_tokens=1e9),  # one long row
+    ],
+)
+def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, roles, plan):
+    entered = roles.entered
+    made = made_from(rollout, roles, how(plan=plan))
+    expected = one_by_one(rollout, roles)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(made.scores_B, expected["scores"], **close)
+    torch.testing.assert_close(made.old_logprobs_BR, expected["old"], **close)
+    torch.testing.assert_close(made.ref_logprobs_BR, expected["ref"], **close)
+    torch.testing.assert_close(made.values_BR, expected["values"], **close)
+    rewards_BR = -0.1 * (expected["old"] - expected["ref"])
+    for row, length in enumerate(RESPONSES):
+        rewards_BR[row, length - 1] += expected["scores"][row]
+    torch.testing.assert_close(made.rewards_BR, rewards_BR, **close)
+    inputs = AdvantageInputs(rewards_BR, rollout.response_lengths_B, torch.arange(5), expected["values"])
+    advantages_BR, returns_BR = gae(inputs, AdvantageSettings(0.9, 0.7, True))
+    torch.testing.assert_close(made.advantages_BR, advantages_BR, **close)
+    torch.testing.assert_close(made.returns_BR, returns_BR, **close)
+    assert made.rollout is rollout and roles.entered == entered + 1
+    outside_BR = ~rollout.response_mask_BR
+    for name in ("old_logprobs_BR", "ref_logprobs_BR", "values_BR", "rewards_BR", "advantages_BR", "returns_BR"):
+        field = getattr(made, name)
+        assert field.dtype == torch.float32 and not field.requires_grad
+        assert not field[outside_BR].any()
+
+
+@pytest.mark.parametrize("most", [100, 17])  # tokens of a row: all samples of a prompt together, or two and two
+def test_samples_share_their_prompt(rollout, roles, most):
+    ids_BP, mask_BP = rollout.prompt_ids_BP[[0, 2, 0, 0, 2]], rollout.prompt_mask_BP[[0, 2, 0, 0, 2]]
+    samples = dataclasses.replace(rollout, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP)
+    packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
+    tokens = sum(
+        int((rows.segment_ids_NT >= 0).sum())
+        for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu"))
+    )
+    # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
+    # of 6 more; one of 7 for responses of 1 and 2.
+    assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17
+    one, two = (made_from(samples, roles, how(plan=plan)) for plan in (packed, PlanSettings(1, None, 1)))
+    for name in ("scores_B", "old_logprobs_BR", "ref_logprobs_BR", "values_BR", "advantages_BR", "returns_BR"):
+        torch.testing.assert_close(getattr(one, name), getattr(two, name), rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_whitening_touches_the_advantages_alone(rollout, roles):
+    plain, white = made_from(rollout, roles, how()), made_from(rollout, roles, how(whiten_advantages=True))
+    inside = white.advantages_BR[rollout.response_mask_BR]
+    assert inside.mean().item() == pytest.approx(0, abs=1e-5) and inside.std().item() == pytest.approx(1, abs=1e-3)
+    assert torch.equal(plain.returns_BR, white.returns_BR)
+    assert torch.equal(plain.rewards_BR, white.rewards_BR)
+
+
+def test_whitening_counts_what_learns(rollout, roles):
+    """The second response did not end and is left out: what it scores moves no other advantage."""
+    cut = Rollout(**{**vars_of(rollout), "ended_B": torch.tensor([True, False, True, True, True])})
+    length = LengthSettings(6, mask_truncated_responses=True)
+    found = [
+        made_from(cut, roles, how(whiten_advantages=True, length=dataclasses.replace(length, missing_eos_penalty=off)))
+        for off in (0.0, 50.0)
+    ]
+    assert torch.equal(found[0].advantages_BR, found[1].advantages_BR) and not found[0].advantages_BR[1].any()
+    learns_BR = cut.response_mask_BR & cut.ended_B[:, None]
+    inside = found[0].advantages_BR[learns_BR]
+    assert inside.mean().item() == pytest.approx(0, abs=1e-5) and inside.std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_scores_are_clipped(rollout, roles):
+    free = score(rollout, roles, how()).values_B
+    bound = float(free.abs().median())
+    clipped = score(rollout, roles, how(clip_reward=bound)).values_B
+    torch.testing.assert_close(clipped, free.clamp(-bound, bound))
+    assert not torch.equal(clipped, free)
+
+
+def test_scores_are_put_on_a_scale_before_the_clip(rollout, roles):
+    free = score(rollout, roles, how()).values_B
+    scale = ScoreScale(mean=float(free.mean()), std=0.5)
+    scaled = score(rollout, roles, how(score_scale=scale)).values_B
+    torch.testing.assert_close(scaled, (free - free.mean()) * 2)
+    bound = float(scaled.abs().median())
+    clipped = score(rollout, roles, how(score_scale=scale, clip_reward=bound)).values_B
+    torch.testing.assert_close(clipped, scaled.clamp(-bound, bound))
+
+
+def with_a_twin(rollout: Rollout) -> Rollout:
+    """The first sequence four times, then all."""
+    places = torch.tensor([0, 0, 0, *range(len(PROMPTS))])
+    tensors = ("prompt_ids_BP", "prompt_mask_BP", "response_ids_BR", "response_lengths_B", "sampled_logprobs_BR")
+    fields = {name: getattr(rollout, name)[places] for name in (*tensors, "ended_B")}
+    return Rollout(**{**vars_of(rollout), **fields})
+
+
+def test_equal_responses_are_scored_once(rollout, roles):
+    read = []
+
+    def counted(rows):
+        read.append(len(rows.end_B))
+        return roles.reward_model(rows)
+
+    scorer = SimpleNamespace(dtype=torch.bfloat16)
+    once = SimpleNamespace(**{**vars(roles), "reward_model": counted, "scorer": scorer})
+    found = score(with_a_twin(rollout), once, how())
+    assert sum(read) == len(PROMPTS)
+    torch.testing.assert_close(found.values_B[3:], score(rollout, roles, how()).values_B)
+    assert found.values_B[:4].unique().numel() == 1
+    # 2 units of bfloat16, 2^-7, and 32 of float32, 2^-23; of the score, not of where it is put.
+    share = 2 * 2.0**-7 + 32 * 2.0**-23
+    torch.testing.assert_close(found.rounding_B, share * found.values_B.abs())
+    scaled = score(with_a_twin(rollout), once, how(score_scale=ScoreScale(mean=1.0, std=0.5)))
+    torch.testing.assert_close(scaled.rounding_B, 2 * share * found.values_B.abs())
+    bound = float(found.values_B.abs().median())
+    clipped = score(with_a_twin(rollout), once, how(clip_reward=bound))
+    assert (clipped.rounding_B == 0.0).equal(found.values_B.abs() > bound)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs", "full"])
+def test_equal_responses_have_the_same_kl_in_the_reward(rollout, roles, estimator):
+    """Padded rows of several widths, in which rounding differs."""
+    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS[estimator])
+    made = made_from(with_a_twin(rollout), roles, how(kl=kl, plan=PlanSettings(1, max_rows_per_micro_batch=3)))
+    assert all(row_R.equal(made.rewards_BR[0]) for row_R in made.rewards_BR[1:4])
+    assert made.rewards_BR[0, : RESPONSES[0] - 1].any()
+
+
+def test_the_score_is_read_at_the_end_token(rollout, roles):
+    """Another end token is another score: the token that ends the response is what the model reads."""
+    other_ids_BR = rollout.response_ids_BR.clone()
+    for row, length in enumerate(RESPONSES):
+        other_ids_BR[row, length - 1] = 17
+    other = Rollout(**{**vars_of(rollout), "response_ids_BR": other_ids_BR})
+    assert (score(rollout, roles, how()).values_B - score(other, roles, how()).values_B).abs().min() > 1e-3
+    longer = Rollout(
+        **{**vars_of(rollout), "response_ids_BR": torch.nn.functional.pad(rollout.response_ids_BR, (0, 4), value=PAD)}
+    )
+    torch.testing.assert_close(score(longer, roles, how()).values_B, score(rollout, roles, how()).values_B)
+
+
+def vars_of(rollout: Rollout) -> dict:
+    names = (
+        "prompt_ids_BP",
+        "prompt_mask_BP",
+        "response_ids_BR",
+        "response_lengths_B",
+        "sampled_logprobs_BR",
+        "ended_B",
+    )
+    return {name: getattr(rollout, name) for name in names}
+
+
+def test_sequences_are_prompt_and_response_without_padding(rollout):
+    for row, sequence in enumerate(rollout.sequences()):
+        assert len(sequence) == PROMPTS[row] + RESPONSES[row]
+        assert sequence.is_target.sum() == RESPONSES[row]
+        assert sequence.input_ids[-1] == EOS and sequence.is_target[-1]
+
+
+def test_the_samples_of_a_prompt_are_compared(rollout, roles):
+    """Five prompts' worth of one rollout, read as groups of five samples of one prompt: no critic, no KL."""
+    without = SimpleNamespace(**{**vars(roles), "critic": None, "reference": None})
+    made = made_from(rollout, without, how(samples_per_prompt=5, estimator=ESTIMATORS["rloo"]))
+    scores = made.scores_B.tolist()
+    for row, length in enumerate(RESPONSES):
+        want = scores[row] - (sum(scores) - scores[row]) / 4
+        assert made.advantages_BR[row, :length].tolist() == pytest.approx([want] * length, abs=1e-5)
+    assert made.values_BR is made.returns_BR is made.ref_logprobs_BR is None and made.old_logprobs_BR is not None
+
+
+def test_old_log_probabilities_that_nothing_reads_are_not_computed(rollout, roles):
+    calls = []
+    actor = SimpleNamespace(**{**vars(roles), "actor": lambda *given: calls.append(given)})
+    settings = how(reads_old_logprobs=False, kl=IN_LOSS)
+    made = made_from(rollout, actor, settings)
+    assert calls == [] and made.old_logprobs_BR is None and made.ref_logprobs_BR is not None
+    assert torch.equal(made.rewards_BR.sum(1), made.scores_B)  # no KL in the reward
+
+
+def test_another_estimate_of_the_kl(rollout, roles):
+    made = made_from(rollout, roles, how(kl=KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["k2"])))
+    want = made.scores_B - 0.1 * 0.5 * (made.old_logprobs_BR - made.ref_logprobs_BR).square().sum(1)
+    torch.testing.assert_close(made.rewards_BR.sum(1), want)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
+    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["full"])
+    plan = PlanSettings(1, packed=packed, max_row_tokens=13, max_rows_per_micro_batch=None if packed else 2)
+    made = made_from(rollout, roles, how(kl=kl, plan=plan))
+    for row, prompt in enumerate(PROMPTS):
+        ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
+        log_p, log_q = (
+            torch.log_softmax(policy.model(ids, use_cache=False).logits[0, prompt - 1 : -1].double() / 0.8, -1)
+            for policy in (roles.actor, roles.reference)
+        )
+        want_r = -0.1 * (log_p.exp() * (log_p - log_q)).sum(-1)
+        want_r[-1] += made.scores_B[row]
+        torch.testing.assert_close(made.rewards_BR[row, : len(want_r)].double(), want_r, rtol=1e-4, atol=1e-5)
+    plain = made_from(rollout, roles, how(plan=plan))
+    torch.testing.assert_close(made.old_logprobs_BR, plain.old_logprobs_BR)
+    torch.testing.assert_close(made.ref_logprobs_BR, plain.ref_logprobs_BR)
+
+
+def test_the_greedy_baseline(rollout, roles):
+    greedy_B = torch.arange(5.0)
+    settings = how(estimator=ESTIMATORS["remax"], kl=IN_LOSS)
+    made = made_from(rollout, roles, settings, greedy_B)
+    torch.testing.assert_close(made.advantages_BR[:, 0], made.scores_B - greedy_B)
+
+
+def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles):
+    cut = Rollout(**{**vars_of(rollout), "ended_B": torch.tensor([True, False, True, False, True])})
+    length = LengthSettings(6, 2.0, overlong_buffer_tokens=2, overlong_penalty=0.5, mask_truncated_responses=True)
+    # Lengths 3, 1, 5, 6, 2: beyond 4 tokens half a point for two of them.
+    off_B = torch.tensor([0.0, -2.0, -0.25, -2.5, 0.0])
+    torch.testing.assert_close(outcome_scores(cut, torch.zeros(5), length), off_B)
+    made = made_from(cut, roles, how(length=length, kl=IN_LOSS))
+    torch.testing.assert_close(made.rewards_BR.sum(1), made.scores_B + off_B)
+    assert made.counts_B.tolist() == [True, False, True, False, True]
+    assert made_from(cut, roles, how()).counts_B.all()
+
+
+def test_the_weights_of_the_correction(rollout, roles):
+    sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
+    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
+    mismatch = MismatchSettings("truncate", "token", 2.0)
+    made = made_from(off, roles, how(mismatch=mismatch))
+    ratio_BR = torch.exp(made.old_logprobs_BR - sampled_BR).clamp(max=2.0)
+    want_BR = torch.where(rollout.response_mask_BR, ratio_BR, 0.0)
+    torch.testing.assert_close(made.weights_BR, want_BR)
+    assert made.kept_BR is None and made_from(off, roles, how()).weights_BR is None
+    some = MismatchSettings("none", rejection=(Rejection("token_k1", 0.5, 1.5),), rejected="leave")
+    rejected = made_from(off, roles, how(mismatch=some))
+    kept_BR = (ratio_BR >= 0.5) & (ratio_BR <= 1.5) & rollout.response_mask_BR
+    assert torch.equal(rejected.kept_BR, kept_BR) and 0 < int(kept_BR.sum()) < int(rollout.response_mask_BR.sum())
+    assert torch.equal(rejected.weights_BR, kept_BR.float())
+
+
+def test_a_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(rollout, roles):
+    sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
+    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
+    settings = how(mismatch=MismatchSettings("none", bypass=True), reads_old_logprobs=False)
+    made = made_from(off, roles, settings)
+    want_BR = sampled_BR
+    kl_BR = want_BR - made.ref_logprobs_BR
+    torch.testing.assert_close((made.rewards_BR + 0.1 * kl_BR).sum(1), made.scores_B)  # the KL is the rollout's too
+    assert torch.equal(made.old_logprobs_BR, want_BR) and made.weights_BR is None
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PlanSettings(1, None, 1),
+        PlanSettings(1, 16, 8),
+        PlanSettings(1, packed=True, max_row_tokens=13),
+        PlanSettings(1, packed=True, max_row_tokens=100, quadratic_tokens=1e9),
+    ],
+)
+@pytest.mark.parametrize("exact_kl", [False, True])
+def test_the_optimal_token_baseline_reads_the_policys_distributions(rollout, roles, plan, exact_kl):
+    """The sum of squared probabilities of each token's whole distribution, at the sampling temperature."""
+    estimator = ESTIMATORS["optimal_token_baseline"]
+    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["full" if exact_kl else "k1"])
+    made = made_from(rollout, roles, how(plan=plan, estimator=estimator, kl=kl, samples_per_prompt=5))
+    collisions_BR = torch.zeros(made.rewards_BR.shape)
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
+        with torch.no_grad():
+            logits = roles.actor.model(ids, use_cache=False).logits[0, prompt - 1 : -1] / 0.8
+        collisions_BR[row, :response] = torch.softmax(logits, -1).square().sum(-1)
+    group_B = torch.zeros(5, dtype=torch.int64)
+    old_BR = one_by_one(rollout, roles)["old"]
+    inputs = AdvantageInputs(
+        made.rewards_BR, rollout.response_lengths_B, group_B, logprobs_BR=old_BR, collisions_BR=collisions_BR
+    )
+    want_BR, _ = estimator.estimate(inputs, AdvantageSettings(0.9, 0.7, True))
+    torch.testing.assert_close(made.advantages_BR, want_BR, rtol=1e-3, atol=1e-4)
+
+
+def test_the_optimal_token_baseline_under_a_bypass_and_a_correction(rollout, roles):
+    """Probabilities are the training forward's, also where a bypass takes the rollout's for the old ones; weights of a
+    correction enter by their squares."""
+    mask_BR = rollout.response_mask_BR
+    sampled_BR = torch.where(mask_BR, -3.0, 0.0)
+    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
+    common = {"estimator": ESTIMATORS["optimal_token_baseline"], "samples_per_prompt": 5, "kl": IN_LOSS}
+    plain = made_from(rollout, roles, how(**common))
+    bypassed = made_from(off, roles, how(**common, mismatch=MismatchSettings("none", bypass=True)))
+    torch.testing.assert_close(bypassed.advantages_BR, plain.advantages_BR)
+    assert torch.equal(bypassed.old_logprobs_BR, sampled_BR)
+    weighed = made_from(off, roles, how(**common, mismatch=MismatchSettings("truncate", "token", 2.0)))
+    assert not torch.allclose(weighed.advantages_BR, plain.advantages_BR)
+
+
+def test_score_norms_are_read_where_the_variance_is_reported(rollout, roles):
+    made = made_from(rollout, roles, how(reports_variance=True))
+    norms_BR, mask_BR = made.score_norms_BR, rollout.response_mask_BR
+    least_BR = (1.0 - made.old_logprobs_BR.exp()).square()  # as the sum of p^2 is at least this token's
+    assert (norms_BR >= least_BR - 1e-6)[mask_BR].all() and not norms_BR[~mask_BR].any()
+    assert (norms_BR <= 2.0).all() and made_from(rollout, roles, how()).score_norms_BR is None
+
+
+@pytest.fixture(scope="module")
+def with_paths(roles) -> tuple[Rollout, SimpleNamespace]:
+    """Four samples of each of two prompts, drawn path by path by an actor that likes tags."""
+    model = in_parallel.model_that_thinks()
+    drawn = in_parallel.roll(model, lengths=(3, 5), samples=4)
+    assert drawn.inserted_BR.any(dim=1).sum() >= 4
+    return drawn, SimpleNamespace(**{**vars(roles), "actor": PolicyModel(model)})
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"remax"}))
+def test_every_estimator_takes_drawn_tokens_alone(with_paths, name, packed):
+    """As a response of the drawn tokens, one behind the other. Actor and rollout have the same log-probabilities."""
+    rollout, roles = with_paths
+    drawn, settings = rollout.drawn, how(
+        temperature=1.0, samples_per_prompt=4, estimator=ESTIMATORS[name], length=LengthSettings(24),
+        plan=PlanSettings(1, 300, 8, packed, 300, tags=in_parallel.TAGS),
+    )  # fmt: skip
+    made = made_from(rollout, roles, settings)
+    assert torch.allclose(made.old_logprobs_BR, drawn.logprobs_BR, atol=1e-5)
+    kl_BR = 0.1 * (made.old_logprobs_BR - made.ref_logprobs_BR)
+    assert torch.allclose((made.rewards_BR + kl_BR).sum(dim=1), made.scores_B, atol=1e-5)
+    for field in (made.rewards_BR, made.advantages_BR, made.values_BR):
+        assert field.shape == drawn.mask_BR.shape and not field[~drawn.mask_BR].any()
+    inputs = AdvantageInputs(
+        made.rewards_BR, drawn.lengths_B, torch.tensor([0] * 4 + [1] * 4), made.values_BR,
+        logprobs_BR=made.old_logprobs_BR, collisions_BR=_collisions(rollout, roles.actor, settings),
+    )  # fmt: skip
+    wanted_BR, _ = ESTIMATORS[name].estimate(inputs, settings.advantage)
+    assert torch.allclose(made.advantages_BR, wanted_BR, atol=1e-5) and wanted_BR.any()
+    for each in training_sequences([made], 4, 0, 1):
+        targets = int(each.tokens.is_target.sum())
+        assert targets == len(each.advantages_r) == len(each.old_logprobs_r) < len(each.tokens)
+
+
+def _collisions(rollout: Rollout, actor: PolicyModel, settings: ExperienceSettings) -> torch.Tensor:
+    mask_BR = rollout.drawn.mask_BR
+    found = [
+        actor(rows, 1.0, with_collisions=True).collisions_M
+        for sequence in rollout.sequences()
+        for _, rows in rank_share([sequence], settings.plan, PAD, 0, torch.device("cpu"))
+    ]
+    return torch.zeros(mask_BR.shape).masked_scatter(mask_BR, torch.cat(found).detach().float())
+
+
+def test_a_response_of_paths_is_as_long_as_its_longest(with_paths):
+    """What --max_answer_seq_len bounds, and the punishment of long responses reads."""
+    rollout, _ = with_paths
+    settings = LengthSettings(24, overlong_buffer_tokens=24, overlong_penalty=1.0)
+    punished_B = outcome_scores(rollout, torch.zeros(8), settings)
+    assert torch.allclose(punished_B, -rollout.positions_B.float() / 24)
+    assert (rollout.response_lengths_B > rollout.positions_B).any()

@@ -1,0 +1,156 @@
+"""A response's score: the weighted sum of its rewards, of which functions work while the models do."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from training.step3_ppo.experience import scoring
+from training.step3_ppo.experience.experience import make_experience
+from training.step3_ppo.experience.scoring import start_scoring
+from training.utils.contracts.rows import PromptRow
+from training.utils.contracts.rollout import Rollout
+from training.utils.models.target_head import TokenLogprobs
+from training.utils.rewards.weighted import Reward, Rewards
+from training.utils.base.errors import ThreestepError
+from training.utils.run.phase_clock import PhaseClock
+
+from .test_experience import how
+
+ROWS = [PromptRow(index, np.array([10 + index]), f"prompt {index}", f"truth {index}") for index in range(2)]
+TEXTS = ["a", "bb", "ccc", "dddd"]
+
+
+def rollout() -> Rollout:
+    """Two samples of two prompts; the last response did not end."""
+    return Rollout(
+        torch.tensor([[10], [10], [11], [11]]), torch.ones(4, 1, dtype=torch.bool), torch.tensor([[1], [2], [3], [4]]),
+        torch.ones(4, dtype=torch.int64), torch.zeros(4, 1), torch.tensor([True, True, True, False]),
+    )  # fmt: skip
+
+
+def settings(*named: Reward, timeout: float = 30.0, **changes):
+    rewards = Rewards(named, timeout, ("level",), lambda given: TEXTS[: len(given.ended_B)])
+    return dataclasses.replace(how(samples_per_prompt=2, **changes), rewards=rewards)
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """Stands in for the reward model; its `calls` are counted."""
+    calls = []
+
+    def score(*given):
+        calls.append(given)
+        return scoring.Rounded(torch.tensor([1.0, -1.0, 0.5, 2.0]), torch.zeros(4))
+
+    monkeypatch.setattr(scoring, "score", score)
+    return calls
+
+
+def lengths(prompts, responses, *, ground_truth, level, data_source):
+    assert prompts == ["prompt 0", "prompt 0", "prompt 1", "prompt 1"]
+    assert ground_truth == ["truth 0", "truth 0", "truth 1", "truth 1"] and level == data_source == [None] * 4
+    return [len(response) for response in responses], {"even": [len(response) % 2 == 0 for response in responses]}
+
+
+def test_the_weighted_sum_by_hand(model):
+    how_to = settings(Reward("lengths", 2.0, lengths), Reward("model", 0.5, None))
+    how_to = dataclasses.replace(how_to, length=dataclasses.replace(how_to.length, missing_eos_penalty=3.0))
+    samples = start_scoring(ROWS, rollout(), None, how_to)
+    # 2 x (1, 2, 3, 4) + 0.5 x (1, -1, 0.5, 2); the last did not end, which takes 3 off the outcome alone.
+    assert samples.scored.scores_B.tolist() == [2.5, 3.5, 6.25, 9.0]
+    assert samples.scored.outcomes_B.tolist() == [2.5, 3.5, 6.25, 6.0]
+    parts = {name: part.tolist() for name, part in samples.scored.parts.items()}
+    assert parts == {
+        "lengths": [1.0, 2.0, 3.0, 4.0],
+        "lengths/even": [0.0, 1.0, 0.0, 1.0],
+        "model": [1.0, -1.0, 0.5, 2.0],
+    }
+    assert samples.rows == tuple(ROWS) and len(model) == 1 and samples.scored is samples.scored
+
+
+def test_samples_of_a_prompt_that_differ_by_rounding_have_one_outcome(monkeypatch):
+    """The model's scores by as much as it may be off; sums of rewards by float32's unit; one rule's not at all."""
+    off_B = torch.tensor([0.0, 0.25, 0.0, 0.0])
+    monkeypatch.setattr(scoring, "score", lambda *given: scoring.Rounded(torch.tensor([1.0, 1.5, 3.0, 4.0]), off_B))
+    found = start_scoring(ROWS, rollout(), None, settings(Reward("model", -2.0, None))).scored
+    assert found.outcomes_B.tolist() == [-2.0, -3.0, -6.0, -8.0]  # -2 x 0.25 is less than their difference
+    off_B[1] = 0.5
+    found = start_scoring(ROWS, rollout(), None, settings(Reward("model", -2.0, None))).scored
+    assert found.outcomes_B.tolist() == [-2.5, -2.5, -6.0, -8.0]
+    assert found.scores_B.tolist() == [-2.0, -3.0, -6.0, -8.0]  # reported as they are
+
+    def one(prompts, responses, **columns):
+        return [1.0, 0.0, 1.0, 1.0 + 2.0**-23]
+
+    def other(prompts, responses, **columns):
+        return [1.0, 7.0, 0.0, 0.0]
+
+    sums = start_scoring(ROWS, rollout(), None, settings(Reward("one", 0.6, one), Reward("other", 0.1, other))).scored
+    assert sums.scores_B[0] != sums.scores_B[1] and sums.outcomes_B[0] == sums.outcomes_B[1]
+    alone = start_scoring(ROWS, rollout(), None, settings(Reward("one", 1.0, one))).scored
+    assert alone.outcomes_B[2] != alone.outcomes_B[3]
+
+
+def test_the_model_alone_is_as_it_was_to_the_bit(model):
+    samples = start_scoring(ROWS, rollout(), None, how(samples_per_prompt=2))
+    assert torch.equal(samples.scored.scores_B, scoring.score().values_B) and list(samples.scored.parts) == ["model"]
+
+
+def test_without_the_model_it_is_not_asked(model):
+    samples = start_scoring(ROWS, rollout(), None, settings(Reward("lengths", -1.0, lengths)))
+    assert samples.scored.scores_B.tolist() == [-1.0, -2.0, -3.0, -4.0] and model == []
+
+
+def test_the_function_works_while_the_forwards_go_on(model):
+    """It waits for the actor's forward, which comes after part 3, and for that of the reference after it."""
+    forwards, waited = [threading.Event(), threading.Event()], []
+
+    def slow(prompts, responses, **columns):
+        waited.append(all(forward.wait(10) for forward in forwards))
+        return [float(len(response)) for response in responses]
+
+    def forward(event, rows, *_, **__):
+        event.set()
+        zeros_M = torch.zeros(rows.target_ids_M.shape)
+        return TokenLogprobs(zeros_M, zeros_M, zeros_M.bool(), None)
+
+    reading = threading.Lock()
+    roles = SimpleNamespace(
+        actor=lambda *given, **more: forward(forwards[0], *given),
+        reference=lambda *given, **more: forward(forwards[1], *given),
+        critic=None, reading=lambda: reading,
+    )  # fmt: skip
+    from training.step3_ppo.advantages import ESTIMATORS
+
+    how_to = settings(Reward("slow", 1.0, slow), estimator=ESTIMATORS["rloo"])
+    made = make_experience(start_scoring(ROWS, rollout(), roles, how_to), None, roles, how_to, 0.1, PhaseClock())
+    assert waited == [True] and made.scores_B.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert made.reward_parts["slow"].tolist() == made.scores_B.tolist()
+
+
+def test_the_time_limit():
+    never = threading.Event()
+    how_to = settings(Reward("slow", 1.0, lambda *texts, **columns: never.wait(30)), timeout=0.05)
+    samples = start_scoring(ROWS, rollout(), None, how_to)
+    with pytest.raises(ThreestepError, match="reward function 'slow' did not return within --reward_timeout 0.05 sec"):
+        _ = samples.scored
+    never.set()
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("-inf")])
+def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange):
+    strange_B = torch.tensor([1.0, 0.0, strange, 2.0])
+    monkeypatch.setattr(scoring, "score", lambda *given: scoring.Rounded(strange_B, torch.zeros(4)))
+    samples = start_scoring(ROWS, rollout(), SimpleNamespace(), settings(Reward("model", 1.0, None)))
+    with pytest.raises(ThreestepError) as error:
+        samples.scored  # noqa: B018
+    assert str(error.value).startswith(
+        f"the reward model's score is {strange} for 1 of 4 samples, the first of them row 1 (uid {ROWS[1].uid}), whose "
+        "prompt ends 'prompt 1', with the response ids [3]: "
+    )

@@ -1,0 +1,228 @@
+"""Flags of the algorithm become settings; what does not go together is told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.flags.algorithm import (
+    Algorithm,
+    experience_settings,
+    learning_settings,
+    mismatch_settings,
+    selected_algorithm,
+)
+from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.losses import POLICY_LOSSES
+from training.step3_ppo.mismatch import RECIPES
+from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
+from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
+from training.utils.layout.planner import PlanSettings
+from training.utils.base.errors import Mistakes
+
+PLAN = PlanSettings(1)
+FOUR = {"num_samples_per_prompt": 4, "per_device_generation_batch_size": 4}
+
+
+def told(ppo: dict, **flags) -> list[str]:
+    mistakes = Mistakes()
+    mismatch = flags.pop("mismatch", MismatchArguments())
+    selected_algorithm(AlgorithmArguments(**flags), mismatch, PpoArguments(**ppo), mistakes)
+    return mistakes.sentences
+
+
+def algorithm(ppo: PpoArguments, **flags) -> Algorithm:
+    mistakes = Mistakes()
+    mismatch = flags.pop("mismatch", MismatchArguments())
+    found = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, mistakes)
+    mistakes.raise_if_any()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_arrive_and_flags_win(recipe):
+    ppo = PpoArguments(**FOUR)
+    loss = "gpg" if recipe.startswith("bypass_pg") else "ppo"
+
+    def made(**flags) -> MismatchSettings | None:
+        given = MismatchArguments(mismatch_recipe=recipe, **flags)
+        return mismatch_settings(algorithm(ppo, policy_loss=loss, mismatch=given), ppo)
+
+    found, wanted = made(), dict(RECIPES[recipe].flags)
+    rejection = tuple(rejection_of(each) for each in wanted.pop("rejection", ()))
+    if recipe == "disabled":
+        assert found is None
+    else:
+        assert found == MismatchSettings(**wanted, rejection=rejection)
+    other = made(mismatch_threshold=7.0, mismatch_veto=1e-3)
+    assert other is not None and (other.threshold, other.veto) == (7.0, 1e-3)
+
+
+def test_a_bypass_and_a_correction_want_a_loss_without_a_ratio():
+    sentence = (
+        "--mismatch_bypass makes the ratio of --policy_loss ppo one to the rollout's policy, and --mismatch_correction "
+        "truncate weighs by that ratio once more; give --policy_loss gpg, or --mismatch_correction none"
+    )
+    assert told(FOUR, mismatch=MismatchArguments(mismatch_recipe="bypass_pg_is")) == [sentence]
+    # By vLLM a correction is the default.
+    assert told({**FOUR, "rollout_engine": "vllm"}, mismatch=MismatchArguments(mismatch_bypass=True)) == [sentence]
+
+
+def test_weights_flags_without_a_correction():
+    assert told(FOUR, mismatch=MismatchArguments(mismatch_level="sequence")) == [
+        "--mismatch_level sequence is of the weights of a correction, and --mismatch_correction is none; give truncate "
+        "or mask, or leave it out"
+    ]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("loss", POLICY_LOSSES)
+def test_everything_goes_with_four_samples(name, loss):
+    assert told(FOUR, advantage=name, policy_loss=loss) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            {"advantage": "rloo"},
+            "--advantage rloo compares the samples of a prompt and --num_samples_per_prompt is 1; give 2 or more, or "
+            "use gae, reinforce++ or remax",
+        ),
+        (
+            {"dynamic_sampling_tries": 2},
+            "--dynamic_sampling_tries compares the samples of a prompt and --num_samples_per_prompt is 1; give 2 or "
+            "more",
+        ),
+        (
+            {"advantage": "remax", "critic_warmup": 3},
+            "--critic_warmup 3 trains a critic, and --advantage remax has none; leave it out or use gae",
+        ),
+        (
+            {"overlong_buffer_tokens": 300},
+            "--overlong_buffer_tokens expects at most --max_answer_seq_len 256, got 300",
+        ),
+        (
+            {"policy_loss": "pop"},
+            "--policy_loss expects one of ppo, gspo, cispo, geo_mean, sapo, gpg, kl_cov, clip_cov or FILE.py:NAME, got "
+            "'pop'",
+        ),
+        (
+            {"loss_aggregation": "token_mean"},
+            "--loss_aggregation expects one of token-mean, seq-mean-token-sum, seq-mean-token-mean, "
+            "seq-mean-token-sum-norm, got 'token_mean'; did you mean 'token-mean'",
+        ),
+        ({"kl_estimator": "kk"}, "--kl_estimator expects one of k1, k2, k3, abs, k1+, k3+, abs+, full, got 'kk'"),
+    ],
+)
+def test_what_does_not_go_together(flags, sentence):
+    (said,) = told({}, **flags)
+    assert said.startswith(sentence)
+
+
+def test_unknown_names_are_told_together():
+    said = told({}, advantage="grp", loss_aggregation="tokenmean")
+    assert len(said) == 2 and "did you mean 'token-mean'" in said[1]
+
+
+def test_each_loss_has_its_authors_clip_and_aggregation():
+    ppo = PpoArguments()
+    for loss, flags, low, high, aggregation in (
+        ("ppo", {}, 0.2, 0.2, "token-mean"),
+        ("gspo", {}, 3e-4, 4e-4, "seq-mean-token-mean"),
+        ("cispo", {}, 1.0, 4.0, "token-mean"),
+        ("gspo", {"clip_range": 0.1}, 0.1, 0.1, "seq-mean-token-mean"),
+        ("ppo", {"clip_range": 0.1, "clip_range_high": 0.28}, 0.1, 0.28, "token-mean"),
+        ("ppo", {"clip_range_low": 0.3, "loss_aggregation": "seq-mean-token-sum"}, 0.3, 0.2, "seq-mean-token-sum"),
+    ):
+        made = learning_settings(algorithm(ppo, policy_loss=loss, **flags), ppo)
+        assert (made.policy.clip_low, made.policy.clip_high, made.aggregation) == (low, high, aggregation)
+        assert made.policy_loss is POLICY_LOSSES[loss]
+
+
+def test_the_flags_arrive():
+    ppo = PpoArguments(unsup_coef=3.0, temperature=0.7, clip_reward=2.0, max_answer_seq_len=99, **FOUR)
+    given = algorithm(
+        ppo, advantage="grpo", gamma=0.5, lam=0.4, norm_adv_by_std=False, dual_clip=3.0, clip_range_value=0.3,
+        cov_share=0.1, clip_cov_low=0.2, clip_cov_high=0.6, kl_cov_coef=0.8, entropy_coef=0.01, missing_eos_penalty=1.5,
+        overlong_buffer_tokens=7, overlong_penalty=0.9, mask_truncated_responses=True, mismatch=MismatchArguments(
+            mismatch_correction="mask", mismatch_level="sequence", mismatch_threshold=3.0
+        ), kl_coef=0.05, kl_estimator="k2", kl_control="adaptive",
+        kl_target=2.0, kl_horizon=500.0,
+    )  # fmt: skip
+    learning = learning_settings(given, ppo)
+    assert (learning.policy.dual_clip, learning.policy.kl_cov_coef) == (3.0, 0.8)
+    assert (learning.cov_share, learning.clip_cov_low, learning.clip_cov_high) == (0.1, 0.2, 0.6)
+    assert (learning.clip_range_value, learning.entropy_coef, learning.unsup_coef) == (0.3, 0.01, 3.0)
+    made = experience_settings(given, ppo, None, PLAN, pad_token_id=5)
+    assert made.estimator is ESTIMATORS["grpo"] and not made.whiten_advantages
+    assert (made.advantage.gamma, made.advantage.lam, made.advantage.norm_by_std) == (0.5, 0.4, False)
+    assert (made.length.max_tokens, made.length.missing_eos_penalty, made.length.overlong_buffer_tokens) == (99, 1.5, 7)
+    assert made.length.overlong_penalty == 0.9 and made.length.mask_truncated_responses
+    assert made.mismatch is not None and made.mismatch.threshold == 3.0
+    assert (made.mismatch.correction, made.mismatch.level) == ("mask", "sequence")
+    assert (made.samples_per_prompt, made.temperature, made.clip_reward, made.pad_token_id) == (4, 0.7, 2.0, 5)
+    assert made.kl.estimator is KL_ESTIMATORS["k2"] and made.kl.control.coefficient == 0.05
+    control = made.kl.control
+    control.update(4.0, 50)  # error cut to 0.2, times 50 / 500
+    assert control.target is not None and control.coefficient == pytest.approx(0.05 * 1.02)
+
+
+def test_defaults_that_depend_on_others():
+    ppo = PpoArguments(**FOUR)
+
+    def made(**flags):
+        return experience_settings(algorithm(ppo, **flags), ppo, None, PLAN, 0)
+
+    assert made().kl.estimator is KL_ESTIMATORS["k1"]
+    assert made(kl_in="loss").kl.estimator is KL_ESTIMATORS["k3"]
+    assert made(kl_in="loss", kl_estimator="k1").kl.estimator is KL_ESTIMATORS["k1"]
+    assert made().kl.control.target is None and made().mismatch is None
+    whitened = {name for name in ESTIMATORS if made(advantage=name).whiten_advantages}
+    assert whitened == {"gae", "reinforce++", "reinforce++_baseline"}
+    assert made(advantage="grpo", whiten_advantages=True).whiten_advantages
+    assert not made(whiten_advantages=False).whiten_advantages
+    assert algorithm(ppo).wants_reference and not algorithm(ppo, kl_coef=0.0).wants_reference
+
+
+def test_old_log_probabilities_are_read_where_something_needs_them():
+    one_step = PpoArguments(**FOUR, per_device_training_batch_size=16)
+
+    def reads(ppo: PpoArguments = one_step, **flags) -> bool:
+        flags = {"advantage": "grpo", "kl_in": "loss", **flags}
+        return experience_settings(algorithm(ppo, **flags), ppo, None, PLAN, 0).reads_old_logprobs
+
+    assert not reads()
+    assert not reads(kl_in="reward", kl_coef=0.0)
+    assert reads(kl_in="reward")
+    corrected, bypassed, free = (
+        MismatchArguments(**given)
+        for given in ({"mismatch_correction": "truncate"}, {"mismatch_bypass": True}, {"mismatch_correction": "none"})
+    )
+    assert reads(mismatch=corrected) and reads(mismatch=MismatchArguments(mismatch_veto=1e-4))
+    by_vllm = dataclasses.replace(one_step, rollout_engine="vllm")  # which is corrected unless told otherwise
+    assert reads(by_vllm) and not reads(by_vllm, mismatch=free)
+    assert not reads(kl_in="reward", mismatch=bypassed)
+    assert reads(kl_in="reward", kl_estimator="full", mismatch=bypassed)  # which takes the actor's logits
+    assert reads(policy_loss="kl_cov")
+    assert reads(PpoArguments(**FOUR, per_device_training_batch_size=8))
+    two_epochs = PpoArguments(**FOUR, per_device_training_batch_size=16, ppo_epochs=2)
+    assert reads(two_epochs) and not reads(two_epochs, mismatch=bypassed)
+
+
+def test_what_an_estimator_reads_and_divides_by():
+    ppo = PpoArguments(num_samples_per_prompt=4, per_device_training_batch_size=64)
+
+    def made(**flags):
+        algorithm = selected_algorithm(AlgorithmArguments(**flags), MismatchArguments(), ppo, Mistakes())
+        return experience_settings(algorithm, ppo, None, PlanSettings(1), 0)
+
+    assert not made(advantage="grpo", kl_coef=0.0).reads_old_logprobs  # on-policy
+    settings = made(advantage="optimal_token_baseline", kl_coef=0.0, otb_zero_tail=False)
+    assert settings.reads_old_logprobs and not settings.advantage.zero_tail and settings.advantage.norm_over is None
+    assert made(advantage="rloo", norm_adv_over="batch").advantage.norm_over == "batch"

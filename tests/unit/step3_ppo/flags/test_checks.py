@@ -1,0 +1,263 @@
+"""Names and flags of step 3 are checked before a model loads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from tests.support.ppo_flags import ppo_flags
+from tests.support.tiny_models import tiny_config
+from training.step3_ppo.flags import checks
+from training.step3_ppo.flags.checks import check_beside_images, check_models, checked_components
+from training.utils.contracts.rollout_engine import Speculation
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.images.spans import ImagePixels
+from training.utils.images.rows.pictures import RowImages
+from training.utils.rewards.rules.gsm8k import gsm8k_reward
+from training.utils.base.errors import ThreestepError
+
+
+def names_of(critic: str = "c", reward: str = "model:1.0", *, roles=None, kl=None, **ppo):
+    paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": critic}
+    flags = ppo_flags(**paths, reward=reward, num_samples_per_prompt=2, **(roles or {}), **(kl or {}), **ppo)
+    return checked_components(flags)
+
+
+def test_names_stand_for_parts():
+    names = names_of(checker="gsm8k", reward="gsm8k,model:0.5")
+    assert names.rollout_engine is TransformersRollout and names.checker is gsm8k_reward
+    assert [(reward.name, reward.weight) for reward in names.rewards] == [("gsm8k", 1.0), ("model", 0.5)]
+    assert names_of().checker is None
+
+
+@pytest.mark.parametrize(
+    ("reward", "advantage", "with_model", "with_tokenizer"),
+    [("model", "gae", True, True), ("gsm8k", "gae", False, True), ("model", "rloo", True, True),
+     ("gsm8k", "rloo", False, False)],
+)  # fmt: skip
+def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_tokenizer):
+    names = names_of(reward=reward, advantage=advantage)
+    assert (names.with_reward_model, names.with_critic_tokenizer) == (with_model, with_tokenizer)
+    if not with_tokenizer:
+        names_of("", reward, advantage=advantage)
+        return
+    wanted = "the reward 'model'" if advantage == "rloo" else "the critic of --advantage gae"
+    with pytest.raises(ThreestepError, match=f"--critic_model_name_or_path expects .* name for {wanted}, got nothing"):
+        names_of("", reward, advantage=advantage)
+
+
+def test_a_scale_without_the_reward_model():
+    with pytest.raises(ThreestepError, match="--normalize_reward_scores needs the reward model's scores, and --reward"):
+        names_of(reward="gsm8k", normalize_reward_scores=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"roles": {"actor_dropout": 0.1}}, "reads and learns in one forward, and --actor_dropout 0.1 would change"),
+        ({"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
+        ({"roles": {"lora_dropout": 0.2}}, "in one forward, and --lora_dropout 0.2 would change the"),
+        ({"roles": {"critic_zero_stage": 3}}, "whose weights ZeRO-3 has released, and --critic_zero_stage is 3; give"),
+        ({"mtp_num_layers": 1}, "keep no states, and --mtp_num_layers 1 reads them; leave one of the two out"),
+        ({"kl": {"kl_in": "loss", "kl_estimator": "full"}}, "would keep all logits of a rollout for --kl_estimator"),
+    ],
+)
+def test_forwards_that_cannot_be_learned_from(given, said):
+    with pytest.raises(ThreestepError, match=f"--reuse_forwards .*{said}"):
+        names_of(reuse_forwards=True, **given)
+    names_of(**given)
+    names_of(reuse_forwards=True, kl={"kl_estimator": "full"})
+    names_of(reuse_forwards=True, roles={"actor_dropout": None, "critic_dropout": None})  # the model itself is asked
+
+
+def test_names_that_nothing_has_are_told_together_with_near_ones():
+    with pytest.raises(ThreestepError) as caught:
+        names_of(rollout_engine="hff", checker="gsm8", advantage="gea", reward="modle")
+    said = str(caught.value)
+    assert said.startswith("4 mistakes in the configuration:") and "got 'modle'; did you mean 'model'" in said
+    for part in ("--advantage expects one of gae, grpo", "got 'gea'; did you mean 'gae'", "'hff'", "'gsm8k'"):
+        assert part in said
+
+
+def test_ranks_wait_longer_than_a_reward_function_may_work():
+    names_of()
+    names_of(rank_timeout=301)
+    with pytest.raises(
+        ThreestepError, match="--reward_timeout 300 expects less than --rank_timeout 300, the seconds that ranks wait"
+    ):
+        names_of(rank_timeout=300)
+
+
+@pytest.mark.parametrize("short", ["actor", "critic"])
+def test_positions_are_compared_before_anything_loads(tmp_path, short):
+    for name in ("actor", "critic"):
+        tiny_config("llama", max_position_embeddings=64 if name == short else 128).save_pretrained(tmp_path / name)
+    paths = {f"{name}_model_name_or_path": str(tmp_path / name) for name in ("actor", "critic")}
+    flags = ppo_flags(**paths, max_prompt_seq_len=60, max_answer_seq_len=5)
+    with pytest.raises(
+        ThreestepError,
+        match="--max_prompt_seq_len and --max_answer_seq_len together allow sequences of 65 tokens and the model "
+        f"'{tmp_path / short}' has 64 positions",
+    ):
+        check_models(flags, with_critic=True)
+    if short == "critic":
+        check_models(flags, with_critic=False)
+
+
+def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
+    folder = str(tmp_path)
+    names_of(rollout_dump=folder)
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    names_of()
+    names_of(resume="latest", rollout_dump=folder)
+    with pytest.raises(ThreestepError) as told:
+        names_of(rollout_dump=folder)
+    assert str(told.value) == (
+        f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or continue the run "
+        "that wrote them by --resume"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"rollout_engine": "vllm"},
+            "--rollout_engine vllm does not support --parallel_thinking, got True; leave it out",
+        ),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking, got True; leave"),
+        ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, and --parallel_thinking draws its paths"),
+        ({"bad_words": ["x"]}, r"--bad_words \['x'\] follows a response token by token, and --parallel_thinking draws"),
+        ({"end_check_tokens": 4}, "--end_check_tokens 4 follows a response token by token, and --parallel_thinking"),
+    ],
+)
+def test_what_does_not_go_with_paths_side_by_side(given, said):
+    with pytest.raises(ThreestepError, match=said):
+        names_of(parallel_thinking=True, **given)
+    if "rollout_engine" not in given:
+        names_of(**given)
+        names_of(parallel_thinking=True, parallel_paths=3, max_path_tokens=8)
+
+
+@pytest.mark.parametrize("name", ["parallel_paths", "max_path_tokens"])
+def test_settings_of_paths_without_them(name):
+    sentence = f"--{name} 3 is of the paths of --parallel_thinking, which is not given; give it, or leave --{name} out"
+    with pytest.raises(ThreestepError, match=sentence):
+        names_of(**{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"mtp_num_layers": 0},
+            "--speculate 1 guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 or "
+            "--speculate_by ngram, or leave --speculate out",
+        ),
+        (
+            {"speculate": "0", "speculate_by": "ngram"},
+            "--speculate_by ngram says how --speculate guesses, and it guesses nothing; give --speculate 1, or leave",
+        ),
+        ({"rollout_engine": "vllm"}, "--rollout_engine vllm does not support --speculate, got 1; leave it out or use"),
+        ({"rollout_replay": "there"}, "several tokens at once, and --rollout_replay draws nothing; leave one of them"),
+        ({"end_check_tokens": 4}, "at once, and --end_check_tokens draws token by token between two looks; leave one"),
+        ({"speculate": "-1"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got '-1'"),
+        ({"speculate": "often"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got 'often'"),
+    ],
+)
+def test_what_guesses_cannot_go_with(given, said):
+    with pytest.raises(ThreestepError, match=said):
+        names_of(**{"speculate": "1", "mtp_num_layers": 1, **given})
+
+
+def test_what_is_guessed():
+    found = [names_of(speculate=given, mtp_num_layers=1).speculation for given in ("0", "3", "auto")]
+    assert found == [None, Speculation(3), Speculation(1, is_auto=True)]
+    assert names_of(speculate="2", speculate_by="ngram").speculation == Speculation(2, by="ngram")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"mtp_num_layers": 0},
+            "--vllm_speculate 2 guesses by a head .* there is none; give .* or leave --vllm_speculate",
+        ),
+        ({"rollout_engine": "hf"}, "--rollout_engine hf does not support --vllm_speculate, got 2; leave it out or use"),
+        ({"speculate": "1"}, "--vllm_speculate 2 is of --rollout_engine vllm and --speculate 1 of hf; leave one of"),
+        (
+            {"rollout_replay": "there"},
+            "--vllm_speculate 2 draws several tokens at once, and --rollout_replay draws noth",
+        ),
+        ({"min_p": 0.05}, r"--vllm_speculate 2 verifies drafts without min-p \(vLLM 0.32 .*, got --min_p 0.05; leave"),
+        ({"vllm_tensor_parallel_size": 2}, "of the head, and --vllm_tensor_parallel_size is 2; leave one of them out"),
+        (
+            {"mtp_final_norm": False},
+            "--vllm_speculate 2 expects a Qwen2, .* got qwen2 with a head without a norm at its",
+        ),
+    ],
+)
+def test_what_drafts_by_vllm_cannot_go_with(given, said, monkeypatch):
+    monkeypatch.setattr(checks, "load_config", lambda *_: Qwen2Config())
+    flags = {"vllm_speculate": 2, "mtp_num_layers": 1, "rollout_engine": "vllm", "dry_run": True}
+    assert names_of(**flags).speculation == Speculation(2, by_vllm=True)
+    with pytest.raises(ThreestepError, match=said):
+        names_of(**{**flags, **given})
+
+
+LOOKUP = "examples/environments/lookup.py:Lookup"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
+        (
+            {"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2},
+            "--vllm_tensor_parallel_size 2 has ranks draw t",
+        ),
+        ({"parallel_thinking": True}, "draw turn by turn, and --parallel_thinking draws paths side by side; leave"),
+        ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
+        ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, and there are none"),
+        ({"environment": None}, "--reward environment is what an environment gives the turns of a conversation, and"),
+    ],
+)
+def test_what_does_not_go_with_environments(given, said):
+    with pytest.raises(ThreestepError, match=said):
+        names_of(reward="environment", **{"advantage": "grpo", "environment": LOOKUP, **given})
+
+
+def test_environments_are_loaded_unless_a_replay_has_their_answers(tmp_path):
+    found = names_of("", "environment", advantage="grpo", environment=LOOKUP)
+    assert found.environments.names == ("Lookup",) and not found.with_reward_model
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    replayed = names_of("", "environment", advantage="grpo", environment=LOOKUP, rollout_replay=str(tmp_path))
+    assert replayed.environments is None
+
+
+def beside_images(**given) -> None:
+    paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
+    flags = ppo_flags(**{**paths, "advantage": "grpo", "num_samples_per_prompt": 2, "reward": "gsm8k", **given})
+    components = checked_components(flags)
+    check_beside_images(flags, components, None)
+    check_beside_images(flags, components, RowImages(lambda keys: ImagePixels(torch.zeros(1)), ()))
+
+
+def test_what_reads_images_goes_with_them():
+    beside_images()
+    beside_images(advantage="gae", reward="model")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, and prompts of the data have so"),
+        ({"speculate": "2", "speculate_by": "ngram"}, "--speculate 2 does not go with prompts that have images: it gu"),
+        ({"parallel_thinking": True}, "--parallel_thinking does not go with prompts that have images: it draws paths"),
+        ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not go with prompts that have images: it reads embeddings"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_images_is_named(given, said):
+    with pytest.raises(ThreestepError, match=said):
+        beside_images(**given)

@@ -1,0 +1,93 @@
+"""The parts of the trainer that flags make, and where its models come from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import MixtralForCausalLM, MixtralForSequenceClassification
+
+from tests.invariants import tiny
+from tests.support.plain_roles import plain_roles
+from tests.support.tiny_models import tiny_causal_lm, tiny_config
+from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.parts.assembly import _plan, balanced_roles, wanted_score_scale
+from training.step3_ppo.parts.roles import Roles
+from training.step3_ppo.flags.roles_arguments import RolesArguments
+from training.utils.layout.planner import PlanSettings
+from training.utils.loading.score_scale import ScoreScale, set_score_scale
+from training.utils.base.errors import ThreestepError
+
+
+@pytest.mark.parametrize(
+    ("bound", "packed", "expected"), [(None, False, None), (None, True, 3 * 50), (70, False, 70), (70, True, 70)]
+)
+def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
+    ppo = PpoArguments(per_device_training_batch_size=3, max_tokens_per_micro_batch=bound, share_beginnings=9)
+    plan = _plan(ppo, 50, tiny_causal_lm("llama"), packed, 1)  # hidden size 32
+    assert plan == PlanSettings(
+        1, expected, 3, packed, max_row_tokens=50, quadratic_tokens=192.0, least_shared_tokens=9
+    )
+
+
+def test_the_scale_of_scores_is_read_where_it_is_asked_for(tmp_path):
+    roles = RolesArguments(critic_model_name_or_path=str(tmp_path))
+    config = tiny_config("llama")
+    config.save_pretrained(tmp_path)
+    assert wanted_score_scale(roles, PpoArguments()) is None
+    asked = PpoArguments(normalize_reward_scores=True)
+    with pytest.raises(ThreestepError, match="--normalize_reward_scores needs threestep_score_mean and .*with step 2"):
+        wanted_score_scale(roles, asked)
+    set_score_scale(config, ScoreScale(1.5, 0.5))
+    config.save_pretrained(tmp_path)
+    assert wanted_score_scale(roles, asked) == ScoreScale(1.5, 0.5)
+    assert wanted_score_scale(roles, PpoArguments()) is None
+
+
+def roles_of(actor: bool, critic: bool) -> Roles:
+    """With a mixture of experts as actor, as critic, or both."""
+    roles, _ = plain_roles(None)
+    changes: dict[str, Any] = {}
+    for role, is_mixture, make in (
+        ("actor", actor, lambda: MixtralForCausalLM(tiny.mixture())),
+        (
+            "critic",
+            critic,
+            lambda: MixtralForSequenceClassification(tiny.mixture(num_labels=1, router_aux_loss_coef=0.0)),
+        ),
+    ):
+        if is_mixture:
+            changes[f"{role}_model"] = make()
+    return replace(roles, **changes)
+
+
+@pytest.mark.parametrize(
+    ("mixtures", "given", "coefficients"),
+    [
+        ((True, True), None, [0.7, None]),  # the critic's own is 0
+        ((True, True), 0.3, [0.3, 0.3]),
+        ((True, False), 0.3, [0.3, None]),
+        ((False, True), 0.3, [None, 0.3]),
+        ((True, True), 0.0, [None, None]),
+        ((False, False), None, [None, None]),
+    ],
+)
+def test_whose_routers_are_balanced(mixtures, given, coefficients):
+    roles = balanced_roles(roles_of(*mixtures), given, reuses_forwards=False)
+    losses = (roles.actor_routers.routed, roles.critic_routers.routed)
+    assert [None if routed is None else routed.balance.coefficient for routed in losses] == coefficients
+
+
+def test_a_coefficient_with_nothing_to_balance():
+    with pytest.raises(ThreestepError, match="--router_aux_loss_coef expects a mixture of experts .* LlamaForCausalLM"):
+        balanced_roles(roles_of(False, False), 0.3, reuses_forwards=False)
+
+
+@pytest.mark.parametrize("mixtures", [(True, False), (False, True)])
+def test_forwards_that_are_reused_know_no_load_of_the_step(mixtures):
+    with pytest.raises(
+        ThreestepError, match="--reuse_forwards learns from .*; give --router_aux_loss_coef 0, or leave"
+    ):
+        balanced_roles(roles_of(*mixtures), 0.3, reuses_forwards=True)
+    balanced_roles(roles_of(*mixtures), 0.0, reuses_forwards=True)

@@ -1,0 +1,129 @@
+"""Tokenizers are compared, and rollouts counted, before a model loads."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import GenerationConfig
+
+from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.ppo_flags import ppo_flags
+from tests.support.tiny_models import tiny_config
+from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers, pictures_of
+from training.step3_ppo.parts.roles import Tokenizers
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.style import SavedStyle, save_style, saved_style
+from training.utils.images.data.reader import PixelReader
+from training.utils.contracts.rows import PromptRow
+from training.utils.images.spans import ImageSpan
+from training.utils.base.errors import ThreestepError
+
+
+def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):
+    for name, sentences in (("actor", SENTENCES), ("same", SENTENCES), ("other", SENTENCES[:2])):
+        train_tokenizer(sentences).save_pretrained(tmp_path / name)
+        tiny_config("llama").save_pretrained(tmp_path / name)
+
+    def load(critic: str, with_critic: bool = True):
+        critic_path = str(tmp_path / critic) if critic else ""
+        flags = ppo_flags(actor_model_name_or_path=str(tmp_path / "actor"), critic_model_name_or_path=critic_path)
+        return load_tokenizers(flags, with_critic)
+
+    tokenizers = load("same")
+    assert tokenizers.actor.get_vocab() == tokenizers.critic.get_vocab()
+    assert load("", with_critic=False).critic is None
+    with pytest.raises(ThreestepError, match=r"the tokenizers of --actor_model_name_or_path .* differ: the reward"):
+        load("other")
+
+
+def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
+    class Rows(list):
+        manifest = {"fingerprint": "rows"}  # noqa: RUF012
+
+    nothing = SimpleNamespace(columns={})
+    report = SimpleNamespace(train=nothing, eval=nothing)
+    phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=report, pixels_of=None)
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given: phase)
+    ranks = SimpleNamespace(world_size=1, is_main=True)
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.saved_stop_tokens", lambda *given: [2])
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.reader_of_model", lambda *given: None)
+    tokenizer = SimpleNamespace(eos_token_id=2, added_tokens_decoder={2: "</s>"})
+
+    def load(critic_warmup: int):
+        ppo = {"per_device_training_batch_size": 8, "num_train_epochs": 1.0, "ppo_epochs": 3}  # five rollouts of 16
+        return load_inputs(ppo_flags(critic_warmup=critic_warmup, **ppo), tokenizer, ranks, print)
+
+    with pytest.raises(ThreestepError, match="--val_only evaluates held-out prompts, and there are none; raise"):
+        phase.eval = []
+        load_inputs(ppo_flags(val_only=True), tokenizer, ranks, print)
+    inputs = load(2)
+    assert (inputs.total_rollouts, inputs.optimizer_steps, inputs.warmup_steps) == (5, 5 * 2 * 3, 2 * 2 * 3)
+    with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
+        load(5)
+
+
+def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
+    """The trained one first; of the model's own those that are no ordinary text; the tokenizer's eos."""
+    rows = type("Rows", (list,), {"manifest": {"fingerprint": "rows"}})(range(80))
+    report = SimpleNamespace(train=SimpleNamespace(columns={}), eval=SimpleNamespace(columns={}))
+    phase = SimpleNamespace(train=rows, eval=rows, report=report, pixels_of=None)
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given: phase)
+    tokenizer = chat_tokenizer()
+    ids = tokenizer.convert_tokens_to_ids
+    letter = tokenizer("a")["input_ids"][0]
+    tiny_config("llama").save_pretrained(tmp_path)
+    GenerationConfig(eos_token_id=[ids("<|im_end|>"), ids("<|eot_id|>"), letter]).save_pretrained(tmp_path)
+    said: list[str] = []
+
+    def load(*given):
+        flags = ppo_flags(actor_model_name_or_path=str(tmp_path), end_of_conversation_token="<|im_end|>")
+        return load_inputs(flags, tokenizer, SimpleNamespace(world_size=1, is_main=True), lambda s, *_: said.append(s))
+
+    assert load().end_token_ids == tuple(ids(["<|im_end|>", "<|eot_id|>", "<|endoftext|>"]))
+    assert said[0].startswith(
+        "warning: the model's configuration names as its end tokens 76 ('a'), which the tokenizer"
+    )
+    assert said[1:] == ["responses end at each of the model's end tokens: <|im_end|>, <|eot_id|>, <|endoftext|>"]
+    (tmp_path / "generation_config.json").unlink()  # the configuration's then
+    assert tokenizer.added_tokens_decoder[2].special
+    assert load().end_token_ids == (ids("<|im_end|>"), 2, ids("<|endoftext|>"))
+
+
+@pytest.mark.parametrize("style, warns", [(None, False), ("chat_template", False), ("human_assistant", True)])
+def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
+    tokenizers = Tokenizers(*(chat_tokenizer(chat_template("chatml")) for _ in range(2)))
+    save_style(tokenizers.actor, SavedStyle("chat_template"))
+    if style is not None:
+        save_style(tokenizers.critic, SavedStyle(style))
+    ranks = SimpleNamespace(is_main=True)
+    assert adopt_styles(tokenizers, ChatArguments(), None, ranks) == {"prompt_style": "chat_template"}
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("prompt style: chat_template, responses end with <|im_end|> (saved with ")
+    assert len(others) == warns and all(
+        "was trained on prompts in another style (human_assistant)" in o for o in others
+    )
+    assert saved_style(tokenizers.critic) == SavedStyle("chat_template")  # what it learns in this run
+
+
+def test_a_reward_sees_the_pictures_of_a_prompt():
+    """One of two tiles, another, the first again; each is decoded when it is taken."""
+    stored = {}
+    for key, color in ((4, "red"), (9, "blue")):
+        file = io.BytesIO()
+        Image.new("RGBA", (3, 2), color).save(file, format="PNG")
+        stored[key] = file.getvalue()
+    spans = [ImageSpan(at, 1, key=key) for at, key in enumerate((4, 4, 9, 4, 4))]
+    row = PromptRow(0, np.arange(5), "", None, images=tuple(spans), picture_digests=("a", "b", "a"))
+    reader: Any = None
+    found = pictures_of(PixelReader(reader, stored), row)
+    assert [(one.mode, one.size, one.getpixel((0, 0))) for one in found] == [
+        ("RGB", (3, 2), color) for color in ((255, 0, 0), (0, 0, 255), (255, 0, 0))
+    ]
+    assert found.encoded[1] == stored[9] and found[0] is not found[0] and len(found[1:]) == 2
+    assert len(pictures_of(PixelReader(reader, stored), PromptRow(0, np.arange(5), "", None))) == 0

@@ -1,0 +1,72 @@
+"""Log lines: rank 0 speaks, the others are silent; what cannot be printed ends nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from training.utils.base.console import log
+
+
+def test_only_rank_0_speaks(capsys):
+    log("one")
+    log("two", is_main_rank=False)
+    assert capsys.readouterr().out == "one\n"
+
+
+_PRINTS = """
+import logging, sys, warnings
+from tqdm import tqdm
+from training.utils.base.console import log
+from training.utils.run.program import run_program
+from training.utils.run.progress import ShownFigure, progress_bar, show
+
+def main(argv):
+    for number in range(99):
+        log("x" * 999)
+        print("y" * 999, file=sys.stderr)
+        logging.warning("z" * 999)
+        warnings.warn(str(number))
+    with progress_bar(1, "SFT", True) as bar:
+        show(bar, ShownFigure("loss", 1.0))
+    for _ in tqdm(range(3)):  # a library's
+        pass
+    open(argv[0], "w").write("the end")
+
+run_program(main, output_is_log=True)
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("place", ["/dev/full", "a pipe that nobody reads"])
+def test_a_run_whose_output_goes_nowhere_ends_well(tmp_path, place, unbuffered):
+    if place == "/dev/full" and not os.path.exists(place):
+        pytest.skip("a system without /dev/full")
+    reader, writer = os.pipe() if place != "/dev/full" else (None, os.open(place, os.O_WRONLY))
+    if reader is not None:
+        os.close(reader)
+    words = [sys.executable, "-c", _PRINTS, str(tmp_path / "end")]
+    done = subprocess.run(words, stdout=writer, stderr=writer, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    os.close(writer)
+    assert done.returncode == 0 and (tmp_path / "end").read_text() == "the end"
+
+
+def test_a_program_whose_result_cannot_be_printed_says_so():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("a system without /dev/full")
+    words = "from training.utils.run.program import run_program; run_program(lambda argv: print('x', flush=True))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode != 0 and "error: the disk refuses a write: No space left on device" in done.stderr
+
+
+def test_what_is_printed_inside_arrives_in_its_order(capfd):
+    words = (
+        "from training.utils.base.console import output_may_be_lost\n"
+        "print('a')\nwith output_may_be_lost(): print('b')\nprint('c')"
+    )
+    subprocess.run([sys.executable, "-c", words], check=True)
+    assert capfd.readouterr().out == "a\nb\nc\n"

@@ -1,0 +1,37 @@
+"""Sentences for users."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
+
+
+def test_nearest_names():
+    names = ["data_path", "data_split", "seed"]
+    assert nearest_names("data_pth", names) == "; did you mean 'data_path' or 'data_split'?"
+    assert nearest_names("sed", names) == "; did you mean 'seed'?"
+    assert nearest_names("zzz", names) == ""
+    assert nearest_names("x", []) == ""
+
+
+def test_one_mistake_is_its_own_sentence():
+    mistakes = Mistakes()
+    mistakes.raise_if_any()
+    mistakes.require(True, "fine")
+    mistakes.raise_if_any()
+    mistakes.require(False, "too small")
+    with pytest.raises(ThreestepError, match="^too small$"):
+        mistakes.raise_if_any()
+
+
+def test_several_are_told_together():
+    mistakes = Mistakes()
+    mistakes.add("a")
+    mistakes.add("b")
+    with pytest.raises(ThreestepError, match="^2 mistakes in the configuration:\n  - a\n  - b$"):
+        mistakes.raise_if_any()
+
+
+def test_a_mistake_is_a_value_error():
+    assert issubclass(ThreestepError, ValueError)

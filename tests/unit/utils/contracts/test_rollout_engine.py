@@ -1,0 +1,79 @@
+"""What an engine returns is checked column by column: missing, of another type, ragged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.unit.utils.generation.engines.test_hf import PLAIN
+from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
+from training.utils.contracts.rollout import Rollout
+from training.utils.base.errors import ThreestepError
+
+REQUEST = RolloutRequest(torch.ones(2, 3).long(), torch.ones(2, 3).bool(), PLAIN, [0, 1, 2, 3], samples_per_prompt=2)
+GOOD = Rollout(
+    prompt_ids_BP=torch.ones(4, 3).long(),
+    prompt_mask_BP=torch.ones(4, 3).bool(),
+    response_ids_BR=torch.ones(4, 5).long(),
+    response_lengths_B=torch.tensor([1, 5, 2, 3]),
+    sampled_logprobs_BR=torch.zeros(4, 5),
+    ended_B=torch.ones(4).bool(),
+)
+
+
+class Mine(RolloutEngine):
+    drawn = GOOD
+
+    def roll_out(self, model, request):
+        return self.drawn
+
+
+def drawn(**changes) -> Rollout:
+    engine = Mine()
+    engine.drawn = replace(GOOD, **changes)
+    return rolled_out(engine, None, REQUEST)
+
+
+def test_a_whole_rollout_passes():
+    assert torch.equal(drawn().response_ids_BR, GOOD.response_ids_BR)
+
+
+def test_an_engine_may_change_its_rows_and_use_its_memory_again():
+    class Reusing(Mine):
+        def roll_out(self, model, request):
+            request.rows[0]["seen"] = True
+            for tensor in (self.drawn.response_ids_BR, self.drawn.sampled_logprobs_BR):
+                tensor += 1
+            return self.drawn
+
+    engine, row = Reusing(), {}
+    engine.drawn = replace(GOOD, response_ids_BR=torch.ones(4, 5).long(), sampled_logprobs_BR=torch.zeros(4, 5))
+    first, second = (rolled_out(engine, None, replace(REQUEST, rows=[row, row])) for _ in range(2))
+    assert row == {} and first.response_ids_BR.unique().item() == 2 and second.response_ids_BR.unique().item() == 3
+    assert first.sampled_logprobs_BR.unique().item() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"sampled_logprobs_BR": None},
+            r"Mine expects to return sampled_logprobs_BR as float32 \[4, 5\], .* got NoneType; mend its roll_out",
+        ),
+        ({"ended_B": torch.ones(3).bool()}, r"ended_B as bool \[4\], one row for each of 4 sequences, got bool \[3\]"),
+        ({"response_ids_BR": torch.ones(4, 5)}, r"response_ids_BR as int64 \[4, 5\], .* got float32 \[4, 5\]"),
+        ({"response_ids_BR": torch.ones(4, 6).long()}, r"sampled_logprobs_BR as float32 \[4, 6\], .* float32 \[4, 5\]"),
+        ({"response_ids_BR": [[1], [2, 3]]}, r"response_ids_BR as int64 \[4, R\], .* got list"),
+        ({"prompt_mask_BP": torch.ones(2, 3).bool()}, r"prompt_mask_BP as bool \[4, 3\], .* got bool \[2, 3\]"),
+        (
+            {"response_lengths_B": torch.tensor([1, 0, 2, 3])},
+            "response_lengths_B from 1 to the 5 columns of response_ids_BR, got 0 for sequence 1; mend",
+        ),
+        ({"response_lengths_B": torch.tensor([1, 5, 6, 3])}, "got 6 for sequence 2"),
+    ],
+)
+def test_a_column_that_is_missing_or_ragged_is_named(changes, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        drawn(**changes)

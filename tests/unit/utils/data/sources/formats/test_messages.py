@@ -1,0 +1,182 @@
+"""Messages of any form become OpenAI's; as text they are DeepSpeed-Chat's turns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.utils.data.sources.formats.messages import prompt_text, read_messages, read_tools, response_text
+from training.utils.base.errors import ThreestepError
+
+CALL = {"name": "add", "arguments": {"a": 1, "b": [2]}}
+CALLS = [{"type": "function", "function": CALL}]
+
+
+def message(role: str, content: str, **more) -> dict:
+    return {"role": role, "content": content, **more}
+
+
+def test_sharegpt_becomes_openais():
+    said = [
+        {"from": "system", "value": "Be kind."},
+        {"from": "human", "value": "1 + 2?"},
+        {"from": "function_call", "value": json.dumps(CALL)},
+        {"from": "observation", "value": "3"},
+        {"from": "gpt", "value": "3.", "weight": 0},
+    ]
+    assert read_messages(said, "row") == [
+        message("system", "Be kind."),
+        message("user", "1 + 2?"),
+        message("assistant", "", tool_calls=CALLS),
+        message("tool", "3"),
+        message("assistant", "3.", weight=0),
+    ]
+
+
+def test_openais_messages_are_kept_as_they_are():
+    said = [
+        message("developer", "Be kind."),
+        message("user", [{"type": "text", "text": "Hi"}]),
+        message("assistant", "Ho", reasoning_content="Hm", name="Ann"),
+    ]
+    joined = [said[0], message("user", "Hi"), said[2]]
+    assert read_messages(said, "row") == joined
+    assert read_messages(json.dumps(said), "row") == joined  # a column of JSON text, as in CSV
+    assert read_messages(said[2], "row") == said[2:]  # one message alone
+    assert read_messages(None, "row") is None and read_messages("", "row") is None and read_messages([], "row") == []
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        CALLS,
+        CALL,
+        [CALL],
+        json.dumps(CALLS),
+        [{"type": "function", "function": {**CALL, "arguments": json.dumps(CALL["arguments"])}}],
+    ],
+)
+def test_tool_calls_in_every_form(calls):
+    (read,) = read_messages([{"role": "assistant", "content": None, "tool_calls": calls}], "row")
+    assert read == message("assistant", "", tool_calls=CALLS)
+
+
+def test_openais_older_names_for_calls():
+    said = [{"role": "assistant", "function_call": CALL}, {"role": "function", "name": "add", "content": "3"}]
+    assert read_messages(said, "row") == [message("assistant", "", tool_calls=CALLS), message("tool", "3", name="add")]
+
+
+def test_the_id_of_a_call_and_arguments_that_are_no_object_are_kept():
+    call = {"id": "7", "type": "function", "function": {"name": "add", "arguments": "{broken"}}
+    (read,) = read_messages([message("assistant", "", tool_calls=[call, {"name": "stop"}])], "row")
+    assert read["tool_calls"] == [call, {"type": "function", "function": {"name": "stop", "arguments": {}}}]
+
+
+def test_what_is_given_is_left_alone():
+    said = [message("assistant", None, tool_calls=json.dumps(CALLS), function_call=None)]
+    before = json.dumps(said)
+    read_messages(said, "row")
+    assert json.dumps(said) == before
+
+
+@pytest.mark.parametrize(
+    ("given_messages", "fragment"),
+    [
+        (7, "f.json, line 2: expected a list of messages, got a number"),
+        ("Hi there", "f.json, line 2: expected a list of messages, got text that is not JSON (Expecting value): 'Hi t"),
+        ('"Hi"', "f.json, line 2: expected a list of messages, got text"),
+        (["Hi"], "f.json, line 2, message 1: expected an object, got text"),
+        ([message("user", "a"), {}], "message 2: expected 'role' and 'content', or ShareGPT's 'from' and 'value', got"),
+        ([{"speaker": "x", "text": "y"}], "'from' and 'value', got 'speaker', 'text'"),
+        ([{"role": None, "content": "a"}], "message 1: 'role': expected text, got null"),
+        ([{"role": "user", "content": 7}], "message 1: 'content': expected text, got a number"),
+        ([{"from": "alien", "value": "a"}], "message 1: 'from': expected one of system, human, user, gpt"),
+        ([{"from": [["gpt"]], "value": "a"}], "message 1: 'from': expected one of system, human, user, gpt"),
+        (
+            [{"from": "gpt", "value": "a"}, {"from": "gpt", "value": {}}],
+            "message 2: 'content': expected text, got an",
+        ),
+        ([{"from": "function_call", "value": "add(1)"}], "expected JSON with the name and arguments of a call, got"),
+        (
+            [{"from": "function_call", "value": '"add"'}],
+            "a tool call: expected an object with 'name' and 'arguments', ",
+        ),
+        ([message("assistant", "", tool_calls=[{"id": 1}])], "a tool call: expected an object with 'name' and 'argum"),
+        ([message("assistant", "", tool_calls=[{"function": 1}])], "a tool call: expected an object with 'name' and "),
+        ([message("assistant", "", tool_calls=[{"function": "name"}])], "a tool call: expected an object with 'name'"),
+        ([message("assistant", "", tool_calls="add")], "expected JSON with the name and arguments of a call, got"),
+    ],
+)
+def test_what_is_no_message_is_named(given_messages, fragment):
+    with pytest.raises(ThreestepError) as caught:
+        read_messages(given_messages, "f.json, line 2")
+    assert fragment in str(caught.value) and str(caught.value).startswith("f.json, line 2")
+
+
+def test_tools_in_every_form():
+    bare = {"name": "add", "parameters": {}}
+    whole = {"type": "function", "function": bare}
+    for given_tools in ([bare], [whole], bare, json.dumps([bare]), json.dumps([whole])):
+        assert read_tools(given_tools, "row") == [whole]
+    other = {"type": "web_search"}
+    assert read_tools([other], "row") == [other]
+    for nothing in (None, "", "[]", [], " "):
+        assert read_tools(nothing, "row") is None
+    with pytest.raises(ThreestepError, match="row: tools: expected a JSON list of objects, got text"):
+        read_tools(["add"], "row")
+    with pytest.raises(ThreestepError, match="row: expected a list of tools, got text that is not JSON"):
+        read_tools("add", "row")
+
+
+# --- as text
+
+
+def test_the_text_of_a_conversation():
+    said = [message("user", "Hi"), message("assistant", "Yes?"), message("user", "Sing.")]
+    assert prompt_text(said, None, "row") == "Human: Hi Assistant: Yes? Human: Sing. Assistant:"
+    assert response_text([message("assistant", "La")], "row") == " La"
+    assert response_text([message("assistant", "La"), message("user", "On")], "row") == " La Human: On"
+
+
+def test_the_text_of_tools_and_their_calls():
+    said = [
+        message("system", "Add."),
+        message("user", [{"type": "text", "text": "1 + "}, {"type": "text", "text": "2?"}]),
+        message("assistant", "Let me see.", tool_calls=CALLS),
+        message("tool", "3"),
+    ]
+    assert prompt_text(said, [{"type": "x"}], "row") == (
+        'Tools: [{"type": "x"}] System: Add. Human: 1 + 2? Assistant: Let me see.\n'
+        '{"name": "add", "arguments": {"a": 1, "b": [2]}} Tool: 3 Assistant:'
+    )
+    assert response_text(said[2:3], "row").endswith('{"a": 1, "b": [2]}}')
+    assert response_text([message("assistant", "3", reasoning_content="1 and 2")], "row") == (
+        " <think>\n1 and 2\n</think>\n\n3"
+    )
+
+
+def test_what_text_cannot_say():
+    with pytest.raises(ThreestepError, match="f, line 1: a message's role: expected one of .*got 'critic'"):
+        prompt_text([message("critic", "Hm")], None, "f, line 1")
+    picture = [{"type": "image_url", "image_url": {"url": "a.png"}}]
+    with pytest.raises(ThreestepError, match="f, line 1: a message's content: expected text, got .*image_url"):
+        prompt_text([message("user", picture)], None, "f, line 1")
+
+
+SPEAKERS = {"human": "user", "gpt": "assistant", "system": "system", "observation": "tool"}
+TURNS = st.lists(st.tuples(st.sampled_from(sorted(SPEAKERS)), st.text()), max_size=6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(TURNS)
+def test_both_forms_say_the_same(turns):
+    sharegpt = [{"from": speaker, "value": said} for speaker, said in turns]
+    openai = [{"role": SPEAKERS[speaker], "content": said} for speaker, said in turns]
+    read = read_messages(sharegpt, "row")
+    assert read == openai == read_messages(read, "row")
+    text = prompt_text(read, None, "row")
+    assert text.endswith("Assistant:") and all(said in text for _, said in turns)
+    assert text == prompt_text(read[:-1], None, "row").removesuffix("Assistant:") + prompt_text(read[-1:], None, "row")

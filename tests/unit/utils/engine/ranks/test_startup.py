@@ -1,0 +1,66 @@
+"""One process needs no launcher, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from tests.support.forked_programs import run_python
+from training.utils.engine.ranks.startup import DTYPES, Ranks, check_dtype
+from training.utils.base.errors import ThreestepError
+
+ALONE = """
+import os
+from training.utils.engine.ranks.startup import started_process_group
+from training.utils.engine.ranks.collectives import barrier, gathered, largest, summed, summed_numbers
+import torch
+for _ in range(2):
+    with started_process_group() as ranks:
+        assert (ranks.rank, ranks.local_rank, ranks.world_size, ranks.is_main) == (0, 0, 1, True)
+        assert torch.distributed.is_initialized()
+        barrier()
+        assert summed_numbers({"a": 2.0}, ranks.device) == {"a": 2.0}
+    assert not torch.distributed.is_initialized()
+    assert "RANK" not in os.environ and "WORLD_SIZE" not in os.environ
+import deepspeed
+assert vars(deepspeed.ops)["__compatible_ops__"] == {"deepspeed_shm_comm": False}  # no compiler was tried out
+try:
+    with started_process_group():
+        raise KeyError("x")
+except KeyError:
+    assert not torch.distributed.is_initialized()
+values = torch.ones(2)
+total = summed(values)
+assert total is not values and torch.equal(total, values)
+assert gathered("x") == ["x"] and largest(3, torch.device("cpu")) == 3
+"""
+
+
+def test_a_single_process_needs_no_launcher_and_closes_its_group():
+    """DeepSpeed-Chat fails without a launcher, and with one may end with 250 for a group left open."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = run_python(["-c", ALONE], environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_dtypes():
+    assert check_dtype("fp32") is torch.float32 and check_dtype("bf16") is torch.bfloat16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine can train in fp16")
+def test_fp16_needs_a_gpu():
+    with pytest.raises(ThreestepError, match="--dtype fp16 needs a GPU.*use bf16 or fp32"):
+        check_dtype("fp16")
+
+
+def test_the_flag_and_the_engine_know_the_same_dtypes():
+    from training.utils.engine.config.arguments import DTYPE_NAMES
+
+    assert tuple(DTYPES) == DTYPE_NAMES
+
+
+def test_rank_zero_is_main():
+    assert Ranks(0, 0, 2, torch.device("cpu")).is_main
+    assert not Ranks(1, 1, 2, torch.device("cpu")).is_main

@@ -1,0 +1,46 @@
+"""Which flags are suggested for a name that is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.utils.flags.arguments import defaults_of
+from training.utils.flags.flag_names import _MEANT, nearest_flags
+from training.utils.flags.step import known_steps
+
+SFT = list(defaults_of(known_steps()["step1_sft"].groups))
+PPO = list(defaults_of(known_steps()["step3_ppo"].groups))
+
+
+@pytest.mark.parametrize(
+    ("typed", "names", "first"),
+    [
+        ("lr", SFT, "learning_rate"),
+        ("lr", PPO, "actor_learning_rate"),
+        ("epochs", SFT, "num_train_epochs"),
+        ("batch_size", SFT, "per_device_train_batch_size"),
+        ("batch-size", PPO, "per_device_generation_batch_size"),
+        ("steps", SFT, "max_train_steps"),
+        ("dataset", SFT, "data_path"),
+        ("model", SFT, "model_name_or_path"),
+        ("learning_rat", SFT, "learning_rate"),
+        ("output-dir", SFT, "output_dir"),
+        ("eval_batch_size", SFT, "per_device_eval_batch_size"),
+        ("accumulation_steps", SFT, "gradient_accumulation_steps"),
+        ("samples_per_prompt", PPO, "num_samples_per_prompt"),
+        ("warmup", SFT, "warmup_ratio"),
+        ("max_new_tokens", PPO, "max_answer_seq_len"),
+    ],
+)
+def test_the_right_one_comes_first(typed, names, first):
+    assert nearest_flags(typed, names).startswith(f"; did you mean '{first}'")
+
+
+def test_nothing_is_suggested_for_what_resembles_nothing():
+    assert nearest_flags("qqqq", SFT) == ""
+
+
+def test_what_people_mean_are_flags_of_some_program():
+    known = {*SFT, *PPO, "max_new_tokens"}
+    assert all(flag in known for flags in _MEANT.values() for flag in flags)
+    assert not {name for name in _MEANT if name in SFT and name in PPO}

@@ -1,0 +1,94 @@
+"""Flags as fields: what each takes, and what it says of other values; settings made of the flags of the same names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from training.utils.flags.arguments import parse_arguments
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import flag, note_mistakes, settings_of
+
+
+@dataclass
+class OwnArguments:
+    """A group."""
+
+    count: int = flag(1, "A count.", least=1)
+    rate: float | None = flag(None, "A rate.", above=0)
+    share: float = flag(0.0, "A share.", least=0, below=1)
+    mass: float = flag(1.0, "A mass.", above=0, most=1)
+    color: str = flag("red", "A color.", choices=("red", "blue"))
+    places: list[int] = flag([2], "Places.", least=1, aliases=["--spots"])
+    free: str = flag("", "Anything.")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        mistakes.require(self.free != "no", "--free expects anything but no")
+
+
+@dataclass
+class BothArguments:
+    """Groups in a group."""
+
+    own: OwnArguments = field(default_factory=OwnArguments)
+
+
+def sentences_of(**given) -> list[str]:
+    mistakes = Mistakes()
+    note_mistakes(BothArguments(OwnArguments(**given)), mistakes)
+    return mistakes.sentences
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"count": 0}, "--count expects 1 or more, got 0"),
+        ({"rate": 0.0}, "--rate expects more than 0, got 0.0"),
+        ({"rate": float("nan")}, "--rate expects more than 0, got nan"),
+        ({"share": 1.0}, "--share expects 0 or more and less than 1, got 1.0"),
+        ({"mass": 1.5}, "--mass expects more than 0 and at most 1, got 1.5"),
+        ({"color": "rad"}, "--color expects one of red, blue, got 'rad'; did you mean 'red'?"),
+        ({"places": [3, 0]}, "--places expects 1 or more, got 0"),
+        ({"free": "no"}, "--free expects anything but no"),
+    ],
+)
+def test_a_value_that_a_flag_does_not_take(given, sentence):
+    assert sentences_of(**given) == [sentence]
+
+
+def test_the_ends_of_a_range_and_none_and_the_defaults():
+    assert sentences_of() == []
+    assert sentences_of(count=1, rate=1e-9, share=0.0, mass=1.0, places=[1], color="blue") == []
+
+
+def test_a_default_list_is_not_shared():
+    OwnArguments().places.append(3)
+    assert OwnArguments().places == [2]
+
+
+def test_the_command_line():
+    (own,) = parse_arguments((OwnArguments,), ["--count", "3", "--spots", "4", "5"], "")
+    assert (own.count, own.places) == (3, [4, 5])
+    with pytest.raises(ThreestepError, match="--count expects 1 or more, got 0\n.*--color expects one of red, blue"):
+        parse_arguments((BothArguments,), ["--count", "0", "--color", "green"], "")
+
+
+@dataclass(frozen=True)
+class Settings:
+    rate: float
+    path: str = "none"
+    depth: int = 3
+
+
+def test_a_field_is_the_flag_of_its_name_or_its_default():
+    flags = SimpleNamespace(rate=0.5, width=7)
+    assert settings_of(Settings, flags) == Settings(0.5)
+    assert settings_of(Settings, flags, rate=0.1, path="x") == Settings(0.1, "x")
+
+
+def test_the_flag_of_a_role_goes_before_that_of_all():
+    flags = SimpleNamespace(actor_rate=0.5, rate=0.25, path="all", critic_path="its")
+    assert settings_of(Settings, flags, "actor") == Settings(0.5, "all")
+    assert settings_of(Settings, flags, "critic") == Settings(0.25, "its")

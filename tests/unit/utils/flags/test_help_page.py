@@ -1,0 +1,127 @@
+"""`--help`: what each flag says, the first page, the topics. Texts are read of every program that has dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import typing
+
+import pytest
+
+from training.utils.flags.arguments import _parts
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.flags import UNIT, flag
+from training.utils.flags.help_page import as_typed, asked_topic, entries_of, help_page
+from training.utils.flags.step import known_steps
+from training.utils.flags.topics import OTHER, TOPICS, UNITS
+
+PROGRAMS = [step.program for step in known_steps().values()] + [
+    "training.chat", "training.evaluate", "training.inspect.__main__", "training.new_model", "training.preview",
+    "training.step2_reward.evaluate",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def a_wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def parts_of(program: str) -> list[type]:
+    steps = {step.program: step.groups for step in known_steps().values()}
+    groups = steps.get(program) or importlib.import_module(program).GROUPS
+    return [part for group in groups for part in _parts(group)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_flag_has_a_sentence_a_topic_and_its_unit_if_it_is_a_number(program):
+    for topic, field, shown in entries_of(parts_of(program)):
+        text = field.metadata["help"]
+        assert topic in TOPICS, shown
+        assert re.fullmatch(r"['`]?\w.{8,}[.)]", text, re.S), (shown, text)
+        assert not text[0].islower() or text.split()[0].strip(":,'") == text.split()[0].strip(":,'").lower(), text
+        is_number = re.search(r"\b(int|float)\b", str(field.type)) is not None
+        assert not is_number or field.metadata[UNIT] in UNITS, f"{shown}: a number needs its unit"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_page_of_everything_has_each_flag_once_in_one_spelling(program):
+    parts = parts_of(program)
+    page = help_page(parts, "threestep it", "It is done.", "all")
+    shown = re.findall(r"^  --([\w-]+)", page, re.M)
+    assert sorted(shown) == sorted([field.name for part in parts for field in dataclasses.fields(part)] + ["config"])
+    assert max(map(len, page.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(("columns", "most_lines"), [(80, 42), (100, 40), (120, 36)])
+@pytest.mark.parametrize("name", known_steps())
+def test_the_first_page_of_a_step_fits_a_screen(name, columns, most_lines, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    step = known_steps()[name]
+    description = importlib.import_module(step.program).__doc__ or ""
+    page = help_page(parts_of(step.program), "threestep it", description, "", step.first_flags)
+    assert page.startswith("usage: threestep it [flags]\n\n")
+    extra = 8 if name == "step3_ppo" else 0  # two models, two lengths, two batches
+    assert 24 <= len(page.splitlines()) <= most_lines + extra
+    first = re.findall(r"^  --(\w+)", page, re.M)
+    assert first == list(step.first_flags)
+    for needed in ("model_name_or_path", "data_path", "output_dir", "seq_len", "batch_size", "learning_rate", "epochs"):
+        assert any(needed in each for each in first), needed
+    assert "num_ranks" in first and "\n  threestep it --" in page  # an example, as one types it
+    assert "python -m" not in page
+
+
+def test_a_page_of_one_topic():
+    parts = parts_of("training.step1_sft.main")
+    page = help_page(parts, "threestep sft", "", "checkpoints")
+    assert page.startswith("usage: threestep sft [flags]\n\nCheckpoints and resuming:\n  --save_every STEPS ")
+    assert "--seed" not in page and "--resume [CHECKPOINT]" in page
+    with pytest.raises(ThreestepError, match=r"--help expects model, data, .* or all, or nothing.* got 'chekpoints'"):
+        help_page(parts, "threestep sft", "", "chekpoints")
+
+
+@dataclasses.dataclass
+class Made:
+    number: int = flag(3, "How many. The more the better.", unit="rows", least=0)
+    rate: float = flag(2e-5, "How fast.", unit="rate", topic="optimizer")
+    kind: str = flag("one", "Which.", choices=("one", "two"))
+    texts: list[str] = flag([], "What.", unit="text")
+    yes: bool = flag(True, "Whether.")
+    maybe: float | None = flag(None, "Perhaps; default: not.", unit="seconds")
+
+
+def test_how_flags_look():
+    shown = {field.name: (topic, text) for topic, field, text in entries_of([Made])}
+    assert shown == {
+        "number": (OTHER, "--number ROWS"), "rate": ("optimizer", "--rate RATE"), "kind": (OTHER, "--kind one|two"),
+        "texts": (OTHER, "--texts TEXT ..."), "yes": (OTHER, "--yes true|false"), "maybe": (OTHER, "--maybe SECONDS"),
+    }  # fmt: skip
+    lines = help_page(
+        [Made], "it", "It does.\n\n    python -m training.it --number 5 \\\n        --yes false"
+    ).splitlines()
+    assert lines[:6] == ["usage: it [flags]", "", "It does.", "", "  it --number 5 \\", "    --yes false"]
+    piped = as_typed('It.\n\n    echo "a" | python -m training.it --x\n    python -m training.it\nSo.', "threestep it")
+    assert piped == ["It.", "", '    echo "a" | threestep it --x', "    threestep it", "So."]
+    assert {re.sub(r" +", " ", line) for line in lines} >= {
+        " --number ROWS How many. The more the better. [3]", " --rate RATE How fast. [2e-05]",
+        " --yes true|false Whether. [true]", " --maybe SECONDS Perhaps; default: not.",
+    }  # fmt: skip
+    brief = help_page([Made], "it", "It does.", "", ["number", "config"])
+    assert re.search(r"--number ROWS +How many\. \[3\]\n", brief) and "--rate" not in brief
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        ([], None), (["--seed", "3"], None), (["--help"], ""), (["-h"], ""), (["--seed", "3", "--help", "all"], "all"),
+        (["--help=data"], "data"), (["--help", "--seed"], ""), (["--helper"], None),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for(argv, wanted):
+    assert asked_topic(argv) == wanted
+
+
+def test_every_unit_and_topic_is_used():
+    found = [entry for program in PROGRAMS for entry in entries_of(parts_of(program))]
+    assert {topic for topic, _, _ in found} == set(TOPICS)
+    assert typing.cast(set, {field.metadata.get(UNIT) for _, field, _ in found}) >= UNITS

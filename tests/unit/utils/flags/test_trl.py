@@ -1,0 +1,415 @@
+"""TRL's and Hugging Face's flags, one by one, in the steps that read them; and the page that lists them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from training.utils.flags import trl
+from training.utils.flags.arguments import parse_arguments, resolved_settings
+from training.utils.base.errors import ThreestepError
+from training.utils.compat.old_flags import HUGGING_FACE
+from training.utils.flags.step import known_steps
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "from_trl.md"
+
+# What is typed, and what becomes of it: settings; SAID, where a line says that it is not needed; or the words of the
+# sentence that refuses it.
+SAID = object()
+EVERY_STEP: dict[str, Any] = {
+    "--output_dir out": {"output_dir": "out"},
+    "--num_train_epochs 3": {"num_train_epochs": 3.0},
+    "--max_steps 10": {"max_train_steps": 10, "num_train_epochs": math.inf},
+    "--max_steps 10 --num_train_epochs 3": {"max_train_steps": 10, "num_train_epochs": math.inf},
+    "--max_steps -1": {"max_train_steps": None, "num_train_epochs": 1.0},
+    "--warmup_steps 100": {"num_warmup_steps": 100, "warmup_ratio": 0.0},
+    "--warmup_steps 0.1": {"num_warmup_steps": 0, "warmup_ratio": 0.1},
+    "--warmup_ratio 0.1": {"warmup_ratio": 0.1},
+    "--lr_scheduler_type linear": {"lr_scheduler_type": "linear"},
+    "--lr_scheduler_kwargs {}": "its values are flags here: --min_lr_ratio, --num_cycles, --stable_ratio",
+    "--optim adamw_torch_fused": SAID,
+    "--optim adafactor": "expects an optimizer that Threestep has, which is AdamW alone; to save memory: --zero_stage",
+    "--optim sgd": "--optim expects adamw_torch or adamw_torch_fused, the one optimizer here, got 'sgd'",
+    "--optim_args a=1": "AdamW's are --adam_beta1",
+    "--adam_beta1 0.8": {"adam_beta1": 0.8},
+    "--adam_beta2 0.999": {"adam_beta2": 0.999},
+    "--adam_epsilon 1e-6": {"adam_epsilon": 1e-6},
+    "--max_grad_norm 0.3": {"max_grad_norm": 0.3},
+    "--seed 42": {"seed": 42},
+    "--data_seed 42": "--seed decides the order of the rows too",
+    "--full_determinism": {"deterministic": True},
+    "--bf16": {"dtype": "bf16"},
+    "--bf16 True": {"dtype": "bf16"},
+    "--bf16=false": {"dtype": "fp32"},
+    "--bf16 false --fp16 true": {"dtype": "fp16"},
+    "--fp16": {"dtype": "fp16"},
+    "--fp16 False": {"dtype": "bf16"},
+    "--fp16 --bf16": "--dtype fp16 (as --fp16 is read) and --dtype bf16 (as --bf16 is read) contradict each other",
+    "--dtype bfloat16": {"dtype": "bf16"},
+    "--dtype fp32": {"dtype": "fp32"},
+    "--torch_dtype bfloat16": {"dtype": "bf16"},
+    "--torch_dtype torch.float32": {"dtype": "fp32"},
+    "--torch_dtype auto": SAID,
+    "--tf32 true": "NVIDIA_TF32_OVERRIDE=1",
+    "--eval_strategy no": {"eval_interval": 0, "eval_epochs": 0.0},
+    "--eval_strategy epoch": {"eval_interval": 0, "eval_epochs": 1.0},
+    "--eval_strategy steps": {"eval_interval": 500},
+    "--eval_strategy steps --logging_steps 25": {"eval_interval": 25},
+    "--eval_strategy steps --eval_steps 20": {"eval_interval": 20},
+    "--eval_strategy no --eval_steps 20": {"eval_interval": 0},
+    "--eval_strategy daily": "--eval_strategy expects no, steps, epoch, got 'daily'",
+    "--eval_steps 20": {"eval_interval": 20},
+    "--eval_steps 0.1 --max_steps 55": {"eval_interval": 6},
+    "--eval_steps 0.25 --num_train_epochs 3": {"eval_epochs": 0.75},
+    "--eval_on_start": SAID,
+    "--do_train": SAID,
+    "--do_eval": SAID,
+    "--save_strategy no": {"save_every": 0},
+    "--save_strategy epoch": {"save_epochs": 1.0},
+    "--save_strategy steps": {"save_every": 500},
+    "--save_strategy best": {"save_every": 0, "load_best_model_at_end": True},
+    "--load_best_model_at_end --metric_for_best_model eval_accuracy --greater_is_better true": {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_accuracy",
+        "greater_is_better": True,
+    },
+    "--metric_for_best_model loss": "is of --load_best_model_at_end, which is off; give it too",
+    "--greater_is_better true": "is of --load_best_model_at_end, which is off; give it too",
+    "--save_steps 100": {"save_every": 100},
+    "--save_steps 0.5": {"save_epochs": 0.5},
+    "--save_total_limit 3": {"keep_last": 3},
+    "--save_only_model": "the finished model is in OUTPUT_DIR/model",
+    "--save_only_model false": SAID,
+    "--save_safetensors true": SAID,
+    "--resume_from_checkpoint true": {"resume": "latest"},
+    "--resume_from_checkpoint out/checkpoints/step_000010": {"resume": "out/checkpoints/step_000010"},
+    "--resume_from_checkpoint False": {"resume": None},
+    "--overwrite_output_dir": "give --resume to continue",
+    "--report_to tensorboard": {"report_to": "tensorboard"},
+    "--report_to none": {"report_to": "none"},
+    "--run_name mine": {"run_name": "mine", "output_dir": "runs/mine"},
+    "--run_name mine --output_dir out": {"run_name": "mine", "output_dir": "out"},
+    "--run_name a/b": "--run_name expects a name that a folder can have, got 'a/b'",
+    "--logging_dir logs": SAID,
+    "--logging_steps 10": {"logging_steps": 10},
+    "--logging_strategy steps": SAID,
+    "--logging_first_step": SAID,
+    "--gradient_accumulation_steps 1": {"gradient_accumulation_steps": 1},
+    "--gradient_checkpointing_kwargs {}": SAID,
+    "--average_tokens_across_devices": SAID,
+    "--auto_find_batch_size": "--dry_run shows the memory of a rank",
+    "--use_liger_kernel": SAID,
+    "--use_liger_kernel false": SAID,
+    "--dataset_name embedded": {"data_path": ["embedded"]},
+    "--dataset_name trl-lib/Capybara": {"data_path": ["hub:trl-lib/Capybara"]},
+    "--dataset_name openai/gsm8k --dataset_config main --dataset_test_split test": {
+        "data_path": ["hub:openai/gsm8k,config=main,split=train,eval_split=test"]
+    },
+    "--dataset_name a/b --dataset_train_split train_sft": {"data_path": ["hub:a/b,split=train_sft"]},
+    "--dataset_name a/b --data_path embedded": "contradict each other; leave one of them out",
+    "--dataset_config main": "expects --dataset_name beside it",
+    "--dataset_train_split train": "expects --dataset_name beside it",
+    "--dataset_test_split test": "expects --dataset_name beside it",
+    "--dataset_streaming": "rows are tokenized once",
+    "--dataset_num_proc 4": {"num_workers": 4},
+    "--dataset_text_field body": {"text_column": "body"},
+    "--eos_token <|im_end|>": {"end_of_conversation_token": "<|im_end|>"},
+    "--pad_token <pad>": {"pad_token": "<pad>"},
+    "--chat_template_path docs": "expects a file of a Jinja template, got the folder 'docs'",
+    "--remove_unused_columns false": SAID,
+    "--shuffle_dataset": SAID,
+    "--dataloader_num_workers 4": SAID,
+    "--dataloader_prefetch_factor 2": SAID,
+    "--dataloader_pin_memory": SAID,
+    "--dataloader_persistent_workers": SAID,
+    "--dataloader_drop_last": SAID,
+    "--group_by_length": SAID,
+    "--train_sampling_strategy random": SAID,
+    "--ddp_find_unused_parameters false": SAID,
+    "--ddp_backend nccl": SAID,
+    "--ddp_timeout 3600": {"rank_timeout": 3600.0},
+    "--fsdp full_shard auto_wrap": "--zero_stage 3 shards weights",
+    "--use_cpu": "CUDA_VISIBLE_DEVICES= hides the GPUs",
+    "--trust_remote_code": {"trust_remote_code": True},
+    "--model_revision main": SAID,
+    "--model_revision v2": "hub names are read in their main revision",
+    "--lora_alpha 32": {"lora_alpha": 32.0},
+    "--lora_dropout 0.05": {"lora_dropout": 0.05},
+    "--lora_modules_to_save lm_head": "--only_optimize_lora false trains all other weights",
+    "--use_rslora": "--lora_alpha times the root of the rank",
+    "--use_dora": "is not built",
+    "--use_dora false": SAID,
+    "--push_to_hub --hub_model_id me/mine": {"push_to_hub": True, "hub_model_id": "me/mine"},
+    "--push_to_hub": "--push_to_hub expects --hub_model_id OWNER/NAME",
+    "--hub_model_id me/mine": "is of --push_to_hub, which is off",
+    "--hub_private_repo true --push_to_hub --hub_model_id me/mine": {"hub_private_repo": True},
+    "--hub_strategy end": SAID,
+    "--hub_strategy every_save": "checkpoints are not uploaded",
+    "--load_in_4bit": "lora_dim is 0; give",
+    "--load_in_8bit true": "lora_dim is 0; give",
+    "--bnb_4bit_quant_type fp4": "--bnb_4bit_quant_type fp4 is of --load_in_4bit, which is off",
+    "--bnb_4bit_use_double_quant": "--bnb_4bit_use_double_quant is of --load_in_4bit, which is off",
+    "--use_bnb_nested_quant": "--bnb_4bit_use_double_quant is of --load_in_4bit, which is off",
+    "--use_bnb_nested_quant false": {"bnb_4bit_use_double_quant": False},
+    "--bnb_4bit_compute_dtype bfloat16": SAID,
+    "--bnb_4bit_quant_storage uint8": SAID,
+    "--hub_token hf_x": "set HF_TOKEN",
+    "--deepspeed": SAID,
+}
+ONE_MODEL: dict[str, Any] = {
+    **EVERY_STEP,
+    "--use_peft": {"lora_dim": 16},
+    "--use_peft --lora_r 8": {"lora_dim": 8},
+    "--use_peft false --lora_r 8": {"lora_dim": 0},
+    "--lora_r 8": {"lora_dim": 8},
+    "--lora_target_modules q_proj v_proj": {"lora_module_name": "q_proj,v_proj"},
+    "--lora_target_modules all-linear": {"lora_module_name": "all-linear"},
+    "--model_name_or_path m": {"model_name_or_path": "m"},
+    "--attn_implementation sdpa": {"attn_implementation": "sdpa"},
+    "--learning_rate 1e-4": {"learning_rate": 1e-4},
+    "--weight_decay 0.1": {"weight_decay": 0.1},
+    "--per_device_train_batch_size 8": {"per_device_train_batch_size": 8},
+    "--per_device_eval_batch_size 8": {"per_device_eval_batch_size": 8},
+    "--gradient_checkpointing": {"gradient_checkpointing": True},
+    "--torch_compile": {"torch_compile": True},
+    "--max_length 1024": {"max_seq_len": 1024},
+    "--max_seq_length 1024": {"max_seq_len": 1024},
+    "--max_length 1024 --max_seq_len 512": "--max_seq_len 1024 (as --max_length is read) and --max_seq_len 512",
+    "--pad_to_multiple_of 8": SAID,
+    "--padding_free": SAID,
+    "--disable_dropout": {"dropout": 0.0},
+    "--label_smoothing_factor 0.1": "has no counterpart in this step's loss",
+    "--label_smoothing_factor 0.0": SAID,
+}
+FLAGS: dict[str, dict[str, Any]] = {
+    "step1_sft": {
+        **ONE_MODEL,
+        "--packing": SAID,
+        "--packing false": SAID,
+        "--packing_strategy bfd": SAID,
+        "--eval_packing": SAID,
+        "--assistant_only_loss": {"loss_on": "response"},
+        "--assistant_only_loss false": {"loss_on": "conversation"},
+        "--completion_only_loss true": {"loss_on": "response"},
+        "--completion_only_loss false": {"loss_on": "conversation"},
+        "--loss_type chunked_nll": SAID,
+        "--loss_type dft": "--loss_type expects nll or chunked_nll in step 1, got 'dft'",
+        "--truncation_mode keep_start": {"truncation": "right"},
+        "--truncation_mode keep_end": {"truncation": "left"},
+        "--truncation_mode x": "--truncation_mode expects keep_start or keep_end, got 'x'",
+        "--neftune_noise_alpha 5": {"neftune_alpha": 5.0},
+        "--activation_offloading": "--gradient_checkpointing keeps a block's input alone",
+        "--dataset_name a/b": {"data_split": "1,0,0"},
+        "--dataset_name a/b --data_split 6,2,2": {"data_split": "6,2,2"},
+    },
+    "step2_reward": {
+        **ONE_MODEL,
+        "--center_rewards_coefficient 0.01": {"center_coef": 0.01},
+        "--num_labels 1": SAID,
+        "--dataset_name a/b": {"data_split": "0,1,0"},
+    },
+    "step2_dpo": {
+        **ONE_MODEL,
+        "--beta 0.2": {"beta": 0.2},
+        "--loss_type ipo": {"loss_type": "ipo"},
+        "--label_smoothing 0.1": {"label_smoothing": 0.1},
+        "--rpo_alpha 1.0": {"sft_coef": 1.0},
+        "--precompute_ref_log_probs": SAID,
+        "--reference_free": "the reference is the model that training starts from",
+        "--f_divergence_type reverse_kl": SAID,
+        "--f_divergence_type js_divergence": "is not built beside the reverse KL",
+        "--max_prompt_length 128": "--truncation left cuts the prompt",
+        "--max_completion_length 128": "--truncation right cuts the response",
+        "--generate_during_eval": "python -m training.evaluate win_rate",
+        "--dataset_name a/b": {"data_split": "0,1,0"},
+    },
+    "step3_ppo": {
+        **EVERY_STEP,
+        "--deepspeed ds.json": "--deepspeed is for steps 1 and 2; step 3's two engines",
+        "--use_peft": {"actor_lora_dim": 16, "critic_lora_dim": 0},
+        "--lora_r 8": {"actor_lora_dim": 8},
+        "--lora_target_modules q_proj v_proj": {"actor_lora_module_name": "q_proj,v_proj"},
+        "--model_name_or_path b": {"actor_model_name_or_path": "b"},
+        "--sft_model_path b": {"actor_model_name_or_path": "b"},
+        "--reward_model_path r": {"critic_model_name_or_path": "r"},
+        "--reward_model_name_or_path r": {"critic_model_name_or_path": "r"},
+        "--reward_funcs accuracy_reward think": "here --reward NAME:WEIGHT,... names rules, your own as FILE.py:NAME",
+        "--reward_weights 1.0 0.5": "--reward NAME:WEIGHT,...",
+        "--learning_rate 1e-6": {"actor_learning_rate": 1e-6, "critic_learning_rate": 5e-6},
+        "--weight_decay 0.1": {"actor_weight_decay": 0.1, "critic_weight_decay": 0.1},
+        "--gradient_checkpointing": {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
+        "--gradient_checkpointing false": {"actor_gradient_checkpointing": False},
+        "--per_device_train_batch_size 32": {"per_device_generation_batch_size": 32},
+        "--per_device_eval_batch_size 8": {"per_device_eval_batch_size": 8},
+        "--max_prompt_length 128": {"max_prompt_seq_len": 128, "prompt_truncation": "left"},
+        "--max_prompt_length 128 --prompt_truncation drop": {"prompt_truncation": "drop"},
+        "--max_completion_length 64": {"max_answer_seq_len": 64},
+        "--response_length 64": {"max_answer_seq_len": 64},
+        "--max_length 512": "--max_prompt_seq_len of a prompt, --max_answer_seq_len of a response",
+        "--num_generations 8": {"num_samples_per_prompt": 8},
+        "--num_generations_eval 4": {"val_samples": 4},
+        "--generation_batch_size 64": "prompts with --num_samples_per_prompt responses are a rollout",
+        "--steps_per_generation 4": "prompts with --num_samples_per_prompt responses are a rollout",
+        "--num_mini_batches 4": "prompts with --num_samples_per_prompt responses are a rollout",
+        "--num_iterations 2": {"ppo_epochs": 2},
+        "--num_ppo_epochs 2": {"ppo_epochs": 2},
+        "--temperature 0.7": {"temperature": 0.7},
+        "--top_k 50": {"top_k": 50},
+        "--top_p 0.9": {"top_p": 0.9},
+        "--min_p 0.1": {"min_p": 0.1},
+        "--repetition_penalty 1.0": SAID,
+        "--repetition_penalty 1.1": "--repetition_penalty expects 1, got 1.1",
+        "--generation_kwargs {}": "--temperature, --top_k, --top_p",
+        "--chat_template_kwargs {}": {"chat_template_kwargs": "{}"},
+        "--beta 0.04": {"kl_coef": 0.04, "kl_in": "loss"},
+        "--beta 0.04 --kl_in reward": {"kl_coef": 0.04, "kl_in": "reward"},
+        "--kl_coef 0.05": {"kl_coef": 0.05},
+        "--epsilon 0.2": {"clip_range": 0.2},
+        "--epsilon_high 0.28": {"clip_range_high": 0.28},
+        "--cliprange 0.2": {"clip_range": 0.2},
+        "--cliprange_value 0.2": {"clip_range_value": 0.2},
+        "--delta 4.0": {"dual_clip": 4.0},
+        "--gamma 0.99": {"gamma": 0.99},
+        "--lam 0.9": {"lam": 0.9},
+        "--missing_eos_penalty 1.0": {"missing_eos_penalty": 1.0},
+        "--whiten_rewards": "--whiten_advantages is",
+        "--loss_type dr_grpo": {"loss_aggregation": "seq-mean-token-sum-norm"},
+        "--loss_type dapo": {"loss_aggregation": "token-mean"},
+        "--loss_type grpo": {"loss_aggregation": "seq-mean-token-mean"},
+        "--loss_type cispo": {"policy_loss": "cispo"},
+        "--loss_type vespo": "--loss_type expects one of grpo, dapo, bnpo, dr_grpo, cispo, sapo in step 3, got 'vespo'",
+        "--scale_rewards none": {"norm_adv_by_std": False},
+        "--scale_rewards group": {"norm_adv_by_std": True},
+        "--scale_rewards batch --advantage grpo": {"norm_adv_by_std": True, "norm_adv_over": "batch"},
+        "--scale_rewards mean": "--scale_rewards expects group (true), batch or none (false), got 'mean'",
+        "--importance_sampling_level sequence": {"policy_loss": "gspo"},
+        "--importance_sampling_level token": SAID,
+        "--importance_sampling_level word": "expects token or sequence, got 'word'",
+        "--mask_truncated_completions": {"mask_truncated_responses": True},
+        "--sapo_temperature_neg 1.1 --loss_type sapo": {"sapo_tau_neg": 1.1, "policy_loss": "sapo"},
+        "--sapo_temperature_pos 1.1 --loss_type sapo": {"sapo_tau_pos": 1.1},
+        "--sync_ref_model": "the reference stays the actor's start",
+        "--use_vllm": {"rollout_engine": "vllm"},
+        "--use_vllm false": SAID,
+        "--vllm_mode colocate": SAID,
+        "--vllm_mode server": "asks for vLLM's server, and here vLLM runs beside training",
+        "--vllm_gpu_memory_utilization 0.4": {"vllm_memory_share": 0.4},
+        "--vllm_tensor_parallel_size 2": {"vllm_tensor_parallel_size": 2},
+        "--vllm_enable_sleep_mode false": {"vllm_sleep": False},
+        "--vllm_importance_sampling_correction": {"mismatch_correction": "truncate"},
+        "--vllm_importance_sampling_correction false": {"mismatch_correction": "none"},
+        "--vllm_importance_sampling_cap 3.0": {"mismatch_threshold": 3.0},
+        "--log_completions": SAID,
+        "--num_completions_to_print 4": {"show_samples": 4},
+        "--dataset_name a/b": {"data_split": "0,0,1"},
+    },
+}
+STARTS = {
+    "step3_ppo": {"data_path": "embedded", "actor_model_name_or_path": "a", "critic_model_name_or_path": "c"},
+    "other": {"data_path": "embedded", "model_name_or_path": "m"},
+}
+# With the flag that the line gives, or reads, in the place of the start's.
+REPLACED = {
+    "--dataset_name": "data_path",
+    "--model_name_or_path": "actor_model_name_or_path",
+    "--sft_model_path": "actor_model_name_or_path",
+    "--reward_model": "critic_model_name_or_path",
+}
+# What every step has in common is read in two of them.
+CASES = [
+    (step, line)
+    for step, lines in FLAGS.items()
+    for line in lines
+    if step == "step1_sft" or line not in (EVERY_STEP if step == "step3_ppo" else ONE_MODEL)
+]
+
+
+def start_of(step: str, line: str) -> list[str]:
+    start = STARTS.get(step, STARTS["other"])
+    dropped = {name for part, name in REPLACED.items() if line.startswith(part)}
+    return [f"--{name}={value}" for name, value in start.items() if name not in dropped]
+
+
+def settings_of(step: str, argv: list[str]) -> dict[str, Any]:
+    declared = known_steps()[step]
+    return resolved_settings(parse_arguments(declared.groups, argv, "", declared.old_flags))
+
+
+@pytest.mark.parametrize(("step", "line"), CASES)
+def test_every_flag_has_its_meaning_or_a_line_or_a_sentence(step, line, capsys):
+    expected, name = FLAGS[step][line], re.split("[ =]", line)[0]
+    argv = [*start_of(step, line), *line.split()]
+    if isinstance(expected, str):
+        with pytest.raises(ThreestepError, match=re.escape(expected)):
+            settings_of(step, argv)
+        return
+    settings = settings_of(step, argv)
+    lines = capsys.readouterr().out.splitlines()
+    if expected is SAID:
+        assert any(re.match(rf"{name}( \S+)* is not needed: ", said) for said in lines)
+    else:
+        assert {name: settings[name] for name in expected} == expected
+        if name[2:] not in settings:
+            assert any(said.startswith(name) for said in lines), "a flag that is read as another says so"
+
+
+def test_every_entry_is_typed_here_and_every_same_name_is_ours():
+    for step, lines in FLAGS.items():
+        table = known_steps()[step].old_flags
+        typed = {re.split("[ =]", line)[0] for line in lines}
+        its = {flag for flag, read in table.items() if HUGGING_FACE in read.whose}
+        assert its <= typed and typed <= its, sorted(its ^ typed)
+    assert len({flag for flags in FLAGS.values() for flag in flags}) > 60
+
+
+def test_a_file_has_the_names_too_and_the_command_line_overrides(tmp_path, capsys):
+    """What is typed is in one place; the settings hold our names alone."""
+    file = tmp_path / "run.yaml"
+    values = {
+        "model_name_or_path": "m",
+        "data_path": "embedded",
+        "bf16": False,
+        "max_length": 1024,
+        "eval_strategy": False,  # YAML's no
+        "save_strategy": "epoch",
+        "use_peft": True,
+        "lora_target_modules": ["q_proj", "v_proj"],
+        "max_steps": 7,
+        "report_to": ["tensorboard"],
+        "assistant_only_loss": True,
+    }
+    file.write_text(yaml.safe_dump(values))
+    found = settings_of("step1_sft", ["--config", str(file), "--max_seq_len", "512", "--lora_r", "4"])
+    expected = {"dtype": "fp32", "max_seq_len": 512, "eval_interval": 0, "save_epochs": 1.0, "lora_dim": 4}
+    assert {name: found[name] for name in expected} == expected
+    assert (found["lora_module_name"], found["max_train_steps"]) == ("q_proj,v_proj", 7)
+    assert not found.keys() & {"max_length", "bf16", "use_peft", "eval_strategy"}
+    file.write_text("model_name_or_path: m\ndata_path: embedded\nmax_lenght: 3\nlr: 1\n")
+    with pytest.raises(ThreestepError, match="unknown setting 'lr'; did you mean 'learning_rate'"):
+        settings_of("step1_sft", ["--config", str(file)])
+
+
+def test_hugging_faces_json_brings_its_stage_and_precision(tmp_path, capsys):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}, "fp16": {"enabled": True}, "bf16": {}}))
+    start = "--model_name_or_path m --data_path embedded".split()
+    found = settings_of("step1_sft", [*start, "--deepspeed", str(file)])
+    assert (found["deepspeed_config"], found["zero_stage"], found["dtype"]) == (str(file), 2, "fp16")
+    found = settings_of("step1_sft", [*start, "--deepspeed", str(file), "--zero_stage", "3", "--bf16"])
+    assert (found["zero_stage"], found["dtype"]) == (3, "bf16")
+    assert "Dahoas" not in capsys.readouterr().out
+
+
+def test_a_command_line_of_trl_is_not_taken_for_deepspeed_chats():
+    with pytest.raises(ThreestepError, match="^--data_path expects at least one dataset, got none"):
+        settings_of("step1_sft", "--model_name_or_path m --max_length 512 --bf16".split())
+
+
+def test_the_document_has_the_tables():
+    assert trl.as_markdown() in DOCUMENT.read_text(), "python -m training.utils.flags.trl prints them"

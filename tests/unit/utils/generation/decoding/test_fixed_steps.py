@@ -1,0 +1,107 @@
+"""Decode steps in fixed places give what a growing cache gives, on a tape that replays one call's operators."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.taped_step import TapedStep
+from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.decoding.test_decode_check import known
+from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll, shapes_of_inputs
+from training.utils.generation.decoding import cache
+from training.utils.generation.decoding import fixed_steps
+from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.generation.decoding.decode_check import why_not_decoded
+from training.utils.generation.decoding.decoding import FIXED, Decoding
+from training.utils.generation.decoding.fixed_steps import leave_now
+from training.utils.generation.engines.hf import TransformersRollout
+
+
+class Fixed(TransformersRollout):
+    _way = FIXED
+
+
+@pytest.fixture
+def taped(monkeypatch):
+    """Steps on a tape, and rooms that are outgrown after 16 columns."""
+    monkeypatch.setattr(fixed_steps, "CapturedStep", TapedStep)
+    monkeypatch.setattr(cache, "_ROOM_TOKENS", 4)
+    monkeypatch.setattr(cache, "_ROOM_SHARE", 0.0)
+    monkeypatch.setattr(TapedStep, "made", 0)
+
+
+# gpt2: learned positions; opt: other ones; gemma2: windows of 8 in every second layer; gemma3_text: masks by kind.
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gemma2", "gemma3_text"])
+def test_fixed_places_give_what_a_growing_cache_gives(family, taped):
+    """Padded prompts, two samples each, rows that leave, a room that is outgrown, windows that come round."""
+    model = tiny_causal_lm(family, torch.float64)
+    how = replace(PLAIN, max_new_tokens=30)
+    how = replace(how, end_token_id=frequent_token(roll(model, how)))
+    ids_BP, mask_BP = prompts()
+    request = RolloutRequest(ids_BP, mask_BP, how, list(range(16)), 2)
+    expected = TransformersRollout().roll_out(model, request)
+    got, seen = shapes_of_inputs(model, lambda: Fixed().roll_out(model, replace(request)))
+    assert responses(got) == responses(expected) and torch.equal(got.ended_B, expected.ended_B)
+    torch.testing.assert_close(got.sampled_logprobs_BR, expected.sampled_logprobs_BR, rtol=0, atol=1e-6)
+    assert 3 <= TapedStep.made < 15
+    assert len(seen) == 1 + 2 * TapedStep.made  # the prompts, and two calls a capture: all else is replayed
+    widths = [rows for rows, _ in seen[1:]]
+    assert widths == sorted(widths, reverse=True) and widths[0] == 16
+    assert widths[-1] < 16 or family.startswith("gemma")  # fewer than half of whose rows end
+
+
+def test_a_number_of_the_host_that_is_captured_is_found(taped, monkeypatch):
+    """A mask that the host counts out stands still in a graph: the check at the start sees other log-probabilities."""
+    model, own = known("llama")
+    assert why_not_decoded(model, own, FIXED) is None
+    attend = torch.nn.functional.scaled_dot_product_attention
+    layers = len(model.model.layers)
+    calls = []
+
+    def counting(query, key, value, **others):
+        calls.append(1)
+        return attend(query, key, value, **others) * (1 + 0.05 * (len(calls) // layers))
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counting)
+    assert "its log-probabilities differ by " in (why_not_decoded(model, own, FIXED) or "")
+
+
+def test_what_a_graph_cannot_hold_is_found(taped, monkeypatch):
+    """A question to the device within a forward."""
+    model, own = known("llama")
+    plain = model.model.norm.forward
+    monkeypatch.setattr(model.model.norm, "forward", lambda hidden: plain(hidden) * (1 if hidden.isnan().any() else 1))
+    assert "its forward fails (RuntimeError: the host waits for _local_scalar_dense)" in (
+        why_not_decoded(model, own, FIXED) or ""
+    )
+
+
+def test_rows_leave_together():
+    assert not leave_now([True, False, False, False])
+    assert leave_now([True, True, False, False]) and leave_now([True])
+
+
+def test_the_prompts_cache_is_given_up_layer_by_layer(monkeypatch):
+    """Never two whole caches: the height of a rollout would be the prompts' keys and values twice."""
+    alive, standing = [], []
+
+    class Layer(fixed_steps.FixedLayer):
+        def __init__(self, held, columns):
+            if not alive:
+                alive.extend(weakref.ref(layer.keys) for layer in decoding.cache.layers)
+            super().__init__(held, columns)
+            del held
+            standing.append(sum(keys() is not None for keys in alive))
+
+    monkeypatch.setattr(fixed_steps, "FixedLayer", Layer)
+    model = tiny_causal_lm("llama")
+    ids_BP, mask_BP = prompts()
+    decoding = Decoding(model, RolloutRequest(ids_BP, mask_BP, PLAIN, list(range(16)), 2), FIXED)
+    with torch.no_grad():
+        decoding.prefill(2)
+    layers = len(model.model.layers)
+    assert layers > 1 and standing == list(range(layers, 0, -1))

@@ -1,0 +1,74 @@
+"""DeepSpeed's own engine: transformers' responses, cut at their ends, with the training forward's log-probabilities."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.engines.test_hf import GREEDY, PAD, PLAIN, frequent_token, prompts, responses, roll, spelt
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.engines.hybrid import HybridRollout
+from training.utils.contracts.rollout import Rollout
+from training.utils.base.errors import ThreestepError
+
+
+def theirs(model, how: Sampling, samples: int = 1, seed: int = 0, decode=None) -> Rollout:
+    ids_BP, mask_BP = prompts()
+    seeds = range(seed, seed + len(ids_BP) * samples)
+    return HybridRollout(decode).roll_out(model, RolloutRequest(ids_BP, mask_BP, how, seeds, samples))
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma3_text", "mamba"])
+def test_greedy_rollouts_are_those_of_hf(family):
+    model = tiny_causal_lm(family)
+    free = roll(model, GREEDY)
+    how = replace(GREEDY, end_token_id=frequent_token(free), more_end_token_ids=(int(free.response_ids_BR[0, 3]),))
+    ours, got = roll(model, how), theirs(model, how)
+    assert responses(got) == responses(ours)
+    assert torch.equal(got.response_ids_BR, ours.response_ids_BR) and torch.equal(got.ended_B, ours.ended_B)
+    torch.testing.assert_close(got.sampled_logprobs_BR, ours.sampled_logprobs_BR, rtol=1e-4, atol=1e-4)
+
+
+def test_samples_are_the_same_for_the_same_batch_and_seeds():
+    model = tiny_causal_lm("llama")
+    how = replace(PLAIN, temperature=0.8, top_k=20, top_p=0.9, end_token_id=frequent_token(roll(model, PLAIN)))
+    before = torch.random.get_rng_state()
+    got = theirs(model, how, samples=2)
+    assert torch.equal(torch.random.get_rng_state(), before)  # other parts of the run draw what they drew
+    assert responses(theirs(model, how, samples=2)) == responses(got) != responses(theirs(model, how, 2, seed=1))
+    assert torch.equal(got.prompt_ids_BP, prompts()[0].repeat_interleave(2, 0))
+    assert len({tuple(response) for response in responses(got)}) > 8
+    assert 0 < int(got.ended_B.sum()) < 16
+    assert (got.response_ids_BR[~got.response_mask_BR] == PAD).all() and got.seconds > 0
+
+
+def test_stop_strings_cut_what_was_generated():
+    model = tiny_causal_lm("llama")
+    free = responses(theirs(model, PLAIN))
+    rollout = theirs(model, replace(PLAIN, stop=(spelt(free[2][4:6]),)), decode=spelt)
+    assert responses(rollout)[2] == free[2][:6] and bool(rollout.ended_B[2])
+    assert not rollout.ended_B.all()
+
+
+def test_a_models_own_generation_settings_change_nothing():
+    model = tiny_causal_lm("llama")
+    expected = responses(theirs(model, PLAIN))
+    own = model.generation_config
+    own.repetition_penalty, own.top_k, own.eos_token_id, own.min_new_tokens = 5.0, 2, expected[0][0], 9
+    assert responses(theirs(model, PLAIN)) == expected
+    assert model.generation_config is own
+
+
+def test_a_deepspeed_without_rollouts(monkeypatch):
+    import deepspeed.runtime
+
+    monkeypatch.delattr(deepspeed.runtime, "rollout", raising=False)
+    monkeypatch.setitem(sys.modules, "deepspeed.runtime.rollout", None)
+    with pytest.raises(
+        ThreestepError, match=r"--rollout_engine hybrid expects a DeepSpeed with .*or use --rollout_engine hf"
+    ):
+        HybridRollout()

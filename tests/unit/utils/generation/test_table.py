@@ -1,0 +1,89 @@
+"""Names and files of engines, and what an engine does not support; tests/vllm has the responses of vLLM itself."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.engines.test_hf import GREEDY
+from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.generation.table import ENGINES, WITH_OTHER_LOGPROBS, checked_engine, engine_class
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.engines.hybrid import HybridRollout
+from training.utils.generation.vllm.engine import VllmRollout
+from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.base.errors import Mistakes, ThreestepError
+
+OWN = """
+from training.utils.generation.engines.hf import TransformersRollout
+
+class Own(TransformersRollout):
+    supports_stop = False
+
+number = 3
+"""
+
+
+def test_names_stand_for_engines():
+    classes = {"hf": TransformersRollout, "hybrid": HybridRollout, "vllm": VllmRollout}
+    assert {name: engine_class(name) for name in ENGINES} == classes
+    assert {name for name in classes if not classes[name].logprobs_are_trained_models} == {*WITH_OTHER_LOGPROBS}
+
+
+def test_an_engine_of_the_users(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    found = engine_class(f"{tmp_path}/own.py:Own")
+    engine = found.create(None, 64, VllmArguments())
+    assert issubclass(found, TransformersRollout) and isinstance(engine, found) and engine.longest_tokens is None
+    with pytest.raises(ThreestepError, match="--rollout_engine expects '.*own.py:number' to be a subclass of Rollout"):
+        engine_class(f"{tmp_path}/own.py:number")
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "sentences"),
+    [
+        ("hf", {"min_p": 0.1, "bad_words": ["x"], "stop": ["x"]}, []),
+        ("hybrid", {"min_p": 0.0, "bad_words": [], "stop": ["x"]}, []),
+        (
+            "hybrid",
+            {"min_p": 0.1, "bad_words": ["x"]},
+            [
+                "--rollout_engine hybrid does not support --min_p, got 0.1; leave it out or use another engine",
+                "--rollout_engine hybrid does not support --bad_words, got ['x']; leave it out or use another engine",
+            ],
+        ),
+        (
+            "hff",
+            {"min_p": 0.1},
+            ["--rollout_engine expects one of hf, hybrid, vllm or FILE.py:NAME, got 'hff'; did you mean 'hf'?"],
+        ),
+    ],
+)
+def test_what_an_engine_does_not_support(name, wanted, sentences):
+    mistakes = Mistakes()
+    found = checked_engine(name, wanted, mistakes)
+    assert mistakes.sentences == sentences and (found is None) == (name not in ENGINES)
+
+
+def test_a_missing_package_is_noted(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    mistakes = Mistakes()
+    assert checked_engine("vllm", {}, mistakes) is VllmRollout
+    assert len(mistakes.sentences) == 1 and "expects vLLM, which is not installed here" in mistakes.sentences[0]
+    plan = Mistakes()
+    assert checked_engine("vllm", {}, plan, draws=False) is VllmRollout and not plan.sentences
+
+
+def test_an_engine_without_a_stream_of_its_own_streams_a_rollout():
+    class Whole(TransformersRollout):
+        stream = TransformersRollout.__base__.stream
+
+    model, prompt_ids_P = tiny_causal_lm("llama").eval(), torch.tensor([5, 6, 7])
+    request = RolloutRequest.of_prompt(prompt_ids_P, GREEDY, 1)
+    expected = list(TransformersRollout().stream(model, request, ()))
+    assert list(Whole().stream(model, request, ())) == expected and len(expected) > 1
+    end = expected[1]
+    assert list(Whole().stream(model, request, {end})) == expected[: expected.index(end) + 1]

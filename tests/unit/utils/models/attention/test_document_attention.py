@@ -1,0 +1,189 @@
+"""Attention by document against the dense mask, weights' gradients included, in float64."""
+
+import pytest
+import torch
+import transformers as tf
+from torch.nn import functional
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
+from training.utils.layout.rows import packed_rows
+from training.utils.models.attention.attention_precision import attention_dtype
+from training.utils.models.attention.document_attention import (
+    BY_DOCUMENT,
+    attention_by_document,
+    comparisons_with_sdpa,
+    share_keys_of_few_tokens,
+    use_document_attention,
+)
+from training.utils.models.token_model import PolicyModel
+
+SHAPE = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GROUPED = {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64, **SHAPE, **ENDS}
+CONFIGS = {
+    "llama": tf.LlamaConfig(**GROUPED),
+    "qwen3": tf.Qwen3Config(**GROUPED, head_dim=8),
+    "gemma3": tf.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=64),
+    "gpt2": tf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, **ENDS),
+    "minicpm3": tf.MiniCPM3Config(
+        **GROUPED | {"num_key_value_heads": 4},
+        q_lora_rank=16,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+    ),
+    "opt": tf.OPTConfig(**SHAPE, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64, **ENDS),
+}
+
+
+def rows():
+    generator = torch.Generator().manual_seed(0)
+
+    def run(length, is_target):
+        ids = torch.randint(3, 64, (length,), generator=generator)
+        return TokenSequence(ids, torch.full((length,), is_target))
+
+    several = shared_prompt(run(7, False), [run(length, True) for length in (4, 6, 3)])
+    sequence = plain(TokenSequence(torch.arange(5), torch.tensor([False, False, True, True, True])))
+    return packed_rows([[several, sequence], [shared_prompt(run(5, False), [run(3, True), run(2, True)])]], 0)
+
+
+def read(model):
+    model.zero_grad()
+    logprobs_M = PolicyModel(model)(rows()).logprobs_M
+    logprobs_M.square().sum().backward()
+    return logprobs_M.detach(), {name: part.grad.clone() for name, part in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_it_gives_what_the_dense_mask_gives(family):
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS[family], attn_implementation="sdpa").double().eval()
+    logprobs_M, gradients = read(model)
+    use_document_attention(model)
+    assert model.config._attn_implementation == BY_DOCUMENT
+    again_M, gradients_again = read(model)
+    torch.testing.assert_close(again_M, logprobs_M, rtol=0, atol=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradients_again[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_one_token_whose_heads_see_other_keys(key_heads):
+    """As by the index of MiniMax-M3."""
+    generator = torch.Generator().manual_seed(key_heads)
+    query, key, value = (
+        torch.randn(3, heads, count, 8, generator=generator, dtype=torch.float64)
+        for heads, count in ((4, 1), (key_heads, 5), (key_heads, 5))
+    )
+    mask = torch.rand(3, 4, 1, 5, generator=generator) < 0.5
+    mask[..., -1] = True
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = 4 // key_heads, True
+    given = (module, query, key, value, mask)
+    want, got = sdpa_attention_forward(*given)[0], attention_by_document(*given)[0]
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-14)
+
+
+def test_a_family_that_keeps_its_arguments_stays_as_it_is():
+    model = tf.AutoModelForCausalLM.from_config(tf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4))
+    before = model.config._attn_implementation
+    use_document_attention(model)
+    assert model.config._attn_implementation == before
+
+
+def test_generation_and_the_saved_configuration_are_plain(tmp_path):
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="sdpa").eval()
+    prompt = {"input_ids": torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), "attention_mask": torch.ones(2, 4).long()}
+    prompt["attention_mask"][0, :2] = 0
+    plain_ids = model.generate(**prompt, max_new_tokens=6, do_sample=False)
+    use_document_attention(model)
+    assert torch.equal(model.generate(**prompt, max_new_tokens=6, do_sample=False), plain_ids)
+    model.save_pretrained(tmp_path)
+    assert BY_DOCUMENT not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize(("tokens", "masked"), [(1, True), (1, False), (3, True)])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-14), (torch.bfloat16, 8e-3)])
+@pytest.mark.parametrize(("key_heads", "value_size"), [(1, 8), (2, 8), (4, 8), (4, 6), (2, 10)])
+def test_few_tokens(key_heads, value_size, dtype, close, tokens, masked):
+    """As transformers' own, which copies the keys for each head: query head h has keys h // (heads / key heads).
+    Multi-head latent attention has narrower values than keys."""
+    generator = torch.Generator().manual_seed(key_heads)
+    query, key, value = (
+        torch.randn(3, heads, count, size, generator=generator, dtype=torch.float64).to(dtype)
+        for heads, count, size in ((4, tokens, 8), (key_heads, 5, 8), (key_heads, 5, value_size))
+    )
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]], dtype=torch.bool)[:, None, None]
+    mask = mask & torch.ones(tokens, 5, dtype=torch.bool).tril(5 - tokens)
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = 4 // key_heads, True
+    given = (module, query, key, value, mask if masked else None)
+    want, _ = sdpa_attention_forward(*given, scaling=0.3)
+    got, _ = attention_by_document(*given, scaling=0.3)
+    torch.testing.assert_close(got, want, rtol=0, atol=close)
+    assert got.shape == (3, tokens, 4, value_size)
+    if masked:  # as decoding gives it
+        added = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+        torch.testing.assert_close(attention_by_document(*given[:4], added, scaling=0.3)[0], got)
+    plain, own = functional.scaled_dot_product_attention, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            functional, "scaled_dot_product_attention", lambda *parts, **_: own.append(parts) or plain(*parts)
+        )
+        attention_by_document(*given, scaling=0.3)
+    assert own[0][1] is key and own[0][2] is value  # nothing is copied
+
+
+def test_a_mask_of_bfloat16_is_taken_where_attention_is_computed_in_float32():
+    """As conversations give it where several tokens join: torch takes a mask of the queries' type, or float32."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 4, count, 8, generator=generator).bfloat16() for count in (40, 60, 60))
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = 1, True
+    assert attention_dtype(40, query) is torch.float32
+    seen = torch.ones(2, 1, 40, 60, dtype=torch.bool).tril(20)
+    added = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, float("-inf"))
+    got, want = (attention_by_document(module, query, key, value, mask)[0] for mask in (added, seen))
+    assert torch.equal(got, want) and got.dtype is torch.bfloat16
+
+
+def test_transformers_own_sdpa_shares_keys_too(monkeypatch):
+    """On CUDA most models keep its name: a decoded token copies no keys there either, and all else is transformers'."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention_forward)
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="sdpa").eval()
+    plain, heads = functional.scaled_dot_product_attention, []
+
+    def noting(query, key, value, **others):
+        heads.append((query.shape[2], key.shape[1]))
+        return plain(query, key, value, **others)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noting)
+    ids, mask = torch.arange(20).view(2, 10), torch.ones(2, 10).long()
+    mask[0, :2] = 0
+    generated = model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    assert set(heads) == {(10, 4), (1, 4)}  # the prompts, and a token: four heads of keys, of two
+    heads.clear()
+    share_keys_of_few_tokens()
+    assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False), generated)
+    assert set(heads) == {(10, 4), (2, 2)}  # two queries of each head of keys
+
+
+def test_a_family_that_asks_for_the_name_is_noted():
+    """DeepSeek-V3.2 and its relatives mask by their index where the implementation is called "eager" or "sdpa" alone.
+    In half precision rounding hides the difference."""
+    model = tf.LlamaForCausalLM(CONFIGS["llama"])
+    use_document_attention(model)
+    config = model.model.layers[0].self_attn.config
+    with comparisons_with_sdpa(model) as files:
+        assert config._attn_implementation == BY_DOCUMENT and config._attn_implementation != "flash_attention_2"
+        model(torch.arange(3, 9)[None])
+        assert files == []
+        assert config._attn_implementation not in ("eager", "sdpa")
+        assert files == [__file__]
+    assert type(config._attn_implementation) is str and config._attn_implementation == BY_DOCUMENT

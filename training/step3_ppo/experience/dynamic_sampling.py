@@ -1,0 +1,187 @@
+"""Groups whose samples all score the same teach nothing and are replaced by groups of other prompts.
+
+DAPO (Yu et al. 2025, section 3.2), with a limit: after the last try the remaining groups stay. All ranks together have
+one batch, whose prompts are dealt to them one by one, and so are a try's prompts: which prompt takes which place, and
+what its samples are, depends on the seed, the place and the try, and not on how many ranks there are.
+
+B sequences, G groups (prompts). A place is a group's number in the batch of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from training.step3_ppo.experience.records import LeftOut, Samples, Scored
+from training.step3_ppo.experience.settings import ExperienceSettings
+from training.utils.contracts.rows import PromptRow
+from training.utils.engine.ranks.collectives import gathered, several_ranks
+from training.utils.contracts.rollout import Rollout
+
+
+def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Tensor:
+    """Return bool [G], True where all samples of a prompt have the same outcome."""
+    outcomes_Gn = outcomes_B.view(-1, samples_per_prompt)
+    return (outcomes_Gn == outcomes_Gn[:, :1]).all(dim=1)
+
+
+@dataclass(frozen=True)
+class GroupCounts:
+    """Groups of all ranks. replaced: places that another prompt took. kept_equal: places whose group is equal after the
+    last try. dropped: groups that were drawn to replace others and were equal too."""
+
+    replaced: int = 0
+    kept_equal: int = 0
+    dropped: int = 0
+
+    def __add__(self, other: GroupCounts) -> GroupCounts:
+        return GroupCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def figures(self) -> dict[str, float]:
+        return {f"dynamic_sampling/{each.name}": float(getattr(self, each.name)) for each in fields(self)}
+
+
+@dataclass(frozen=True)
+class DrawnGroups:
+    """What a batch trains on, and what was drawn for it besides. samples, left_out: of this rank."""
+
+    samples: Samples
+    left_out: tuple[LeftOut, ...] = ()
+    counts: GroupCounts = GroupCounts()
+
+
+def with_differing_groups(
+    samples: Samples, draw: Callable[[int, int], Samples], tries: int, settings: ExperienceSettings
+) -> DrawnGroups:
+    """Return the samples with equal groups replaced, as far as `tries` draws find groups that differ. A collective.
+
+    draw(attempt, prompts): this rank's samples of that many prompts, its share of the attempt's. Rollouts are
+        collectives, so every rank draws the same number; what that is more than all ranks lack is dropped unseen.
+    """
+    ranks, rank, each = settings.plan.ranks, settings.rank, settings.samples_per_prompt
+    left_out: list[LeftOut] = []
+    counts = GroupCounts()
+    for attempt in range(tries):
+        gaps = places_of(gathered(equal_groups(samples.scored.outcomes_B, each).tolist()))
+        counts = replace(counts, kept_equal=len(gaps))
+        if not gaps:
+            break
+        fresh = draw(attempt, -(-len(gaps) // ranks))
+        is_equal = equal_groups(fresh.scored.outcomes_B, each).tolist()
+        usable = [place for place in places_of(gathered([not equal for equal in is_equal])) if place < len(gaps)]
+        taken = dict(zip(gaps, usable, strict=False))  # there are no more of the second
+        replaced = [place // ranks for place in taken if place % ranks == rank]
+        dropped = [own for own, equal in enumerate(is_equal) if equal and own * ranks + rank < len(gaps)]
+        for order, (groups, source) in enumerate(((replaced, samples), (dropped, fresh))):
+            found = _picked([_Part.of(source)], groups, settings)
+            keys = [(attempt, order, group * ranks + rank) for group in groups]
+            left_out.append(LeftOut(keys, found.rows, found.rollout, found.scored.scores_B))
+        samples = _filled(samples, fresh, taken, settings)
+        counts = counts + GroupCounts(len(taken), -len(taken), len(gaps) - len(usable))
+    return DrawnGroups(samples, tuple(left_out), counts)
+
+
+def places_of(flags_of_ranks: Sequence[Sequence[bool]]) -> list[int]:
+    """Return the places of the groups whose flag is True, in order. flags_of_ranks: of each rank's groups."""
+    ranks = len(flags_of_ranks)
+    return sorted(
+        index * ranks + rank
+        for rank, flags in enumerate(flags_of_ranks)
+        for index, is_one in enumerate(flags)
+        if is_one
+    )
+
+
+class _Part(NamedTuple):
+    """Samples whose scores are there, as ranks send them to each other."""
+
+    rows: tuple[PromptRow, ...]
+    rollout: Rollout
+    scored: Scored
+
+    @staticmethod
+    def of(samples: Samples) -> _Part:
+        return _Part(samples.rows, samples.rollout, samples.scored)
+
+
+def _filled(samples: Samples, fresh: Samples, taken: dict[int, int], settings: ExperienceSettings) -> Samples:
+    """Return this rank's samples with the groups at the places of `taken` replaced, each by the fresh group of that
+    number among all ranks'. A collective."""
+    ranks, rank = settings.plan.ranks, settings.rank
+    sources = [[place for place in taken.values() if place % ranks == other] for other in range(ranks)]
+    own = _picked([_Part.of(fresh)], [place // ranks for place in sources[rank]], settings)
+    parts = [_Part.of(samples), *_from_all_ranks(own, samples.rollout.response_lengths_B.device)]
+    numbers = {place: len(samples.rows) + at for at, place in enumerate(chain.from_iterable(sources))}
+    groups = list(range(len(samples.rows)))
+    for gap, place in taken.items():
+        if gap % ranks == rank:
+            groups[gap // ranks] = numbers[place]
+    rows, rollout, scored = _picked(parts, groups, settings)
+    rollout = replace(rollout, seconds=samples.rollout.seconds + fresh.rollout.seconds)
+    return Samples(rows, rollout, lambda: scored)
+
+
+def _from_all_ranks(own: _Part, device: torch.device) -> list[_Part]:
+    """Return every rank's part, in the order of ranks, with its tensors on `device`. A collective."""
+    if not several_ranks():
+        return [own]
+    return [_moved(part, device) for part in gathered(_moved(own, torch.device("cpu")))]
+
+
+def _moved(part: _Part, device: torch.device) -> _Part:
+    def all_of(record: Any) -> dict[str, torch.Tensor]:
+        values = {field.name: getattr(record, field.name) for field in fields(record)}
+        return {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+    parts = {name: value.to(device) for name, value in part.scored.parts.items()}
+    scored = replace(part.scored, **all_of(part.scored), parts=parts)  # type: ignore[arg-type]
+    return _Part(part.rows, replace(part.rollout, **all_of(part.rollout)), scored)  # type: ignore[arg-type]
+
+
+def _picked(parts: Sequence[_Part], groups: Sequence[int], settings: ExperienceSettings) -> _Part:
+    """Return the groups of these numbers, counted through all parts."""
+    rows = [row for part in parts for row in part.rows]
+    each, device = settings.samples_per_prompt, parts[0].rollout.response_lengths_B.device
+    numbers = [group * each + sample for group in groups for sample in range(each)]
+    taken_B = torch.tensor(numbers, dtype=torch.int64, device=device)
+    every = [part.scored for part in parts]
+
+    def reward(name: str) -> torch.Tensor:
+        none = float("nan")
+        return torch.cat([own.parts.get(name, torch.full_like(own.scores_B, none)) for own in every])[taken_B]
+
+    scored = Scored(
+        scores_B=torch.cat([own.scores_B for own in every])[taken_B],
+        outcomes_B=torch.cat([own.outcomes_B for own in every])[taken_B],
+        parts={name: reward(name) for name in dict.fromkeys(name for own in every for name in own.parts)},
+    )
+    rollout = _joined([part.rollout for part in parts], taken_B, settings.pad_token_id)
+    return _Part(tuple(rows[group] for group in groups), rollout, scored)
+
+
+def _joined(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
+    """Return the sequences of these numbers, counted through all parts, padded to one width; prompts on the left."""
+    joined: dict[str, Any] = {"seconds": sum(part.seconds for part in parts)}
+    records = [record for part in parts for record in part.conversations or ()]
+    joined["conversations"] = tuple(records[index] for index in taken_B.tolist()) if records else None
+    joined["images"] = None
+    if any(part.images is not None for part in parts):
+        spans = [own for part in parts for own in part.images or ((),) * len(part.response_lengths_B)]
+        joined["images"] = tuple(spans[index] for index in taken_B.tolist())
+    for name in (field.name for field in fields(Rollout) if field.name not in joined):
+        values = [getattr(part, name) for part in parts]
+        if all(value is None for value in values):  # one engine drew all: none has paths, or turns
+            continue
+        if values[0].dim() == 2:
+            width = max(value.shape[1] for value in values)
+            missing = [width - value.shape[1] for value in values]
+            sides = [(more, 0) if name.endswith("_BP") else (0, more) for more in missing]  # on the left of prompts
+            filling = pad_token_id if "_ids_" in name else 0
+            values = [pad(value, side, value=filling) for value, side in zip(values, sides, strict=True)]
+        joined[name] = torch.cat(values)[taken_B]
+    return Rollout(**joined)

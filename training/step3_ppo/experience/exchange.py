@@ -1,0 +1,89 @@
+"""What ranks send each other, so that all compute nearly the same number of tokens, whatever each rolled out.
+
+Everything is sent as a few long arrays: pickling a thousand small tensors would take longer than their forward.
+r response tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from training.step3_ppo.experience.settings import ExperienceSettings
+from training.utils.data.rows.pictures import span_numbers, spans_of
+from training.utils.engine.ranks.collectives import gathered, several_ranks
+from training.utils.contracts.documents import TokenSequence
+from training.utils.layout.rows import TokenRows
+from training.utils.layout.transfer import moved
+
+Packed = dict[str, Any]
+_FIELDS = ("input_ids", "is_target")  # of a TokenSequence
+
+
+def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
+    columns = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
+    images = packed_values([torch.from_numpy(span_numbers(each.images)) for each in sequences])
+    return {**columns, "images": images, "forks": [sequence.forks for sequence in sequences]}
+
+
+def unpacked_sequences(packed: Packed) -> list[TokenSequence]:
+    *columns, images = (unpacked_values(packed[name], torch.device("cpu")) for name in (*_FIELDS, "images"))
+    spans = [spans_of(numbers.numpy()) for numbers in images]
+    return [TokenSequence(*each) for each in zip(*columns, spans, packed["forks"], strict=True)]
+
+
+def packed_values(parts: Sequence[torch.Tensor]) -> Packed:
+    """Ragged values [r] of several sequences."""
+    values = torch.cat([part.detach().reshape(-1) for part in parts]) if parts else torch.empty(0)
+    return {"lengths": [len(part) for part in parts], "values": values.cpu().numpy()}
+
+
+def unpacked_values(packed: Packed, device: torch.device) -> list[torch.Tensor]:
+    return list(torch.from_numpy(packed["values"]).to(device).split(packed["lengths"]))
+
+
+def read_balanced(
+    own: Sequence[TokenSequence],
+    settings: ExperienceSettings,
+    read: Callable[[Sequence[int], TokenRows], dict[str, torch.Tensor]],
+    count: Callable[[TokenSequence], int],
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """Return what `read` gives for this rank's own sequences, concatenated. A collective.
+
+    read: returns values of a micro-batch by name, `count` for each of its sequences in order; any further values belong
+        to no sequence. The indices of the sequences count through all ranks'.
+    """
+    parts = [list(own)]
+    if several_ranks():
+        parts = [unpacked_sequences(part) for part in gathered(packed_sequences(own))]
+    all_ranks = [sequence for part in parts for sequence in part]
+    first = sum(len(part) for part in parts[: settings.rank])
+    found: dict[str, dict[int, torch.Tensor]] = {}
+    for indices, laid_out in settings.share(all_ranks, device):
+        rows = moved(laid_out, device)
+        sizes = [count(all_ranks[index]) for index in indices]
+        for name, values in read(indices, rows).items():
+            split = values[: sum(sizes)].split(sizes) if sizes else ()
+            found.setdefault(name, {}).update(zip(indices, split, strict=True))
+    if several_ranks():
+        found = _from_all_ranks(found, device)
+    mine = range(first, first + len(own))
+    # A rank without sequences of its own gets nothing, of the same type.
+    return {
+        name: torch.cat([next(iter(values.values())).new_empty(0), *(values[index] for index in mine)])
+        for name, values in found.items()
+    }
+
+
+def _from_all_ranks(
+    found: dict[str, dict[int, torch.Tensor]], device: torch.device
+) -> dict[str, dict[int, torch.Tensor]]:
+    sent = {name: (list(values), packed_values(list(values.values()))) for name, values in found.items()}
+    all_ranks: dict[str, dict[int, torch.Tensor]] = {}
+    for part in gathered(sent):
+        for name, (indices, packed) in part.items():
+            all_ranks.setdefault(name, {}).update(zip(indices, unpacked_values(packed, device), strict=True))
+    return all_ranks

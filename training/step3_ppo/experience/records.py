@@ -1,0 +1,130 @@
+"""What passes between the numbered parts of step 3, every field with its shape.
+
+B sequences (of this rank), P prompt tokens, R response tokens (the longest response of the batch).
+
+Worked example, B = 2, P = 3, R = 3, pad id 0, end-of-conversation token 9. Prompts [5 6 7] and [8]; the first
+response is [4 9] (ended), the second [3 3 3] (cut by max_answer_seq_len):
+    prompt_ids_BP [[5 6 7], [0 0 8]]      response_ids_BR [[4 9 0], [3 3 3]]
+    response_lengths_B [2 3]              response_mask_BR [[T T F], [T T T]]      ended_B [T F]
+Score 1.5 for the first, KL coefficient 0.1 and log-probability differences d: its
+    rewards_BR[0] = [-0.1 d_0, 1.5 - 0.1 d_1, 0]: the score lands on the end token, the last real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from training.utils.contracts.rows import PromptRow
+from training.utils.contracts.rollout import Rollout
+from training.utils.mtp.layout.entries import MtpEntries
+from training.utils.layout.rows import TokenRows
+from training.utils.models.target_head import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Scored:
+    """float32 [B] each.
+
+    scores_B: the weighted sum of the rewards.
+    outcomes_B: the scores minus what lengths and ends take off; samples of a prompt are compared by them. The same
+        number for all samples of a prompt whose outcomes differ by rounding alone (`advantages.inputs.settled`).
+    parts: each reward by its name, and a function's further values as NAME/KEY; NaN where it gave none.
+    """
+
+    scores_B: torch.Tensor
+    outcomes_B: torch.Tensor
+    parts: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """rows: the prompts.
+    rollout: their samples, those of a prompt adjacent.
+    collect: waits for running reward functions; called once, by the first reader of `scored`.
+    """
+
+    rows: tuple[PromptRow, ...]
+    rollout: Rollout
+    collect: Callable[[], Scored]
+
+    @cached_property
+    def scored(self) -> Scored:
+        return self.collect()
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Groups that were drawn and scored, and that nothing is trained on.
+
+    keys: of each group; all ranks' groups have an order by them, the same for any number of ranks.
+    rows, rollout: as of Samples. scores_B: float32, as of Scored.
+    """
+
+    keys: Sequence[tuple[int, ...]]
+    rows: tuple[PromptRow, ...]
+    rollout: Rollout
+    scores_B: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A micro-batch to learn from. numbers: of its sequences among all ranks' (`sequence_number`), in the order of the
+    rows. policy, the critic's values_M: with their graphs, if the micro-batch was read for learning too. entries: of a
+    head for multi-token prediction, if there is one."""
+
+    numbers: Sequence[int]
+    rows: TokenRows
+    policy: TokenLogprobs | None = None
+    values_M: torch.Tensor | None = None
+    entries: tuple[MtpEntries, ...] = ()
+
+
+def sequence_number(rank: int, index: int, samples_per_prompt: int, world_size: int) -> int:
+    """Return the number of a rank's own sequence among all ranks', the same for any number of ranks. Prompts are dealt
+    to ranks one by one."""
+    prompt, sample = divmod(index, samples_per_prompt)
+    return (prompt * world_size + rank) * samples_per_prompt + sample
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A rollout with everything that learning needs. All [B, R] are float32, of the tokens that were drawn
+    (`Rollout.drawn`: all of a response, but for inserted tags of parallel thinking), and 0 behind them.
+
+    scores_B: before what the response's length and end take off; reward_parts: its summands; outcomes_B: after it, as
+        samples of a prompt are compared (Scored).
+    counts_B: bool, False where the response is left out of the loss.
+    rewards_BR: score at the last token, minus the KL at each token if the KL is in the reward.
+    advantages_BR: whitened over all ranks if the estimator or the user asks for it, over what counts; then 0 where the
+        response is left out.
+    old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature, or the
+        rollout's own with --mismatch_bypass; None where the update is exactly on-policy and nothing else reads them.
+    ref_logprobs_BR: of the reference; None without a KL.
+    values_BR: of the critic, in the state that chooses the token; returns_BR: advantages before whitening + values;
+        both None without a critic.
+    weights_BR: correct the rollout's mismatch; None without a correction.
+    score_norms_BR: 1 - 2 p + the sum of p^2 over the vocabulary, the square of the gradient of log p by the logits;
+        None where nobody asks.
+    kept_BR: bool, False where a rejected token is in no denominator of the actor's loss; None where all are.
+    reusable: this rank's forwards with their graphs, for --reuse_forwards.
+    """
+
+    rollout: Rollout
+    scores_B: torch.Tensor
+    counts_B: torch.Tensor
+    rewards_BR: torch.Tensor
+    advantages_BR: torch.Tensor
+    old_logprobs_BR: torch.Tensor | None = None
+    ref_logprobs_BR: torch.Tensor | None = None
+    values_BR: torch.Tensor | None = None
+    returns_BR: torch.Tensor | None = None
+    weights_BR: torch.Tensor | None = None
+    kept_BR: torch.Tensor | None = None
+    score_norms_BR: torch.Tensor | None = None
+    outcomes_B: torch.Tensor | None = None
+    reward_parts: dict[str, torch.Tensor] = field(default_factory=dict)
+    reusable: Sequence[Forward] = ()

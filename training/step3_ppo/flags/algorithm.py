@@ -1,0 +1,186 @@
+"""From the flags of step 3's algorithm to settings: names are looked up, defaults that depend on them are filled in,
+and flags that do not go together are reported before a model loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC, Estimator
+from training.step3_ppo.advantages.inputs import AdvantageSettings
+from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
+from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstimator
+from training.step3_ppo.kl.control import KlControl
+from training.step3_ppo.losses import AGGREGATIONS, PolicyLoss
+from training.step3_ppo.losses.tokens import PolicyLossSettings
+from training.step3_ppo.mismatch.settings import MismatchSettings
+from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
+from training.step3_ppo.experience.settings import ExperienceSettings, KlSettings, LearningSettings, LengthSettings
+from training.utils.generation.table import engine_class
+from training.utils.layout.planner import PlanSettings
+from training.utils.loading.score_scale import ScoreScale
+from training.utils.rewards.weighted import MODEL_ALONE, Rewards
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import settings_of
+from training.utils.base.tables import either
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The flags, and what their names select."""
+
+    flags: AlgorithmArguments
+    mismatch: MismatchArguments
+    estimator: Estimator
+    policy_loss: PolicyLoss
+    kl_estimator: KlEstimator
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.flags.kl_coef > 0
+
+
+def selected_algorithm(
+    flags: AlgorithmArguments, mismatch: MismatchArguments, ppo: PpoArguments, mistakes: Mistakes
+) -> Algorithm | None:
+    """Look every name up and note flags that do not go together; None where a name is unknown."""
+    estimator = mistakes.note(estimator_named, flags.advantage)
+    policy_loss = mistakes.note(policy_loss_named, flags.policy_loss)
+    known = estimator is not None and policy_loss is not None
+    for flag, name, table in (
+        ("--kl_estimator", flags.kl_estimator, KL_ESTIMATORS),
+        ("--loss_aggregation", flags.loss_aggregation or (policy_loss or PolicyLoss).aggregation, AGGREGATIONS),
+    ):
+        if name is not None:
+            mistakes.require_one_of(flag, name, table)
+            known = known and name in table
+    if not known:
+        return None
+    samples = ppo.num_samples_per_prompt
+    mistakes.require(
+        not estimator.needs_groups or samples > 1,
+        f"--advantage {flags.advantage} compares the samples of a prompt and --num_samples_per_prompt is {samples}; "
+        f"give 2 or more, or use {either(name for name, entry in ESTIMATORS.items() if not entry.needs_groups)}",
+    )
+    mistakes.require(
+        flags.dynamic_sampling_tries == 0 or samples > 1,
+        f"--dynamic_sampling_tries compares the samples of a prompt and --num_samples_per_prompt is {samples}; give 2 "
+        "or more",
+    )
+    mistakes.require(
+        flags.critic_warmup == 0 or estimator.needs_critic,
+        f"--critic_warmup {flags.critic_warmup} trains a critic, and --advantage {flags.advantage} has none; leave it "
+        f"out or use {WITH_CRITIC}",
+    )
+    mistakes.require(
+        flags.overlong_buffer_tokens <= ppo.max_answer_seq_len,
+        f"--overlong_buffer_tokens expects at most --max_answer_seq_len {ppo.max_answer_seq_len}, got "
+        f"{flags.overlong_buffer_tokens}",
+    )
+    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, ppo, mistakes)
+    kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]
+    return Algorithm(flags, mismatch, estimator, policy_loss, kl_estimator)
+
+
+def _note_mismatch(
+    given: MismatchArguments, policy_loss: str, has_ratio: bool, ppo: PpoArguments, mistakes: Mistakes
+) -> None:
+    """Note a correction that does not go with the policy loss, and flags of one where there is none."""
+    found = mistakes.note(given.chosen, _default_correction(ppo))
+    if found is None:
+        return
+    mistakes.require(
+        not (found.bypass and found.correction != "none" and has_ratio),
+        f"--mismatch_bypass makes the ratio of --policy_loss {policy_loss} one to the rollout's policy, and "
+        f"--mismatch_correction {found.correction} weighs by that ratio once more; give --policy_loss gpg, or "
+        "--mismatch_correction none",
+    )
+    for name in ("level", "threshold_lower", "normalize"):
+        mistakes.require(
+            found.correction != "none" or not getattr(given, f"mismatch_{name}"),
+            f"--mismatch_{name} {getattr(given, f'mismatch_{name}')} is of the weights of a correction, and "
+            "--mismatch_correction is none; give truncate or mask, or leave it out",
+        )
+
+
+def experience_settings(
+    algorithm: Algorithm,
+    ppo: PpoArguments,
+    scale: ScoreScale | None,
+    plan: PlanSettings,
+    pad_token_id: int,
+    rewards: Rewards = MODEL_ALONE,
+    rank: int = 0,
+) -> ExperienceSettings:
+    """Return the settings of parts 3 to 6."""
+    flags, estimator = algorithm.flags, algorithm.estimator
+    control = KlControl(flags.kl_coef, flags.kl_target if flags.kl_control == "adaptive" else None, flags.kl_horizon)
+    kl = KlSettings(control, in_loss=flags.kl_in == "loss", estimator=algorithm.kl_estimator)
+    mismatch = mismatch_settings(algorithm, ppo)
+    bypasses = mismatch is not None and mismatch.bypass
+    # Otherwise the actor takes one step on each rollout: the old policy is the one that is trained.
+    reads_old_logprobs = (
+        ppo.reuse_forwards
+        or (algorithm.wants_reference and not kl.in_loss and (kl.estimator.of_logits or not bypasses))
+        or (mismatch is not None and not bypasses)
+        or estimator.needs_policy
+        or ppo.report_variance
+        or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
+    )
+    return settings_of(
+        ExperienceSettings,
+        ppo,
+        score_scale=scale,
+        samples_per_prompt=ppo.num_samples_per_prompt,
+        estimator=estimator,
+        advantage=_advantage_settings(flags),
+        whiten_advantages=estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages,
+        kl=kl,
+        length=settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len),
+        mismatch=mismatch,
+        reads_old_logprobs=reads_old_logprobs,
+        plan=plan,
+        pad_token_id=pad_token_id,
+        rewards=rewards,
+        rank=rank,
+        reuses_forwards=ppo.reuse_forwards,
+        reports_variance=ppo.report_variance,
+        with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
+    )
+
+
+def _advantage_settings(flags: AlgorithmArguments) -> AdvantageSettings:
+    names = {"norm_by_std": "norm_adv_by_std", "norm_over": "norm_adv_over", "zero_tail": "otb_zero_tail"}
+    return settings_of(AdvantageSettings, flags, **{field: getattr(flags, name) for field, name in names.items()})
+
+
+def mismatch_settings(algorithm: Algorithm, ppo: PpoArguments) -> MismatchSettings | None:
+    """Return the correction, None where nothing is corrected."""
+    found = algorithm.mismatch.chosen(_default_correction(ppo))
+    return found if found.acts else None
+
+
+def _default_correction(ppo: PpoArguments) -> str:
+    """Rollouts are corrected if another program than the trained model computes their log-probabilities."""
+    return "none" if engine_class(ppo.rollout_engine).logprobs_are_trained_models else "truncate"
+
+
+def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettings:
+    """Return the settings of part 7. A clip of one direction overrides that of both, which overrides the loss's own."""
+    flags, policy_loss = algorithm.flags, algorithm.policy_loss
+
+    def bound(one_way: float | None, own: float) -> float:
+        return next(value for value in (one_way, flags.clip_range, own) if value is not None)
+
+    mismatch = mismatch_settings(algorithm, ppo)
+    low, high = bound(flags.clip_range_low, policy_loss.clip_low), bound(flags.clip_range_high, policy_loss.clip_high)
+    return settings_of(
+        LearningSettings,
+        flags,
+        policy_loss=policy_loss,
+        policy=settings_of(PolicyLossSettings, flags, clip_low=low, clip_high=high),
+        aggregation=flags.loss_aggregation or policy_loss.aggregation,
+        unsup_coef=ppo.unsup_coef,
+        bypass=mismatch if mismatch is not None and mismatch.bypass else None,
+    )

@@ -1,0 +1,235 @@
+"""The flags of step 3's algorithm: advantages, KL, losses, lengths, mismatch. Cheap to import for `--help`. Sources of
+the defaults: docs/ppo.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
+from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
+from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES, PolicyLoss
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag
+from training.utils.base.tables import either
+
+KL_CONTROLS = ("fixed", "adaptive")
+NORMS = ("group", "batch")
+# Flags that a policy loss leaves unread.
+_UNREAD = {
+    "geo_mean": ("dual_clip",),
+    "sapo": ("clip_range", "clip_range_low", "clip_range_high", "dual_clip"),
+}
+
+
+def _by_loss(shown: Callable[[PolicyLoss], str]) -> str:
+    """A default that is the policy loss's: the usual one, then the losses with another."""
+    usual = shown(POLICY_LOSSES["ppo"])
+    others = [f"{shown(loss)} for {name}" for name, loss in POLICY_LOSSES.items() if shown(loss) != usual]
+    return ", ".join([usual, *others])
+
+
+def _estimators(kind: str) -> str:
+    return either(name for name, estimator in ESTIMATORS.items() if getattr(estimator, kind))
+
+
+def _kl_estimators(of_logits: bool) -> str:
+    return either(name for name, estimator in KL_ESTIMATORS.items() if estimator.of_logits == of_logits)
+
+
+@dataclass
+class AlgorithmArguments:
+    """Advantages and losses."""
+
+    topic: ClassVar[str] = "policy"
+
+    advantage: str = flag(
+        "gae",
+        f"How advantages are estimated; only {WITH_CRITIC} trains a critic. One of {', '.join(ESTIMATORS)}, or "
+        "your own as FILE.py:NAME.",
+        unit="name",
+        topic="advantage",
+    )
+    gamma: float = flag(
+        1.0, "Discount per token, for gae and reinforce++.", least=0, most=1, unit="factor", topic="advantage"
+    )
+    lam: float = flag(0.95, "GAE's lambda.", least=0, most=1, unit="factor", topic="advantage")
+    whiten_advantages: bool | None = flag(
+        None, f"Whiten advantages over all ranks' tokens; default: for {_estimators('whitens')}.", topic="advantage"
+    )
+    norm_adv_by_std: bool = flag(
+        True, "grpo and grpo_passk: divide by the group's standard deviation; false: Dr. GRPO.", topic="advantage"
+    )
+    norm_adv_over: str | None = flag(
+        None,
+        f"{_estimators('norms')}: divide by the standard deviation of the group, or of the batch, all ranks' "
+        "sequences of a rollout; default: group, for rloo by none.",
+        choices=NORMS,
+        topic="advantage",
+    )
+    otb_zero_tail: bool = flag(
+        True,
+        f"{_estimators('needs_policy')}: a baseline of 0 where the longest response of a group goes on alone; "
+        "false: its own return, so that it learns nothing there.",
+        topic="advantage",
+    )
+    kl_coef: float = flag(
+        0.1, "Weight of the KL to the reference; 0 loads no reference.", least=0, unit="factor", topic="kl"
+    )
+    kl_in: str = flag(
+        "reward",
+        "Where the KL is applied: in the reward of each token, or in the loss.",
+        choices=tuple(DEFAULT_KL_ESTIMATORS),
+        topic="kl",
+    )
+    kl_estimator: str | None = flag(
+        None,
+        f"{_kl_estimators(False)} from the drawn tokens, or {_kl_estimators(True)}, the exact sum over the "
+        "vocabulary, which keeps the logits of one forward of both models; default: "
+        + ", ".join(f"{name} in the {place}" for place, name in DEFAULT_KL_ESTIMATORS.items())
+        + ".",
+        unit="name",
+        topic="kl",
+    )
+    kl_control: str = flag(
+        "fixed",
+        "'fixed', or 'adaptive': --kl_coef moves to keep the KL at --kl_target.",
+        choices=KL_CONTROLS,
+        topic="kl",
+    )
+    kl_target: float = flag(
+        6.0, "Adaptive control: target KL of a response, summed over its tokens.", above=0, unit="nats", topic="kl"
+    )
+    kl_horizon: float = flag(
+        10000.0, "Adaptive control: number of responses over which it adapts.", above=0, unit="responses", topic="kl"
+    )
+    stop_kl: float | None = flag(
+        None,
+        "End training after a rollout whose KL to the reference per response exceeds this; default: never.",
+        above=0,
+        unit="nats",
+        topic="kl",
+    )
+    stop_update_kl: float | None = flag(
+        None,
+        "Skip the rest of a rollout's updates after a minibatch whose KL per token from the policy that drew the "
+        "rollout exceeds this; default: never.",
+        above=0,
+        unit="nats",
+        topic="kl",
+    )
+    policy_loss: str = flag("ppo", f"{', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.", unit="name")
+    loss_aggregation: str | None = flag(
+        None, f"{either(AGGREGATIONS)}; default: {_by_loss(lambda loss: loss.aggregation)}."
+    )
+    clip_range: float | None = flag(
+        None,
+        "Clip of the probability ratio in both directions; default: "
+        f"{_by_loss(lambda loss: f'{loss.clip_low:g} down and {loss.clip_high:g} up')}.",
+        above=0,
+        unit="ratio",
+    )
+    clip_range_low: float | None = flag(
+        None, "Clip of the probability ratio downwards; default: --clip_range.", above=0, unit="ratio"
+    )
+    clip_range_high: float | None = flag(
+        None, "Clip of the probability ratio upwards (clip-higher); default: --clip_range.", above=0, unit="ratio"
+    )
+    dual_clip: float | None = flag(
+        None, "Upper bound on the ratio where the advantage is negative; default: none.", above=1, unit="ratio"
+    )
+    clip_range_value: float = flag(0.2, "Clip of the change of a value in an update.", above=0, unit="number")
+    cov_share: float = flag(
+        2e-4, "kl_cov and clip_cov: share of tokens that are held back.", above=0, below=1, unit="share"
+    )
+    clip_cov_low: float = flag(1.0, "clip_cov: lowest covariance of a token that is held back.", unit="covariance")
+    clip_cov_high: float = flag(5.0, "clip_cov: highest covariance of a token that is held back.", unit="covariance")
+    kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on the tokens held back.", least=0, unit="factor")
+    sapo_tau_pos: float = flag(
+        1.0, "sapo: how fast the gate closes where the advantage is positive.", above=0, unit="temperature"
+    )
+    sapo_tau_neg: float = flag(
+        1.05, "sapo: how fast the gate closes where the advantage is negative.", above=0, unit="temperature"
+    )
+    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 leaves it out.", least=0, unit="factor")
+    critic_warmup: int = flag(
+        0, "Number of rollouts at the start that train only the critic.", least=0, unit="rollouts"
+    )
+    dynamic_sampling_tries: int = flag(
+        0,
+        "Replace prompts whose samples all score the same, up to this many times per rollout; 0 keeps them.",
+        least=0,
+        unit="tries",
+        topic="rollout",
+    )
+    missing_eos_penalty: float = flag(
+        0.0,
+        "Subtracted from the score of a response that was cut before it ended.",
+        least=0,
+        unit="score",
+        topic="reward",
+    )
+    overlong_buffer_tokens: int = flag(
+        0,
+        "Penalise responses gradually over the last tokens before --max_answer_seq_len; 0 does not.",
+        least=0,
+        unit="tokens",
+        topic="reward",
+    )
+    overlong_penalty: float = flag(
+        1.0,
+        "Penalty of a response of full length (with --overlong_buffer_tokens).",
+        least=0,
+        unit="score",
+        topic="reward",
+    )
+    mask_truncated_responses: bool = flag(False, "Leave responses that were cut before they ended out of the loss.")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        mistakes.require(
+            self.stop_kl is None or self.kl_coef > 0,
+            f"--stop_kl {self.stop_kl} needs the KL to the reference, and --kl_coef 0 loads none; give a --kl_coef "
+            "above 0, however small, or leave --stop_kl out",
+        )
+        estimator = ESTIMATORS.get(self.advantage)
+        mistakes.require(
+            self.norm_adv_over is None or estimator is None or estimator.norms,
+            f"--norm_adv_over {self.norm_adv_over} is of --advantage {_estimators('norms')}, and it is "
+            f"{self.advantage}; leave it out",
+        )
+        mistakes.require(
+            self.norm_adv_over is None or self.norm_adv_by_std,
+            f"--norm_adv_over {self.norm_adv_over} divides by a standard deviation, and --norm_adv_by_std false by "
+            "none; leave one of them out",
+        )
+        mistakes.require(
+            self.otb_zero_tail or estimator is None or estimator.needs_policy,
+            f"--otb_zero_tail false is of --advantage {_estimators('needs_policy')}, and it is {self.advantage}; leave "
+            "it out",
+        )
+        for name in ("sapo_tau_pos", "sapo_tau_neg"):
+            mistakes.require(
+                self.policy_loss == "sapo" or getattr(self, name) == getattr(type(self), name),
+                f"--{name} {getattr(self, name):g} is of --policy_loss sapo, and it is {self.policy_loss}; leave it "
+                "out",
+            )
+        for name in _UNREAD.get(self.policy_loss, ()):
+            mistakes.require(
+                getattr(self, name) is None,
+                f"--{name} {getattr(self, name)} does nothing with --policy_loss {self.policy_loss}; leave it out",
+            )
+        mistakes.require(
+            not (self.kl_estimator or "").endswith("+") or self.kl_in == "loss",
+            f"--kl_estimator {self.kl_estimator} is {(self.kl_estimator or '')[:-1]} with the gradient of k2, and "
+            f"--kl_in reward has no gradient; give {(self.kl_estimator or '')[:-1]}, or --kl_in loss",
+        )
+        mistakes.require(
+            self.clip_cov_low < self.clip_cov_high,
+            f"--clip_cov_low expects less than --clip_cov_high {self.clip_cov_high}, got {self.clip_cov_low}",
+        )
+        mistakes.require(
+            self.kl_control == "fixed" or self.kl_coef > 0,
+            "--kl_control adaptive multiplies --kl_coef, which is 0 and would stay so; give one to start from",
+        )

@@ -1,0 +1,274 @@
+"""Checks of step 3's configuration, before a model loads: what its names select, and whether its flags agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from training.step3_ppo.advantages import WITH_CRITIC
+from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
+from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.step3_ppo.flags.roles_arguments import RolesArguments
+from training.utils.environments.loading import Environments, load_environments
+from training.utils.generation.arguments import check_path_flags
+from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
+from training.utils.generation.table import checked_engine
+from training.utils.generation.guessing.guessers import BY_HEAD, BY_NGRAMS
+from training.utils.images.rows.pictures import RowImages
+from training.utils.loading.configurations import check_positions, check_trains, load_config
+from training.utils.models.quantized.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
+from training.utils.mtp.for_vllm import check_form
+from training.utils.rewards.calling import Rule
+from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
+from training.utils.base.errors import Mistakes, ThreestepError
+
+
+class Components(NamedTuple):
+    """What the names in the flags select."""
+
+    rollout_engine: type[RolloutEngine]
+    checker: Rule | None
+    algorithm: Algorithm
+    rewards: tuple[Reward, ...]
+    share_trunk: bool = False
+    speculation: Speculation | None = None
+    environments: Environments | None = None
+
+    @property
+    def with_reward_model(self) -> bool:
+        return reads_model(self.rewards)
+
+    @property
+    def with_critic_tokenizer(self) -> bool:
+        """Whether anything is loaded from --critic_model_name_or_path."""
+        return self.with_reward_model or (self.algorithm.estimator.needs_critic and not self.share_trunk)
+
+
+def checked_components(flags: PpoFlags) -> Components:
+    """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
+    unknown names and for flags that do not go together."""
+    roles, ppo, mistakes = flags.roles, flags.ppo, Mistakes()
+    thinks = flags.data.chat.parallel_thinking
+    wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
+    _check_paths(ppo, thinks, mistakes)
+    speculation = _checked_speculation(flags, mistakes)
+    if speculation is not None:
+        wanted[speculation.name.removeprefix("--")] = ppo.vllm_speculate if speculation.by_vllm else ppo.speculate
+    wanted["environment"] = flags.environment.environment or flags.environment.tools
+    engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
+    checker = None
+    if ppo.checker:
+        checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
+    rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
+    environments = _checked_environments(flags, mistakes)
+    algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
+    if algorithm is not None:
+        _check_critic(roles, ppo, algorithm, rewards, mistakes)
+        _check_reuse(roles, ppo, algorithm, mistakes)
+    layers = flags.mtp.mtp_num_layers
+    check_beside_quantization(mistakes, roles, {f"--mtp_num_layers {layers}": NO_MTP if layers else None})
+    if not flags.run.dry_run:
+        check_package(mistakes, roles)
+    mistakes.require(
+        not (ppo.reuse_forwards and flags.mtp.mtp_num_layers),
+        "--reuse_forwards learns from forwards that keep no states, and --mtp_num_layers "
+        f"{flags.mtp.mtp_num_layers} reads them; leave one of the two out",
+    )
+    mistakes.raise_if_any()
+    assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
+    if flags.reward.reward_timeout >= flags.faults.rank_timeout:
+        raise ThreestepError(
+            f"--reward_timeout {flags.reward.reward_timeout:g} expects less than --rank_timeout "
+            f"{flags.faults.rank_timeout:g}, the seconds that ranks wait for one whose reward function is running; "
+            "lower the first or raise the second"
+        )
+    if ppo.rollout_dump is not None and flags.saving.resume is None and any(Path(ppo.rollout_dump).glob("rollout_*")):
+        raise ThreestepError(
+            f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
+            "continue the run that wrote them by --resume"
+        )
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments)
+
+
+def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments | None:
+    """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they
+    cannot go with."""
+    limits, seconds = flags.conversation, flags.environment.environment_seconds
+    limits.require_partner(flags.environment.is_on, mistakes)
+    if not flags.environment.is_on:
+        return None
+    mistakes.require(
+        not flags.data.chat.parallel_thinking,
+        "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
+        "out",
+    )
+    parallel = flags.vllm.vllm_tensor_parallel_size
+    mistakes.require(
+        flags.ppo.rollout_engine != "vllm" or parallel == 1,
+        f"--environment, --tools have each rank draw turns when its own answers are there, and "
+        f"--vllm_tensor_parallel_size {parallel} has ranks draw together; give 1, or leave the first out",
+    )
+    longest = seconds * (limits.max_turns + 1)
+    mistakes.require(
+        longest < flags.faults.rank_timeout,
+        f"--environment_seconds {seconds:g} for the opening and each of --max_turns {limits.max_turns} turns makes "
+        f"{longest:g} seconds, and other ranks wait for --rank_timeout {flags.faults.rank_timeout:g}; lower the first "
+        "two or raise the last",
+    )
+    return None if flags.ppo.rollout_replay is not None else load_environments(flags.environment, mistakes)
+
+
+def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:
+    """Return what --speculate or --vllm_speculate asks for; note what it cannot go with."""
+    ppo = flags.ppo
+    speculation = mistakes.note(Speculation.of_flag, ppo.speculate, ppo.speculate_by)
+    mistakes.require(
+        ppo.speculate_by == BY_HEAD or ppo.speculate != "0",
+        f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate 1, "
+        "or leave --speculate_by out",
+    )
+    if ppo.vllm_speculate:
+        mistakes.require(
+            speculation is None,
+            f"--vllm_speculate {ppo.vllm_speculate} is of --rollout_engine vllm and --speculate {ppo.speculate} of hf; "
+            "leave one of them out",
+        )
+        speculation = Speculation(ppo.vllm_speculate, by_vllm=True)
+    if speculation is None:
+        return None
+    otherwise = "" if speculation.by_vllm else f" or --speculate_by {BY_NGRAMS},"
+    mistakes.require(
+        flags.mtp.mtp_num_layers > 0 or speculation.by != BY_HEAD,
+        f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
+        f"1{otherwise} or leave {speculation.name} out",
+    )
+    for name, given, why in (
+        ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),
+        ("rollout_replay", ppo.rollout_replay, "draws nothing"),
+        ("end_check_tokens", ppo.end_check_tokens, "draws token by token between two looks"),
+    ):
+        mistakes.require(
+            not given, f"{speculation.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
+        )
+    if speculation.by_vllm:
+        _check_draft(flags, speculation, mistakes)
+    return speculation
+
+
+def _check_draft(flags: PpoFlags, speculation: Speculation, mistakes: Mistakes) -> None:
+    """Note what vLLM cannot do while it drafts, and a model beside which it runs no head."""
+    parallel = flags.vllm.vllm_tensor_parallel_size
+    mistakes.require(
+        not flags.ppo.min_p,
+        f"{speculation.flag} verifies drafts without min-p (vLLM 0.32 refuses it), got --min_p {flags.ppo.min_p:g}; "
+        "leave one of them out",
+    )
+    mistakes.require(
+        parallel == 1,
+        f"{speculation.flag} sends whole weights of the head, and --vllm_tensor_parallel_size is {parallel}; leave one "
+        "of them out",
+    )
+    if flags.mtp.mtp_num_layers and flags.roles.actor_model_name_or_path:
+        mistakes.note(_check_draft_form, flags, speculation)
+
+
+def _check_draft_form(flags: PpoFlags, speculation: Speculation) -> None:
+    actor = flags.roles.model("actor")
+    config = load_config(actor.name_or_path, actor.trust_remote_code)
+    check_form(config.to_dict(), flags.mtp.mtp_final_norm, speculation.flag)
+
+
+def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
+    """Note flags that drawing paths side by side does not take, or that are of nothing else."""
+    check_path_flags(ppo, thinks, mistakes)
+    for name in ("stop", "bad_words", "end_check_tokens"):
+        value = getattr(ppo, name)
+        mistakes.require(
+            not (thinks and value),
+            f"--{name} {value} follows a response token by token, and --parallel_thinking draws its paths side by "
+            "side; leave one of them out",
+        )
+
+
+def _check_critic(
+    roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], mistakes: Mistakes
+) -> None:
+    advantage, needs_critic = algorithm.flags.advantage, algorithm.estimator.needs_critic
+    if needs_critic:
+        check_ranks(mistakes, roles, {"--critic_lora_dim": roles.critic_lora_dim})
+    wanted_by = "the reward 'model'" if reads_model(rewards) else ""
+    if needs_critic and not roles.share_trunk:
+        wanted_by = f"the critic of --advantage {advantage}"
+    mistakes.require(
+        bool(roles.critic_model_name_or_path) or not wanted_by,
+        f"--critic_model_name_or_path expects a model folder or hub name for {wanted_by}, got nothing; give step 2's "
+        "model, or take --reward without model and an --advantage without critic",
+    )
+    mistakes.require(
+        reads_model(rewards) or not ppo.normalize_reward_scores,
+        "--normalize_reward_scores needs the reward model's scores, and --reward has no model; leave it out",
+    )
+    mistakes.require(
+        needs_critic or not roles.share_trunk,
+        f"--share_trunk puts actor and critic on one trunk, and --advantage {advantage} has no critic; leave it out or "
+        f"use {WITH_CRITIC}",
+    )
+
+
+def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, mistakes: Mistakes) -> None:
+    """Note what keeps forwards that read from learning too."""
+    if not ppo.reuse_forwards:
+        return
+    for flag in ("actor_dropout", "critic_dropout", "lora_dropout"):
+        rate = getattr(roles, flag)
+        mistakes.require(
+            not rate,  # None: the model's own, which is judged once it is loaded
+            f"--reuse_forwards reads and learns in one forward, and --{flag} {rate} would change the log-probabilities "
+            "and values that are read; give 0",
+        )
+    for flag in ("actor_zero_stage", "critic_zero_stage"):
+        # Several forwards before the first backward: silently wrong gradients under ZeRO-3 (deepspeed 0.19).
+        mistakes.require(
+            getattr(roles, flag) < 3,
+            f"--reuse_forwards keeps forwards whose weights ZeRO-3 has released, and --{flag} is 3; give 2 or less, or "
+            "leave --reuse_forwards out",
+        )
+    mistakes.require(
+        not (algorithm.flags.kl_in == "loss" and algorithm.kl_estimator.of_logits),
+        f"--reuse_forwards would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the "
+        "loss; leave one of them out, or give --kl_in reward",
+    )
+
+
+def check_beside_images(flags: PpoFlags, components: Components, images: RowImages | None) -> None:
+    """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
+    if images is None:
+        return
+    mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
+    mistakes.require(
+        engine.supports_images or ppo.rollout_replay is not None,
+        f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give hf or "
+        "vllm",
+    )
+    others = {
+        f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),
+        "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths side by side behind texts alone"),
+        "--environment, --tools": (flags.environment.is_on, "write the prompts of conversations anew, without images"),
+        f"--mtp_num_layers {flags.mtp.mtp_num_layers}": (
+            flags.mtp.mtp_num_layers > 0,
+            "reads embeddings of tokens, which images do not have",
+        ),
+    }
+    for name, (given, why) in others.items():
+        mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")
+    mistakes.raise_if_any()
+
+
+def check_models(flags: PpoFlags, with_critic: bool) -> None:
+    """ThreestepError if a prompt with its response may exceed a model's positions, or if a model is stored in a form
+    that cannot be trained; nothing is loaded."""
+    for role in ("actor", "critic") if with_critic else ("actor",):
+        model = flags.roles.model(role)
+        check_positions(model, flags.longest_tokens, "--max_prompt_seq_len and --max_answer_seq_len together")
+        check_trains(model, generates=role == "actor")

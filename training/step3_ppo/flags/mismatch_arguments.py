@@ -1,0 +1,110 @@
+"""The flags of the correction between rollout and training. Cheap to import for `--help`. Which to use: docs/ppo.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, RECIPES, REJECTED, REJECTIONS
+from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
+from training.utils.generation.table import WITH_OTHER_LOGPROBS
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag
+from training.utils.base.tables import either
+
+_PREFIX = "mismatch_"
+
+
+@dataclass
+class MismatchArguments:
+    """Correction of the rollout's mismatch; r is p_train / p_rollout of a token."""
+
+    topic: ClassVar[str] = "mismatch"
+
+    mismatch_recipe: str | None = flag(
+        None,
+        "Set the flags of this topic by a name; flags that are given win. One of the recipes of docs/mismatch.md.",
+        choices=tuple(RECIPES),
+        unit="name",
+    )
+    mismatch_correction: str | None = flag(
+        None,
+        "Weight tokens by r: none, truncate at the threshold, or mask outside it; "
+        f"default: none, with --rollout_engine {either(WITH_OTHER_LOGPROBS)} truncate.",
+        choices=CORRECTIONS,
+    )
+    mismatch_level: str | None = flag(
+        None,
+        "r of a token, its product over a sequence, or its geometric mean over one; default: token.",
+        choices=LEVELS,
+    )
+    mismatch_threshold: float | None = flag(None, "Largest weight; default: 2.", above=1, unit="ratio")
+    mismatch_threshold_lower: float | None = flag(
+        None, "Smallest weight; default: 1 / the threshold for mask, none for truncate.", above=0, most=1, unit="ratio"
+    )
+    mismatch_normalize: bool | None = flag(
+        None, "Divide weights by their mean over the rollout, on all ranks; default: false."
+    )
+    mismatch_veto: float | None = flag(
+        None,
+        "Reject a response that has a token whose r is below this, such as 1e-4; default: none.",
+        above=0,
+        below=1,
+        unit="ratio",
+    )
+    mismatch_rejection: list[str] = flag(
+        [],
+        "Reject tokens or responses by KIND:UPPER or KIND:LOWER:UPPER, e.g. seq_mean_k1:0.999:1.001; KIND is one of "
+        f"{', '.join(REJECTIONS)}. k1's bounds are on the ratio.",
+        unit="kind:bounds",
+    )
+    mismatch_rejected: str | None = flag(
+        None,
+        "Whether rejected tokens 'stay' in the denominators of the actor's loss or 'leave' them; default: stay.",
+        choices=REJECTED,
+    )
+    mismatch_bypass: bool | None = flag(
+        None,
+        "Use the rollout's log-probabilities as the old ones, without a forward for them; a correction then needs"
+        " --policy_loss gpg. Default: false.",
+    )
+
+    def chosen(self, correction: str) -> MismatchSettings:
+        """Return the settings: flags that are given, then the recipe's, then `correction` and the defaults."""
+        recipe = RECIPES[self.mismatch_recipe].flags if self.mismatch_recipe else {}
+        values = {"correction": correction, **recipe, **self._given()}
+        values["rejection"] = tuple(rejection_of(str(each)) for each in values.get("rejection") or ())  # type: ignore[attr-defined]
+        return MismatchSettings(**values)  # type: ignore[arg-type]
+
+    def _given(self) -> dict[str, object]:
+        names = [field.name for field in dataclasses.fields(MismatchSettings)]
+        given = {name: getattr(self, f"{_PREFIX}{name}") for name in names}
+        return {name: value for name, value in given.items() if value is not None and value != []}
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        if any(mistakes.note(rejection_of, each) is None for each in self.mismatch_rejection):
+            return
+        if self.mismatch_recipe is not None and self.mismatch_recipe not in RECIPES:
+            return  # noted with the other names
+        found = self.chosen(correction="none")
+        mistakes.require(
+            found.threshold_lower is None or found.threshold_lower < found.threshold,
+            f"--mismatch_threshold_lower expects less than --mismatch_threshold {found.threshold:g}, got "
+            f"{found.threshold_lower}",
+        )
+        mistakes.require(
+            self.mismatch_rejected is None or found.rejects,
+            f"--mismatch_rejected {self.mismatch_rejected} is of what --mismatch_rejection or --mismatch_veto reject, "
+            "and neither is given; give one, or leave it out",
+        )
+        for flags, contradicts in (
+            ("--mismatch_normalize", found.normalize),
+            ("--mismatch_rejected leave", found.rejected == "leave"),
+        ):
+            mistakes.require(
+                not (found.bypass and contradicts),
+                f"{flags} counts over the whole optimizer step before it begins, and --mismatch_bypass weighs and "
+                "rejects within each micro-batch; leave one of them out",
+            )

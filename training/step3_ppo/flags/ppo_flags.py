@@ -1,0 +1,43 @@
+"""All flags of step 3, as its programs receive them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
+from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
+from training.step3_ppo.flags.roles_arguments import RolesArguments
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.data.build.arguments import DataArguments
+from training.utils.environments.arguments import EnvironmentArguments
+from training.utils.generation.conversation_arguments import ConversationArguments
+from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.mtp.arguments import MtpArguments
+from training.utils.report.arguments import ReportArguments
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.run.run_arguments import FaultArguments, RunArguments
+
+
+class PpoFlags(NamedTuple):
+    """The groups of flags, in the order of `--help`."""
+
+    run: RunArguments
+    saving: CheckpointArguments
+    faults: FaultArguments
+    reporting: ReportArguments
+    data: DataArguments
+    roles: RolesArguments
+    ppo: PpoArguments
+    algorithm: AlgorithmArguments
+    mismatch: MismatchArguments
+    reward: ScoringArguments
+    vllm: VllmArguments
+    mtp: MtpArguments
+    environment: EnvironmentArguments
+    conversation: ConversationArguments
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of a prompt with its response."""
+        return self.data.rows.max_prompt_seq_len + self.ppo.max_answer_seq_len

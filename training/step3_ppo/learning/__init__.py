@@ -1,0 +1,1 @@
+"""Part 7 of the loop: minibatches and optimizer steps."""

@@ -1,0 +1,404 @@
+"""Part 7 of the loop: a rollout's epochs of minibatches, each one optimizer step of actor and critic.
+
+M response tokens of a micro-batch, r of one sequence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from typing import NamedTuple
+
+import torch
+
+from training.step3_ppo.losses import AGGREGATIONS
+from training.step3_ppo.losses.aggregation import StepTotals, token_mean
+from training.step3_ppo.losses.covariance import covariance_sums, covariances, smallest_selected_key, tokens_to_select
+from training.step3_ppo.losses.entropy import entropy_loss
+from training.step3_ppo.losses.pretraining import pretraining_loss
+from training.step3_ppo.losses.tokens import PolicyTokens
+from training.step3_ppo.losses.value import value_loss
+from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
+from training.step3_ppo.mismatch.weights import loss_weights
+from training.step3_ppo.experience.records import Experience, Forward
+from training.step3_ppo.parts.roles import Roles
+from training.step3_ppo.experience.sequences import (
+    TokenColumns,
+    TrainingSequence,
+    counted_by_the_actor,
+    sequences_of_all_ranks,
+    text_sequence,
+    training_sequences,
+)
+from training.step3_ppo.experience.settings import ExperienceSettings, LearningSettings, PpoSettings
+from training.utils.contracts.rows import PromptRow, TextBlock
+from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.ranks.collectives import gathered, summed_numbers
+from training.utils.routers.step_loss import StepRouterLoss
+from training.utils.contracts.documents import TokenSequence, plain
+from training.utils.layout.order import ShuffledStream
+from training.utils.layout.rank_share import documents_of
+from training.utils.layout.rows import TokenRows
+from training.utils.layout.transfer import moved, pinned
+from training.utils.models.target_head import TokenLogprobs
+from training.utils.run.ahead import Ahead
+from training.utils.base.seeds import derived_seed
+
+
+class FigurePart(NamedTuple):
+    """A micro-batch's part of a figure: of a sum over the step, as losses are, or of a mean over the tokens that
+    count."""
+
+    value: torch.Tensor
+    is_token_mean: bool = False
+
+
+def token_mean_part(values_M: torch.Tensor) -> FigurePart:
+    """values_M: 0 where a token does not count."""
+    return FigurePart(values_M.sum(), is_token_mean=True)
+
+
+class _StepSums:
+    """The figures' parts of a step's micro-batches, on the device until the step is over: a number that is read before
+    would wait for it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._token_means: set[str] = set()
+
+    def add(self, parts: Mapping[str, FigurePart]) -> None:
+        for name, part in parts.items():
+            value = part.value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._token_means |= {name} if part.is_token_mean else set()
+
+    def figures(self, tokens: float, device: torch.device) -> dict[str, float]:
+        """Of all ranks; {} where no token counts. A collective."""
+        totals = summed_numbers(self._sums, device)
+        if not tokens:  # there are no means
+            return {}
+        return {name: value / tokens if name in self._token_means else value for name, value in totals.items()}
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Takes optimizer steps. train_actor: False trains the critic alone."""
+
+    roles: Roles
+    experience: ExperienceSettings
+    settings: LearningSettings
+    kl_coef: float
+    train_actor: bool = True
+
+    def learn(
+        self,
+        sequences: Sequence[TrainingSequence],
+        texts: Sequence[TokenSequence],
+        noise_seed: int,
+        forwards: Sequence[Forward],
+    ) -> dict[str, float]:
+        """Run forwards, backwards and one step of the optimizers; return figures over all ranks. A collective.
+
+        sequences: the minibatch of all ranks. texts: one block per sequence, or none. forwards: this rank's of the
+        minibatch, from `forwards`, or those that reading has made; each of these is good for one backward.
+        """
+        actor, critic, device = self.roles.actor, self.roles.critic, self.roles.actor.ranks.device
+        by_number = {sequence.number: sequence for sequence in sequences}
+        totals, actor_totals = self._totals(sequences)
+        tokens = totals.tokens
+        selected = None
+        if self.settings.policy_loss.keys is not None:
+            selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
+        sums = _StepSums()
+        forwards = [
+            replace(forward, rows=moved(forward.rows, device), entries=moved(forward.entries, device))
+            for forward in forwards
+        ]
+        texts_of_all = [plain(part) for sequence in sequences for part in sequence.tokens.parts]
+        head = self.roles.mtp.of_step(self.roles.mtp.targets(texts_of_all))
+        text_rows = []
+        if texts:
+            text_rows = [moved(rows, device) for _, rows in self.experience.share(texts, device, sharing=False)]
+        actor_routers, critic_routers = self._routers(forwards, text_rows)
+        for forward in forwards:
+            batch = TokenColumns([by_number[number] for number in forward.numbers], device)
+            seen: dict[str, FigurePart] = {}
+            if self.train_actor:
+                read = self._read(forward)
+                loss, seen = self._actor_loss(forward, read, batch, actor_totals, selected)
+                actor.backward(loss + actor_routers.part(forward.rows))
+                head.learn(read, forward.entries)
+            if critic is not None:
+                values_M = critic(forward.rows, at="targets") if forward.values_M is None else forward.values_M
+                loss, own = self._critic_loss(values_M, forward, batch, totals)
+                critic.backward(loss + critic_routers.part(forward.rows))
+                seen |= own
+            sums.add(seen)
+        if text_rows:
+            text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
+            sums.add({"actor/pretraining_loss": self._learn_texts(text_rows, text_tokens, actor_routers)})
+        figures = actor.step().figures("actor") | head.end("actor") if self.train_actor else {}
+        if critic is not None:
+            figures |= critic.step().figures("critic")
+        figures |= actor_routers.figures("actor") | critic_routers.figures("critic")
+        return figures | sums.figures(tokens, device)
+
+    def _totals(self, sequences: Sequence[TrainingSequence]) -> tuple[StepTotals, StepTotals]:
+        """Return the totals of all responses that count, which the step's denominators are, and those of the actor's
+        loss, which rejected tokens may have left."""
+        counted = [sequence for sequence in sequences if sequence.counts]
+        longest = float(self.experience.length.max_tokens)
+        tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
+        return StepTotals(tokens, float(len(counted)), longest), StepTotals(*counted_by_the_actor(counted), longest)
+
+    def _learn_texts(self, text_rows: Sequence[TokenRows], tokens: float, routers: StepRouterLoss) -> FigurePart:
+        """Run forwards and backwards of this rank's texts; return its part of their loss, before the coefficient.
+        tokens: that are predicted, on all ranks."""
+        actor, coefficient = self.roles.actor, self.settings.unsup_coef
+        found = torch.zeros((), dtype=torch.float64, device=actor.ranks.device)
+        for rows in text_rows:
+            with torch.set_grad_enabled(coefficient > 0):
+                loss = pretraining_loss(actor(rows).logprobs_M, tokens)
+            if coefficient > 0:
+                actor.backward(coefficient * loss + routers.part(rows))
+            found += loss.detach().double()
+        return FigurePart(found)
+
+    def _routers(
+        self, forwards: Sequence[Forward], text_rows: Sequence[TokenRows]
+    ) -> tuple[StepRouterLoss, StepRouterLoss]:
+        """Begin the step's balancing losses, of actor and critic. Their load is of all that they learn from: responses
+        that do not count in the policy's loss too, texts where they have a coefficient."""
+        rows = [forward.rows for forward in forwards]
+        learnt = [*rows, *(text_rows if self.settings.unsup_coef > 0 else ())] if self.train_actor else []
+        return self.roles.actor_routers.of_step(learnt), self.roles.critic_routers.of_step(rows)
+
+    def forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
+        """Return this rank's forwards of a minibatch, laid out on the CPU. Pure."""
+        mtp, device = self.roles.mtp, self.roles.actor.ranks.device
+        tokens = [sequence.tokens for sequence in sequences]
+        return [
+            Forward([sequences[index].number for index in indices], rows, entries=pinned(mtp.entries(rows), device))
+            for indices, rows in self.experience.share(tokens, device, with_before=mtp.trains)
+        ]
+
+    def _read(self, forward: Forward) -> TokenLogprobs:
+        """Return what the actor says of a micro-batch's targets."""
+        if forward.policy is not None:
+            return forward.policy
+        with_entropy, mtp = self.settings.entropy_coef > 0, self.roles.mtp
+        asked = {"with_logits": self._exact_kl, **mtp.asked(forward.entries)}
+        return self.roles.actor(forward.rows, self.experience.temperature, with_entropy, **asked)
+
+    @property
+    def _exact_kl(self) -> bool:
+        """Whether the loss has a KL over the whole vocabulary."""
+        kl = self.experience.kl
+        return kl.in_loss and kl.estimator.of_logits and self.roles.reference is not None
+
+    def _actor_loss(
+        self,
+        forward: Forward,
+        read: TokenLogprobs,
+        batch: TokenColumns,
+        totals: StepTotals,
+        selected: dict[int, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, dict[str, FigurePart]]:
+        """Return this micro-batch's part of the actor's loss, and its summands of the figures. read: what the actor
+        said of it. selected: by a sequence's number, the tokens that KL-Cov or Clip-Cov treats apart; None for other
+        losses."""
+        roles, settings, kl, temperature = self.roles, self.settings, self.experience.kl, self.experience.temperature
+        rows, exact_kl = forward.rows, self._exact_kl
+        selected_M = None
+        if selected is not None:
+            parts = [selected[number] for number in forward.numbers]
+            selected_M = torch.cat([rows.sequence_M.new_zeros(0).bool(), *parts])
+        ref_logits_MV = None
+        if exact_kl and roles.reference is not None:
+            with torch.no_grad():
+                ref_logits_MV = roles.reference(rows, temperature, with_logits=True).logits_MV
+        # Exactly on-policy, the old policy is this one.
+        old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
+        tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, selected_M)
+        weights_M = AGGREGATIONS[settings.aggregation](batch.actor_counted_M, rows.sequence_M, totals)
+        policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
+        corrections_M = batch.weights_M
+        if settings.bypass is not None:
+            corrections_M = loss_weights(tokens.log_ratio_M.detach(), rows.sequence_M, settings.bypass)
+        if corrections_M is not None:
+            policy_M = policy_M * corrections_M
+        loss = (policy_M * weights_M).sum()
+        counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
+        seen = {
+            "actor/policy_loss": FigurePart(loss),
+            "actor/clip_fraction": token_mean_part(clipped_M * counted_M),
+            "actor/ratio": token_mean_part(log_ratio_M.exp() * counted_M),
+            "actor/update_kl": token_mean_part(-(log_ratio_M * counted_M)),
+        }
+        if kl.in_loss and roles.reference is not None:
+            pair = (read.logits_MV, ref_logits_MV) if exact_kl else (read.logprobs_M, batch.ref_logprobs_M)
+            kl_loss = (kl.estimator.estimate(*pair) * weights_M).sum()
+            loss = loss + self.kl_coef * kl_loss
+            seen["actor/kl_loss"] = FigurePart(kl_loss)
+        if read.entropies_M is not None:
+            loss = loss + (entropy_loss(read.entropies_M, settings.entropy_coef) * weights_M).sum()
+            seen["actor/entropy"] = token_mean_part(read.entropies_M.detach() * counted_M)
+        return loss, seen
+
+    def _critic_loss(
+        self, values_M: torch.Tensor, forward: Forward, batch: TokenColumns, totals: StepTotals
+    ) -> tuple[torch.Tensor, dict[str, FigurePart]]:
+        assert batch.values_M is not None and batch.returns_M is not None  # an experience has both if there is a critic
+        clip_range = self.settings.clip_range_value
+        loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
+        loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
+        return loss, {
+            "critic/value_loss": FigurePart(loss),
+            "critic/clip_fraction": token_mean_part(clipped_M * batch.counted_M),
+        }
+
+
+def _selected_tokens(
+    sequences: Sequence[TrainingSequence],
+    settings: LearningSettings,
+    tokens: float,
+    noise_seed: int,
+    device: torch.device,
+) -> dict[int, torch.Tensor]:
+    """Return bool by the sequence's number, selected among the tokens that count. Each sequence has its own noise."""
+    assert settings.policy_loss.keys is not None
+    counted = TokenColumns([sequence for sequence in sequences if sequence.counts], device)
+    assert counted.old_logprobs_M is not None  # reads_old_logprobs is True wherever tokens are selected
+    sums = covariance_sums(counted.advantages_M, counted.old_logprobs_M)
+    keys = []
+    for sequence in sequences:
+        assert sequence.old_logprobs_r is not None
+        generator = torch.Generator().manual_seed(derived_seed(noise_seed, sequence.number))
+        noise_r = torch.rand(len(sequence.advantages_r), generator=generator, dtype=torch.float64).to(device)
+        covariance_r = covariances(sequence.advantages_r, sequence.old_logprobs_r, sums)
+        keys.append(settings.policy_loss.keys(covariance_r, noise_r, settings.clip_cov_low, settings.clip_cov_high))
+    nothing = torch.empty(0, dtype=torch.float64, device=device)
+    those = torch.cat([nothing, *(key_r for key_r, sequence in zip(keys, sequences, strict=True) if sequence.counts)])
+    bound = smallest_selected_key(those, tokens_to_select(settings.cov_share, tokens))
+    return {sequence.number: key_r >= bound for key_r, sequence in zip(keys, sequences, strict=True)}
+
+
+@dataclass(eq=False)
+class Updates:
+    """Trains the actor and the critic of `roles` on experiences. texts: unsupervised, mixed in; None without."""
+
+    roles: Roles
+    settings: PpoSettings
+    texts: Sequence[TextBlock] | None = None
+    bad_steps: BadSteps = field(default_factory=BadSteps)
+    texts_taken: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.ranks = self.roles.actor.ranks
+        self._text_stream = None if self.texts is None else ShuffledStream(len(self.texts), self.settings.seed)
+
+    def learn(
+        self, experiences: Sequence[Experience], iteration: int, kl_coef: float, rows: Sequence[PromptRow] = ()
+    ) -> dict[str, float]:
+        """Return figures, means over the minibatches. rows: this rank's prompts, named where a step goes wrong. A
+        collective."""
+        settings, ranks = self.settings, self.ranks
+        train_actor = iteration > settings.critic_warmup
+        samples = settings.experience.samples_per_prompt
+        own = training_sequences(experiences, samples, ranks.rank, ranks.world_size)
+        sequences = sequences_of_all_ranks(own, ranks.device)
+        row_ids = _row_ids_of_all_ranks(rows, samples)
+        size = settings.sequences_per_minibatch * ranks.world_size
+        reusable = [forward for experience in experiences for forward in experience.reusable]  # of one minibatch
+        learner = Learner(self.roles, settings.experience, settings.learning, kl_coef, train_actor)
+        steps: list[dict[str, float]] = []
+        most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
+        empty = computed = 0
+        for seed, places, laid_out in self._minibatches(learner, sequences, size, iteration, bool(reusable)):
+            picked = [sequences[index] for index in places]
+            texts = self._next_texts(len(picked)) if train_actor else []
+            if not any(sequence.counts for sequence in picked):  # there is nothing to learn
+                empty += 1
+                continue
+            forwards = reusable or laid_out()
+            computed += sum(forward.rows.input_ids_NT.numel() for forward in forwards)
+            figures = learner.learn(picked, texts, seed, forwards)
+            self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
+            if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
+                self.roles.average.update()
+            steps.append(figures)
+            if figures.get("actor/update_kl", 0.0) > most_kl:
+                break
+        return self._figures(steps, empty, sequences, train_actor) | (rank_token_figures(computed) if steps else {})
+
+    def _minibatches(
+        self, learner: Learner, sequences: Sequence[TrainingSequence], size: int, iteration: int, are_read: bool
+    ) -> Iterator[tuple[int, list[int], Callable[[], list[Forward]]]]:
+        """Yield each minibatch of all epochs: its epoch's seed, its places among the sequences, and what returns its
+        forwards and begins to lay out the next, in a thread if the device is a GPU. are_read: there are forwards."""
+        epochs = range(self.settings.ppo_epochs)
+        seeds = [derived_seed(self.settings.seed, "minibatch", iteration, epoch) for epoch in epochs]
+        streams = [ShuffledStream(len(sequences), seed) for seed in seeds]
+        every = [
+            (seed, stream.take(start, size))
+            for seed, stream in zip(seeds, streams, strict=True)
+            for start in range(0, len(sequences), size)
+        ]
+        ahead: Ahead[list[int], list[Forward]] = Ahead(
+            lambda places: learner.forwards([sequences[place] for place in places]),
+            self.ranks.device.type == "cuda" and not are_read,
+        )
+
+        def laid_out(number: int) -> list[Forward]:
+            made = ahead.made(every[number][1])
+            if number + 1 < len(every):
+                ahead.begin(every[number + 1][1])
+            return made
+
+        with contextlib.closing(ahead):
+            for number, (seed, places) in enumerate(every):
+                yield seed, places, partial(laid_out, number)
+
+    def _next_texts(self, count: int) -> list[TokenSequence]:
+        """Return one block of unsupervised text per sequence of the minibatch; none if no text is given."""
+        if self.texts is None or self._text_stream is None:
+            return []
+        taken = self._text_stream.take(self.texts_taken, count)
+        self.texts_taken += count
+        return [text_sequence(self.texts[row]) for row in taken]
+
+    def _figures(
+        self, steps: Sequence[dict[str, float]], empty: int, sequences: Sequence[TrainingSequence], train_actor: bool
+    ) -> dict[str, float]:
+        """Return means over the steps, and their FLOPs. empty: minibatches without a step."""
+        settings = self.settings
+        means = {}
+        for name in dict.fromkeys(name for figures in steps for name in figures):
+            values = [figures[name] for figures in steps if name in figures]
+            means[name] = sum(values) / len(values)
+        means |= {"train/minibatches": float(len(steps)), "train/empty_minibatches": float(empty)}
+        if settings.meters:
+            tokens = [sequence.tokens for sequence in sequences]
+            documents = documents_of(tokens, settings.experience.plan)
+            targets = sum(int(part.is_target.sum()) for part in tokens)
+            epochs = len(steps) * settings.sequences_per_minibatch * self.ranks.world_size / len(sequences)
+            trained = settings.meters if train_actor else settings.meters[1:]
+            means["learn/flops"] = epochs * sum(meter.flops(documents, targets) for meter in trained)
+        return means
+
+
+def rank_token_figures(computed: int) -> dict[str, float]:
+    """Return the mean, deviation and extremes over ranks of the tokens that each computed in a rollout's updates,
+    padding included and a shared prompt once. A collective."""
+    measure = Measure(torch.tensor([float(computed)]), spread("train/rank_tokens"))
+    [own] = moments([measure])
+    return figures_of([measure], [reduce(Moments.joined, gathered(own))])
+
+
+def _row_ids_of_all_ranks(rows: Sequence[PromptRow], samples_per_prompt: int) -> list[int]:
+    """Return the row of each of all ranks' sequences, in the order of their numbers. A collective."""
+    parts = gathered([row.row_id for row in rows])
+    return [row_id for prompts in zip(*parts, strict=True) for row_id in prompts for _ in range(samples_per_prompt)]

@@ -1,0 +1,1 @@
+"""Statistics over all ranks. Pure tensors."""

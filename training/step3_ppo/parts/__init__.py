@@ -1,0 +1,1 @@
+"""What the loop of step 3 works with: roles, prompts, evaluation, replay."""

@@ -1,0 +1,270 @@
+"""Scores of the actor's responses to held-out prompts: before, during and after training, and what a run reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from training.step3_ppo.parts.roles import Roles
+from training.step3_ppo.experience.scoring import further_columns, start_rules, start_scoring
+from training.step3_ppo.experience.settings import PpoSettings
+from training.utils.images.data.reader import PixelReader
+from training.utils.data.rows.collate import collate_prompts
+from training.utils.contracts.rows import PromptRow
+from training.utils.engine.ranks.collectives import gathered
+from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.contracts.rollout import Rollout
+from training.utils.images.run.sample_pictures import keep_pictures
+from training.utils.rewards.calling import Rule
+from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
+from training.utils.base.console import log
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.run_folder import RunFolder
+from training.utils.base.seeds import derived_seed
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Samples responses to each held-out prompt, each from its own seed, the same in every evaluation.
+
+    pixels: of the prompts' pictures; None where no prompt has one. samples_per_prompt: of the sampled ones.
+    with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print.
+    """
+
+    roles: Roles
+    rollout_engine: RolloutEngine
+    prompts: Sequence[PromptRow]
+    tokenizer: PreTrainedTokenizerBase
+    checker: Rule | None
+    settings: PpoSettings
+    prompts_per_batch: int
+    metrics: MetricsWriter
+    folder: RunFolder
+    pixels: PixelReader | None = None
+    samples_per_prompt: int = 1
+    with_greedy: bool = False
+    shown: int = 0
+
+    def evaluate(self, step: int) -> PpoEvaluation | None:
+        """Return the mean score and check of each prompt's sampled responses; record every sample and the figures over
+        all prompts and per data source. None, and nothing recorded, without held-out prompts."""
+        if not len(self.prompts):
+            return None
+        keep_pictures(self.folder, self.pixels, self.prompts)
+        sampled = self._samples_of_all_ranks(step, self.settings.sampling, self.samples_per_prompt)
+        figures = evaluation_figures(sampled, "eval", self.settings.seed)
+        if self.with_greedy:
+            greedy = self._samples_of_all_ranks(step, replace(self.settings.sampling, temperature=0.0), 1)
+            figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
+            self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
+        self.metrics.write(step, figures)
+        log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
+        self.metrics.write_samples(step, sampled)
+        self.folder.append_samples(sampled)
+        for sample in sampled[: self.shown]:
+            log(f"sample: {sample_line(sample)}", self.roles.actor.ranks.is_main)
+        return PpoEvaluation(
+            scores=[_mean(values) for values in of_each_prompt(sampled, "reward")],
+            checks=[_mean(values) for values in of_each_prompt(sampled, "check")] if self.checker else None,
+        )
+
+    def _samples_of_all_ranks(self, step: int, sampling: Sampling, each: int) -> list[dict[str, Any]]:
+        """Return all ranks' samples, in the order of the prompts, `each` a prompt."""
+        ranks = self.roles.actor.ranks
+        mine = list(range(ranks.rank, len(self.prompts), ranks.world_size))
+        # Ranks may differ by one prompt: those with fewer repeat their last and drop the copy, so that all run the
+        # same number of batches.
+        per_rank = -(-len(self.prompts) // ranks.world_size)
+        padded = mine + [mine[-1] if mine else 0] * (per_rank - len(mine))
+        samples: dict[tuple[int, int], dict[str, Any]] = {}
+        for start in range(0, per_rank, self.prompts_per_batch):
+            for sample in self._samples(padded[start : start + self.prompts_per_batch], sampling, each):
+                samples[sample["prompt_index"], sample["sample"]] = sample
+        found = {index: sample for part in gathered(samples) for index, sample in part.items()}
+        return [{"step": step, **found[index]} for index in sorted(found)]
+
+    def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
+        own = [self.prompts[index] for index in prompts]
+        batch = collate_prompts(own, self.settings.sampling.pad_token_id)
+        device = self.roles.actor.ranks.device
+        indices = [(index, sample) for index in prompts for sample in range(each)]
+        rows = [self.prompts[index] for index, _ in indices]
+        # The first sample has the seed that it has where it is the only one.
+        seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
+        ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
+        images = self.settings.experience.images_of(own)
+        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, own, images)
+        with self.roles.reading(), torch.no_grad():
+            with self.rollout_engine.lent(self.roles.whole_actor) as model:
+                rollout = rolled_out(self.rollout_engine, model, request)
+            scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
+        ends = self.settings.sampling.end_token_ids
+        responses = rollout.texts(self.tokenizer.decode, ends)
+        columns: dict[str, Sequence[Any]] = {
+            "prompt_index": [index for index, _ in indices],
+            "sample": [sample for _, sample in indices],
+            "uid": [row.uid for row in rows],
+            "prompt": [row.prompt_text for row in rows],
+            "response": responses,
+            "reward": scored.scores_B.tolist(),
+            "response_tokens": rollout.response_lengths_B.tolist(),
+            "ended": rollout.ended_B.tolist(),
+            "ground_truth": [row.reference for row in rows],
+            "columns": [row.columns for row in rows],
+            **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
+        }
+        if images is not None:
+            columns["images"] = [list(row.picture_digests) for row in rows]
+        if rollout.conversations is not None:
+            columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
+        if self.checker is not None:
+            rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
+            more = further_columns(own, rollout, rewards)
+            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device, more)
+            checks, values = wait()["--checker"]
+            columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
+        return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
+
+
+def conversation_columns(
+    rollout: Rollout, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
+) -> dict[str, Sequence[Any]]:
+    """Return what samples of conversations show: prompts and responses as the model had them, with calls and their
+    answers, and who said which part of them; the last turn, which rewards read; how many turns and forks there were,
+    what cut them, and the environments' figures."""
+    assert rollout.conversations is not None
+    count = range(len(rollout.conversations))
+    return {
+        "prompt": [str(decode(rollout.prompt_of(index))) for index in count],
+        "response": rollout.whole_texts(decode, end_token_ids),
+        "parts": rollout.part_texts(decode, end_token_ids),
+        "last_turn": rollout.texts(decode, end_token_ids),
+        "turns": [record.turns for record in rollout.conversations],
+        "forks": [record.forks for record in rollout.conversations],
+        "cut_by": [record.cut for record in rollout.conversations],
+        "environment_figures": [dict(record.figures) for record in rollout.conversations],
+    }
+
+
+def evaluation_line(step: int, figures: Mapping[str, float]) -> str:
+    """Return the main figures of an evaluation as one line. step: rollouts done."""
+    cut_share = 1.0 - figures["eval/ended_share"]
+    parts = [f"reward {figures['eval/reward']:.3f}"]
+    if "eval/check" in figures:
+        parts.append(f"checker {figures['eval/check']:.3f}")
+    parts.append(f"{figures['eval/response_tokens']:.1f} tokens a response")
+    if cut_share > 0:
+        parts.append(f"{cut_share:.0%} cut {'by a limit' if 'eval/turns' in figures else 'at the length limit'}")
+    return f"evaluation {f'after rollout {step:,}' if step else 'before training'}: {', '.join(parts)}"
+
+
+def sample_line(sample: dict[str, Any], characters: int = 100) -> str:
+    """Return a sample as one line: the end of its prompt, the beginning of its response."""
+    prompt, response = (" ".join(str(sample[name]).split()) for name in ("prompt", "response"))
+    if len(prompt) > characters:
+        prompt = "..." + prompt[-characters:]
+    if len(response) > characters:
+        response = response[:characters] + "..."
+    when = f"after rollout {sample['step']}" if sample["step"] else "before training"
+    return f"{when}: {prompt} -> {response} (reward {sample['reward']:.3f})"
+
+
+def evaluation_figures(samples: Sequence[dict[str, Any]], group: str, seed: int) -> dict[str, float]:
+    """Return means as `group`/NAME; with several data sources, also those of each, as `group`_SOURCE/NAME; and with
+    several samples of a prompt, what `several_figures` has of them, with the ends of their 95 % intervals."""
+    figures = _means(samples, group, seed)
+    for name, own in by_source(samples).items():
+        figures |= _means(own, f"{group}_{name}", seed)
+    return figures
+
+
+def _means(samples: Sequence[Mapping[str, Any]], group: str, seed: int) -> dict[str, float]:
+    def mean(name: str) -> float:
+        return _mean([float(sample[name]) for sample in samples if name in sample])
+
+    figures = {
+        f"{group}/reward": mean("reward"),
+        f"{group}/response_tokens": mean("response_tokens"),
+        f"{group}/ended_share": mean("ended"),
+    }
+    if "turns" in samples[0]:
+        figures[f"{group}/turns"] = mean("turns")
+    # The mean of a value is over the samples that have it.
+    own = value_names(samples)
+    figures |= {f"{group}/{name}": mean(name) for name in own}
+    for name in ["reward", *own]:
+        figures |= {
+            f"{group}/{name}_{key}{end}": value
+            for key, got in several_of(samples, name, seed).items()
+            for end, value in (("", got.value), ("_low", got.low), ("_high", got.high))
+            if end or not key.startswith("mean@")  # it is the figure without a suffix
+        }
+    return figures
+
+
+@dataclass(frozen=True)
+class PpoEvaluation:
+    """One evaluation: a number for each held-out prompt, in the prompts' order. checks: of --checker, or None."""
+
+    scores: list[float]
+    checks: list[float] | None
+
+
+@dataclass(frozen=True)
+class PpoResult:
+    """The evaluations before training (None without one) and after it (None without held-out prompts).
+
+    signs: that the run has diverged, to be put behind the last line; "" for none
+    """
+
+    before: PpoEvaluation | None
+    after: PpoEvaluation | None
+    seconds: float
+    signs: str = ""
+
+    def summary(self) -> dict[str, Any]:
+        """Return summary.json; without a checker its figures are absent, without held-out prompts all but the time."""
+        before, after = self.before, self.after
+        if after is None:
+            return {"held_out_prompts": 0, "seconds": self.seconds}
+        summary: dict[str, Any] = {"reward_after": _mean(after.scores)}
+        if after.checks is not None:
+            summary["checker_after"] = _mean(after.checks)
+        if before is not None:
+            summary["reward_before"] = _mean(before.scores)
+            summary["reward_standard_error"] = standard_error_of_gain(before.scores, after.scores)
+        if before is not None and before.checks is not None and after.checks is not None:
+            summary["checker_before"] = _mean(before.checks)
+            summary["checker_standard_error"] = standard_error_of_gain(before.checks, after.checks)
+        return {**summary, "held_out_prompts": len(after.scores), "seconds": self.seconds}
+
+
+def standard_error_of_gain(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the standard error of mean(after - before), both on the same prompts in the same order."""
+    gains = [new - old for old, new in zip(before, after, strict=True)]
+    mean = _mean(gains)
+    variance = sum((gain - mean) ** 2 for gain in gains) / max(len(gains) - 1, 1)
+    return (variance / len(gains)) ** 0.5
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def closing_sentence(summary: dict[str, Any], folder: RunFolder, val_only: bool) -> str:
+    """Sum up the run in one line."""
+    seconds = summary["seconds"]
+    if not summary["held_out_prompts"]:
+        return f"step 3: trained, without held-out prompts, in {seconds:.0f} s; the model is in {folder.model}"
+    after = f"{summary['reward_after']:.3f}"
+    if val_only:
+        return f"step 3: mean reward on {summary['held_out_prompts']} held-out prompts {after}; nothing was trained"
+    gain = after
+    if "reward_before" in summary:
+        error = summary["reward_standard_error"]
+        gain = f"{summary['reward_before']:.3f} -> {after} (standard error of the gain {error:.3f})"
+    return f"step 3: mean reward on held-out prompts {gain} in {seconds:.0f} s; the model is in {folder.model}"

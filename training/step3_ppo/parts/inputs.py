@@ -1,0 +1,211 @@
+"""What a run of step 3 reads: tokenizers, prompts and unsupervised text, and how many rollouts they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from training.step3_ppo.parts.acting import check_rows
+from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.step3_ppo.parts.prompt_source import PromptSource, open_prompt_source
+from training.step3_ppo.parts.roles import Tokenizers
+from training.utils.data.build.build import build_phase
+from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.unsupervised import build_unsupervised
+from training.utils.data.cache.reports import BuildReport
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.chat.chat import adopt_style, conversation_end
+from training.utils.data.chat.style import SavedStyle, saved_style
+from training.utils.images.data.decoding import DecodedPictures
+from training.utils.images.data.reader import PixelReader
+from training.utils.data.rows.documents import prompt_document
+from training.utils.contracts.rows import PromptRow, TextBlock
+from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.environments.loading import Environments
+from training.utils.layout.order import steps_in
+from training.utils.images.rows.pictures import RowImages
+from training.utils.loading.configurations import saved_stop_tokens
+from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
+from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
+from training.utils.images.run.image_reader import reader_of_model, why_unread
+from training.utils.images.run.row_images import images_of
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError
+
+
+def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
+    """Load both; ThreestepError if actor and reward model would read different texts from the same ids. with_critic:
+    whether anything is loaded from the critic's path."""
+    roles = flags.roles
+
+    def load(path: str) -> PreTrainedTokenizerBase:
+        return load_tokenizer(path, roles.pad_token, trust_remote_code=roles.trust_remote_code)
+
+    actor = load(roles.actor_model_name_or_path)
+    if not with_critic:
+        return Tokenizers(actor, None)
+    critic = load(roles.critic_model_name_or_path)
+    if not same_tokenizer(actor, critic):
+        raise ThreestepError(
+            f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) "
+            f"and --critic_model_name_or_path '{roles.critic_model_name_or_path}' ({len(critic)} tokens) differ: the "
+            "reward model would read other words than the actor wrote; train step 2 from a model with the actor's "
+            "tokenizer"
+        )
+    return Tokenizers(actor, critic)
+
+
+def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | None, ranks: Ranks) -> dict[str, Any]:
+    """Take and log the actor's prompt style, which is saved with both models; return it as a setting. began_with: as in
+    `adopt_style`."""
+    style = adopt_style(tokenizers.actor, chat, began_with)
+    log(style.sentence, ranks.is_main)
+    if tokenizers.critic is not None:
+        read = saved_style(tokenizers.critic)
+        if read is not None and read != SavedStyle.of(style.chat):
+            log(
+                f"warning: the reward model '{tokenizers.critic.name_or_path}' was trained on prompts in another style "
+                f"({read}); train step 2 in the actor's, or give its flags here",
+                ranks.is_main,
+            )
+        adopt_style(tokenizers.critic, style.chat)
+    return {"prompt_style": style.chat.prompt_style}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the trainer reads, and for how long.
+
+    train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
+    total_rollouts, optimizer_steps: of the run. rollouts_per_epoch: not rounded. warmup_steps:
+        those of the optimizer_steps that train the critic alone.
+    end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
+    data_fingerprint, data_report: of the build.
+    images: of the prompts; pixels: of their pictures; pictures_of: what shows those of a row to a reward; all None
+        where no prompt has one.
+    """
+
+    train: PromptSource
+    eval: Sequence[PromptRow]
+    columns: Sequence[str]
+    texts: Sequence[TextBlock] | None
+    total_rollouts: int
+    rollouts_per_epoch: float
+    optimizer_steps: int
+    warmup_steps: int
+    end_token_ids: tuple[int, ...]
+    data_fingerprint: str
+    data_report: BuildReport
+    images: RowImages | None = None
+    pixels: PixelReader | None = None
+    pictures_of: Callable[[PromptRow], Sequence[Any]] | None = None
+
+
+def load_inputs(
+    flags: PpoFlags,
+    tokenizer: PreTrainedTokenizerBase,
+    ranks: Ranks,
+    log: Callable[..., None],
+    environments: Environments | None = None,
+) -> Inputs:
+    """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make. environments: of the
+    flags; ThreestepError for a row that names none of them."""
+    run, data, ppo = flags.run, flags.data, flags.ppo
+    if flags.environment.is_on:  # environments begin with the messages of a row
+        data = replace(data, rows=replace(data.rows, return_raw_chat=True))
+    actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
+    reader = reader_of_model(*actor, tokenizer)
+    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(*actor))
+    images = images_of(chain(phase.train, phase.eval), phase.pixels_of, prompt_document)
+    if environments is not None:
+        check_rows(environments, phase.train)
+        check_rows(environments, phase.eval)
+    if ppo.val_only and not len(phase.eval):
+        raise ThreestepError(
+            "--val_only evaluates held-out prompts, and there are none; raise --eval_fraction (now "
+            f"{data.split.eval_fraction:g}), name data with evaluation rows, or leave --val_only out"
+        )
+    texts = None
+    if data.source.unsupervised_dataset_name is not None:
+        texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, ranks.is_main, log)
+    rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
+    ends, unused = _end_tokens(flags, tokenizer)
+    if unused is not None:
+        log(unused, ranks.is_main)
+    if len(ends) > 1:
+        words = ", ".join(str(word) for word in tokenizer.convert_ids_to_tokens(list(ends)))
+        log(f"responses end at each of the model's end tokens: {words}", ranks.is_main)
+    source = open_prompt_source(
+        phase.train,
+        ppo.prompt_sampler,
+        ppo.prompt_dataset,
+        lambda: PromptMaker(data, tokenizer),
+        lambda rollout: rollout.texts(tokenizer.decode, ends),
+        run.seed,
+        ranks,
+        run.shuffle,
+    )
+    return Inputs(
+        train=source,
+        eval=phase.eval,
+        columns=sorted({**phase.report.train.columns, **phase.report.eval.columns}),
+        texts=texts,
+        total_rollouts=rollouts,
+        rollouts_per_epoch=len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size),
+        optimizer_steps=rollouts * ppo.steps_per_rollout,
+        warmup_steps=flags.algorithm.critic_warmup * ppo.steps_per_rollout,
+        end_token_ids=ends,
+        data_fingerprint=" ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None),
+        data_report=phase.report,
+        images=images,
+        pixels=phase.pixels_of,
+        pictures_of=None if phase.pixels_of is None else partial(pictures_of, phase.pixels_of),
+    )
+
+
+def pictures_of(pixels: PixelReader, row: PromptRow) -> DecodedPictures:
+    """Return the pictures of a prompt, for a reward to look at. One that is cut up has several spans, of one key."""
+    keys = dict.fromkeys(span.key for span in row.images)
+    key_of = dict(zip(dict.fromkeys(row.picture_digests), keys, strict=True))
+    return DecodedPictures(tuple(pixels.encoded(key_of[digest]) for digest in row.picture_digests))
+
+
+def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:
+    return ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
+
+
+def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str | None]:
+    """The tokens, and those of the model's own that end nothing, in a sentence."""
+    roles = flags.roles
+    trained = end_of_conversation_id(tokenizer, conversation_end(flags.data.chat, tokenizer))
+    own = saved_stop_tokens(roles.actor_model_name_or_path, roles.trust_remote_code)
+    return tuple(joined_stop_tokens(own, tokenizer, [trained])), unused_stop_tokens(own, tokenizer)
+
+
+def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
+    ppo, critic_warmup = flags.ppo, flags.algorithm.critic_warmup
+    prompts_per_rollout = _prompts_per_rollout(ppo, world_size)
+    rollouts = steps_in(prompts, ppo.num_train_epochs, prompts_per_rollout)
+    if ppo.val_only:
+        rollouts = 0
+    elif rollouts == 0:
+        raise ThreestepError(
+            f"one rollout takes {prompts_per_rollout} prompts (--per_device_generation_batch_size x "
+            f"--generation_batches x {world_size} ranks) and {ppo.num_train_epochs:g} epochs of {prompts} prompts do "
+            "not fill one; lower the batch or add prompts or epochs"
+        )
+    if ppo.max_train_steps is not None:
+        rollouts = min(rollouts, ppo.max_train_steps)
+    if critic_warmup >= max(rollouts, 1):
+        raise ThreestepError(
+            f"--critic_warmup {critic_warmup} leaves none of the run's {rollouts} rollouts to train the actor; lower "
+            "it or add prompts or epochs"
+        )
+    return rollouts

@@ -1,0 +1,211 @@
+"""Rollouts written to a folder, and read from it in place of generation.
+
+One safetensors file per rollout and rank, numbered in the order in which a run asks for them, evaluations included:
+`rollout_000003_rank0.safetensors` holds the Rollout's tensors and the seeds, and in its metadata, as JSON, how they
+were drawn, the sha256 of each prompt's pictures, and what became of conversations, whose environments a replay does not
+ask. A run with the same settings asks
+for the same rollouts in the same order, so it gets them back. A resumed run continues with its checkpoint's number, and
+overwrites what a killed run wrote after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from training.utils.engine.whole_model import WholeModel
+from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest
+from training.utils.contracts.rollout import ConversationRecord, Rollout
+from training.utils.models.own_forward import OwnForward
+from training.utils.base.errors import ThreestepError
+
+_FORMAT = "threestep rollout 1"
+_OPTIONAL = ("inserted_BR", "positions_B", "fork_begins_BR", "turn_rewards_BR")  # None without paths or turns
+_RECORDS, _PICTURES = "conversations", "pictures"
+_OTHERS = ("seconds", "images", _RECORDS, *_OPTIONAL)
+_TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)
+_ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
+
+
+def make_engine(
+    kind: Callable[[Decode | None], RolloutEngine],
+    decode: Decode,
+    dump: str | None,
+    replay: str | None,
+    rank: int,
+    more: Mapping[str, Any] | None = None,
+) -> RolloutEngine:
+    """Return an engine of `kind` whose rollouts are written to `dump`, if given; or the engine that reads `replay`.
+    more: what else decides the responses, by name, as JSON holds it."""
+    if replay is not None:
+        return ReplayRollout(replay, rank, more)
+    engine = kind(decode)
+    return engine if dump is None else DumpingRollout(engine, dump, rank, more)
+
+
+def file_of(folder: str | Path, index: int, rank: int) -> Path:
+    return Path(folder) / f"rollout_{index:06d}_rank{rank}.safetensors"
+
+
+class _NumberedRollouts(RolloutEngine):
+    def __init__(self, folder: str | Path, rank: int, more: Mapping[str, Any] | None = None) -> None:
+        self._folder = Path(folder)
+        self._rank = rank
+        self._more = dict(more or {})
+        self._count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollouts": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count = state["rollouts"]
+
+
+class DumpingRollout(_NumberedRollouts):
+    """Another engine, whose rollouts are also written to `folder`."""
+
+    def __init__(
+        self, engine: RolloutEngine, folder: str | Path, rank: int, more: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(folder, rank, more)
+        self._engine = engine
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        rollout = self._engine.roll_out(model, request)
+        fields = {name: getattr(rollout, name) for name in (*_TENSORS, *_OPTIONAL)}
+        metadata = _metadata(request, self._more)
+        if request.images is not None:
+            metadata[_PICTURES] = _pictures(request)
+        if rollout.conversations is not None:
+            fields |= zip(_ASKED, request.repeated(), strict=True)
+            metadata[_RECORDS] = json.dumps([dataclasses.asdict(each) for each in rollout.conversations])
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in fields.items() if tensor is not None}
+        path = file_of(self._folder, self._count, self._rank)
+        unfinished = path.with_suffix(".unfinished")
+        save_file({**tensors, "seeds": torch.tensor(list(request.seeds))}, unfinished, metadata)
+        unfinished.replace(path)
+        self._count += 1
+        return rollout
+
+    def check(self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        return self._engine.check(lent, own)
+
+    def check_paths(self, lent: contextlib.AbstractContextManager[PreTrainedModel]) -> None:
+        self._engine.check_paths(lent)
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        with self._engine.lent(actor) as model:
+            yield model
+
+    def figures(self) -> dict[str, float]:
+        return self._engine.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._engine.state_dict(), **super().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._engine.load_state_dict({name: part for name, part in state.items() if name != "rollouts"})
+
+
+class ReplayRollout(_NumberedRollouts):
+    """The rollouts of `folder`, one after the other; the model is not used."""
+
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        started = time.perf_counter()
+        path = file_of(self._folder, self._count, self._rank)
+        if not path.exists():
+            raise ThreestepError(
+                f"--rollout_replay expects rollout {self._count} of rank {self._rank} in {self._folder}, which has no "
+                f"{path.name}; replay with the steps, evaluations and number of ranks of the run that dumped"
+            )
+        tensors, metadata = _read(path)
+        records = metadata.pop(_RECORDS, None)
+        _check_pictures(path, metadata.pop(_PICTURES, None), request)
+        _check_asked_alike(path, tensors, metadata, request, _metadata(request, self._more))
+        self._count += 1
+        names = [name for name in (*_TENSORS, *_OPTIONAL) if name in tensors]
+        fields: dict[str, Any] = {name: tensors[name].to(request.prompt_ids_BP.device) for name in names}
+        found = None if records is None else tuple(ConversationRecord(**each) for each in json.loads(records))
+        return Rollout(**fields, conversations=found, seconds=time.perf_counter() - started)
+
+
+def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str]:
+    """What decides the responses, as JSON by name: safetensors keeps strings."""
+    settings = {
+        **dataclasses.asdict(request.sampling),
+        "samples_per_prompt": request.samples_per_prompt,
+        "format": _FORMAT,
+        **more,
+    }
+    if request.sampling.paths is None:  # as dumps had it before there were any
+        settings.pop("paths")
+    return {name: json.dumps(value) for name, value in settings.items() if name != "end_check_tokens"}
+
+
+def _pictures(request: RolloutRequest) -> str:
+    """The sha256 of each picture of each prompt, as JSON."""
+    assert request.rows is not None, "prompts with images are of a dataset"
+    return json.dumps([list(row.picture_digests) for row in request.rows])
+
+
+def _check_pictures(path: Path, drawn: str | None, request: RolloutRequest) -> None:
+    if drawn != (None if request.images is None else _pictures(request)):
+        raise ThreestepError(
+            f"--rollout_replay: {path} holds responses to prompts with other pictures than those that this run asks "
+            "for; replay with the data of the run that dumped, or dump again"
+        )
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Raises ThreestepError for what DumpingRollout has not written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            metadata = dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise ThreestepError(f"--rollout_replay: {path} cannot be read ({error}); dump it again") from error
+    if metadata.get("format") != json.dumps(_FORMAT) or not {*_TENSORS, "seeds"} <= tensors.keys():
+        raise ThreestepError(
+            f"--rollout_replay expects files of --rollout_dump ('{_FORMAT}'), and {path} is none; dump it again"
+        )
+    return tensors, metadata
+
+
+def _check_asked_alike(
+    path: Path,
+    tensors: dict[str, torch.Tensor],
+    metadata: dict[str, str],
+    request: RolloutRequest,
+    wanted_settings: dict[str, str],
+) -> None:
+    for name in dict.fromkeys((*wanted_settings, *metadata)):
+        drawn, value = metadata.get(name, "null"), wanted_settings.get(name, "null")
+        if drawn != value:
+            raise ThreestepError(
+                f"--rollout_replay: {path} was drawn with {name} = {drawn}, and this run asks for {value}; "
+                "replay with the settings of the run that dumped, or dump again"
+            )
+
+    ids_BP, mask_BP = request.repeated()
+    seeds = torch.tensor(list(request.seeds))
+    ids_name, mask_name = _ASKED if _ASKED[0] in tensors else ("prompt_ids_BP", "prompt_mask_BP")
+    for name, wanted in ((ids_name, ids_BP), (mask_name, mask_BP), ("seeds", seeds)):
+        if not torch.equal(tensors[name], wanted.cpu()):
+            what = "seeds" if name == "seeds" else "prompts"
+            raise ThreestepError(
+                f"--rollout_replay: {path} holds responses to other {what} than those that this run asks for; replay "
+                "with the data, seed, batch sizes, evaluations and ranks of the run that dumped, or dump again"
+            )

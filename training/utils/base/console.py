@@ -1,0 +1,102 @@
+"""What a run prints, from rank 0 alone. Cheap to import: `--help` reaches this module.
+
+A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is lost.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from training.utils.base.credentials import redacted
+
+
+def log(sentence: str, is_main_rank: bool = True) -> None:
+    """Print one line on rank 0, above an open progress bar."""
+    if not is_main_rank:
+        return
+    sentence = redacted(sentence)
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with suppress(OSError):
+            tqdm.write(sentence, file=sys.stdout)  # clears an open bar and draws it again
+            sys.stdout.flush()
+    else:
+        print_to(sys.stdout, sentence)
+
+
+def print_to(stream: TextIO, sentence: str) -> None:
+    """Print one line, if that is possible."""
+    with suppress(OSError):
+        stream.write(sentence + "\n")
+        stream.flush()
+
+
+@contextmanager
+def output_may_be_lost() -> Iterator[None]:
+    """Inside, nothing that is printed fails, by libraries and their progress bars neither: what a full disk or a closed
+    terminal does not take is lost. For programs whose result is not what they print."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_unfailing, before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _unfailing(stream: TextIO) -> TextIO:
+    """The same file as a stream that never fails; `stream` itself where it is no plain file, as in a notebook."""
+    if type(stream) is not io.TextIOWrapper:
+        return stream
+    buffer = stream.buffer
+    is_unbuffered = isinstance(buffer, io.FileIO)  # python -u
+    if not is_unbuffered and not isinstance(getattr(buffer, "raw", None), io.FileIO):
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    raw: Any = _TakesEverything(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if is_unbuffered else io.BufferedWriter(raw),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=is_unbuffered,
+    )
+
+
+class _TakesEverything(io.FileIO):
+    """A file for which everything is written, even what the system refuses."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return memoryview(content).nbytes
+
+
+def started_as_main_rank() -> bool:
+    """By the launcher's environment; for what is printed before the ranks meet."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def note(sentence: str) -> None:
+    """Print one line to standard error, on rank 0: for programs whose standard output is their result."""
+    if started_as_main_rank():
+        print_to(sys.stderr, redacted(sentence))
+
+
+@dataclass(frozen=True)
+class LogPace:
+    """How often a run whose log is a file writes a line of progress: once at least `steps` steps and `seconds` seconds
+    have passed since the last one. The first and the last step always have a line."""
+
+    steps: int = 1
+    seconds: float = 60.0

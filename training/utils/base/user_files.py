@@ -1,0 +1,125 @@
+"""A user's Python files, each run once, and what a flag such as `--checker FILE.py:NAME` names in them; and functions
+that a Python program gives its run, whose names are flags' values too: `given:NAME`."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import hashlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, TypeVar
+
+from training.utils.base.errors import ThreestepError, nearest_names
+
+Returned = TypeVar("Returned")
+_loaded: dict[str, ModuleType] = {}
+
+GIVEN = "given:"  # before the name of a function that the caller of the run holds
+_given: contextvars.ContextVar[Mapping[str, Callable[..., Any]] | None] = contextvars.ContextVar("given", default=None)
+
+
+@contextlib.contextmanager
+def functions_given(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, flags may name these functions, by their keys: `given:NAME`."""
+    token = _given.set(functions)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def is_address(given: str) -> bool:
+    """Whether a flag's value has the form FILE.py:NAME, or given:NAME."""
+    return given.rpartition(":")[0].endswith(".py") or given.startswith(GIVEN)
+
+
+def check_address(given: str, flag: str) -> None:
+    """Raise ThreestepError if `given` is not FILE.py:NAME or there is no such file, or if nobody gave given:NAME. Runs
+    nothing."""
+    if given.startswith(GIVEN):
+        if given not in (_given.get() or {}):
+            raise ThreestepError(
+                f"{flag}: '{given}' was a function of the Python program that called the run; call it from there "
+                "again, or give FILE.py:NAME"
+            )
+        return
+    path, _, name = given.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        raise ThreestepError(f"{flag} expects FILE.py:NAME, a Python file and a name in it, got '{given}'")
+    if not os.path.isfile(os.path.expanduser(path)):
+        raise ThreestepError(f"{flag} expects an existing file, got '{path}'")
+
+
+def load_named(given: str, flag: str) -> Any:
+    """Return what NAME is in FILE.py; ThreestepError if the file has no such name or does not load."""
+    check_address(given, flag)
+    if given.startswith(GIVEN):
+        return (_given.get() or {})[given]
+    path, _, name = given.rpartition(":")
+    module = load_module(path, flag)
+    if not hasattr(module, name):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise ThreestepError(f"{flag}: '{path}' has no '{name}'{nearest_names(name, public)}")
+    return getattr(module, name)
+
+
+def load_function(given: str, flag: str) -> Any:
+    """As `load_named`, for functions and other callables."""
+    found = load_named(given, flag)
+    if not callable(found):
+        raise ThreestepError(f"{flag} expects a function, got '{given}', which is {type(found).__name__}")
+    return found
+
+
+def load_module(path: str, flag: str, package: str = "") -> ModuleType:
+    """Run a Python file, once in a process. ThreestepError if it does not exist or does not load.
+
+    The file's folder goes to the end of the path: it may import what lies beside it, and stands for no library.
+
+    package: where the file's relative imports look
+    """
+    real_path = os.path.realpath(os.path.expanduser(path))
+    if real_path in _loaded:
+        return _loaded[real_path]
+    if not os.path.isfile(real_path) or not real_path.endswith(".py"):
+        raise ThreestepError(f"{flag} expects a Python file, got '{path}'")
+    stem = os.path.splitext(os.path.basename(real_path))[0]
+    name = (
+        f"{package}{'.' if package else ''}threestep_user_{stem}_{hashlib.sha256(real_path.encode()).hexdigest()[:8]}"
+    )
+    spec = importlib.util.spec_from_file_location(name, real_path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = os.path.dirname(real_path)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        spec.loader.exec_module(module)
+    except ThreestepError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise ThreestepError(f"{flag}: '{path}' does not load: {type(error).__name__}: {error}") from error
+    _loaded[real_path] = module
+    return module
+
+
+def call_user(function: Callable[..., Returned], *arguments: Any) -> Returned:
+    """Call a user's function; its exceptions become ThreestepErrors with their place, to send to all ranks."""
+    try:
+        return function(*arguments)
+    except ThreestepError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ThreestepError(
+            f"{function.__qualname__} raised {type(error).__name__}: {error} ({os.path.basename(place.filename)}, line "
+            f"{place.lineno})"
+        ) from error

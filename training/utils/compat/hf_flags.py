@@ -1,0 +1,485 @@
+"""Hugging Face's flags (TRL's, and transformers' TrainingArguments) that all steps share, and those of the steps that
+train one model: how they are read here. docs/from_trl.md shows these tables.
+
+A flag of ours that has the same name is listed too, as `Same`, with what differs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from training.utils.base.errors import ThreestepError
+from training.utils.compat.old_flags import HUGGING_FACE, Needless, OldFlag, Refused, Renamed, Same, Words, is_false
+
+renamed = partial(Renamed, whose=(HUGGING_FACE,))
+needless = partial(Needless, whose=(HUGGING_FACE,))
+refused = partial(Refused, whose=(HUGGING_FACE,))
+
+_NO_VALUE = ("none", "null", "")
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
+_ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf", "adamw")
+_DEFAULT_INTERVAL_STEPS = "500"  # of transformers' logging_steps, eval_steps and save_steps
+
+
+def number(flag: str, value: str) -> float:
+    """The value as a number; ThreestepError if it is none."""
+    try:
+        return float(value)
+    except ValueError:
+        raise ThreestepError(f"{flag} expects a number, got '{value}'") from None
+
+
+def switch_as(*words: str) -> Words:
+    """For a switch that is on: these words."""
+    return lambda _value, _given: list(words)
+
+
+def either_way(on: Sequence[str], off: Sequence[str]) -> Words:
+    """For a switch: the words for on and for off."""
+    return lambda value, _given: list(off if is_false(value) else on)
+
+
+def dtype_of(words: list[str]) -> list[str]:
+    """torch's names of the types as ours."""
+    return [_DTYPES.get(word.removeprefix("torch."), word) for word in words]
+
+
+def _torch_dtype(value: str, _given: Mapping[str, str]) -> list[str] | str:
+    if value == "auto":
+        return "master weights are kept in float32 whatever the files hold, and --dtype is what forwards compute in"
+    return ["--dtype", *dtype_of([value])]
+
+
+def _bf16(value: str, given: Mapping[str, str]) -> list[str] | str:
+    if not is_false(value):
+        return ["--dtype", "bf16"]
+    if {"--dtype", "--torch_dtype"} & given.keys() or not is_false(given.get("--fp16", "false") or "true"):
+        return "another flag names the precision"
+    return ["--dtype", "fp32"]
+
+
+def _max_steps(value: str, _given: Mapping[str, str]) -> list[str] | str:
+    steps = number("--max_steps", value)
+    if steps <= 0:
+        return "the epochs say how long the run is"
+    return ["--max_train_steps", f"{steps:g}", "--num_train_epochs", "inf"]
+
+
+def _warmup_steps(value: str, _given: Mapping[str, str]) -> list[str]:
+    steps = number("--warmup_steps", value)
+    return ["--warmup_ratio", value] if 0 < steps < 1 else ["--num_warmup_steps", f"{steps:g}"]
+
+
+def _interval(flag: str, value: str, given: Mapping[str, str], steps_flag: str, epochs_flag: str) -> list[str]:
+    """A number of steps; below 1 it is a share of the run, whose length is known in steps or in epochs."""
+    steps = number(flag, value)
+    if steps <= 0 or steps >= 1:
+        return [steps_flag, f"{max(steps, 0):g}"]
+    longest = number("--max_steps", given.get("--max_steps") or given.get("--max_train_steps") or "0")
+    if longest > 0:
+        return [steps_flag, str(math.ceil(steps * longest))]
+    epochs = number("--num_train_epochs", given.get("--num_train_epochs") or "1")
+    return [epochs_flag, f"{steps * epochs:g}"]
+
+
+def _strategy(kind: str, steps_flag: str, epochs_flag: str) -> Words:
+    """--eval_strategy and --save_strategy. kind: eval or save"""
+
+    def words(value: str, given: Mapping[str, str]) -> list[str] | str:
+        if value == "no" or is_false(value):  # YAML reads no as false
+            return [steps_flag, "0"]
+        if value == "epoch":
+            return [epochs_flag, "1"]
+        if value == "best" and kind == "save":
+            return ["--load_best_model_at_end", "true"]
+        if value != "steps":
+            choices = "no, steps, epoch" + (" or best" if kind == "save" else "")
+            raise ThreestepError(f"--{kind}_strategy expects {choices}, got '{value}'")
+        if f"--{kind}_steps" in given or steps_flag in given:
+            return f"--{kind}_steps says how often"
+        default = given.get("--logging_steps") if kind == "eval" else None
+        return _interval(f"--{kind}_steps", default or _DEFAULT_INTERVAL_STEPS, given, steps_flag, epochs_flag)
+
+    return words
+
+
+def _interval_steps(kind: str, steps_flag: str, epochs_flag: str) -> Words:
+    """--eval_steps and --save_steps, which the strategy can overrule."""
+
+    def words(value: str, given: Mapping[str, str]) -> list[str] | str:
+        strategy = given.get(f"--{kind}_strategy") or given.get(f"--{kind}uation_strategy") or "steps"
+        if is_false(strategy) or strategy in ("epoch", "best"):
+            return f"--{kind}_strategy {strategy} is given"
+        return _interval(f"--{kind}_steps", value, given, steps_flag, epochs_flag)
+
+    return words
+
+
+def _resume(value: str, _given: Mapping[str, str]) -> list[str] | str:
+    if is_false(value) or value.lower() in _NO_VALUE:
+        return "a run starts from the beginning without it"
+    return ["--resume"] if value.lower() == "true" else ["--resume", value]
+
+
+def _optimizer(value: str, _given: Mapping[str, str]) -> list[str] | str:
+    if value in _ADAMW:
+        return "AdamW, torch's fused kernel, is what trains here"
+    if "8bit" in value or value in ("adafactor", "lomo", "adalomo", "paged_adamw", "paged_adamw_32bit"):
+        saving = "to save memory: --zero_stage 1, --offload, --bf16_optimizer_states (10 bytes a weight) or --lora_dim"
+        raise ThreestepError(f"--optim {value} expects an optimizer that Threestep has, which is AdamW alone; {saving}")
+    raise ThreestepError(f"--optim expects adamw_torch or adamw_torch_fused, the one optimizer here, got '{value}'")
+
+
+def uses_peft(given: Mapping[str, str]) -> bool:
+    """Unless --use_peft turns LoRA off."""
+    return "--use_peft" not in given or not is_false(given["--use_peft"])
+
+
+def lora(flag: str) -> dict[str, OldFlag]:
+    """PEFT's flags. flag: ours of the rank"""
+    names_rank = ("--lora_r", flag)
+
+    def use_peft(value: str, given: Mapping[str, str]) -> list[str] | str:
+        if is_false(value):
+            return [flag, "0"]
+        given_rank = [name for name in names_rank if name in given]
+        return f"{given_rank[0]} asks for LoRA" if given_rank else [flag, "16"]
+
+    def rank(value: str, given: Mapping[str, str]) -> list[str] | str:
+        return [flag, value] if uses_peft(given) else "--use_peft is false"
+
+    return {
+        "--use_peft": renamed(
+            f"{flag} 16", "where --lora_r gives no rank", takes_value=False, words=use_peft, reads_false=True
+        ),
+        "--lora_r": renamed(flag, words=rank),
+    }
+
+
+def _modules(value: str, given: Mapping[str, str]) -> list[str]:
+    return ["--lora_module_name", ",".join(value.split())]
+
+
+def _dataset(value: str, given: Mapping[str, str]) -> list[str]:
+    """A name on the hub, with configuration and splits; a path or a name without an owner stays as it is."""
+    if value.lower() in _NO_VALUE:
+        return []
+    config = given.get("--dataset_config") or given.get("--dataset_config_name")
+    train, test = (given.get(f"--dataset_{kind}_split") for kind in ("train", "test"))
+    if Path(value).exists() or "/" not in value or value.startswith(("/", "./", "../", "~")):
+        return ["--data_path", value]
+    parts = [f"config={config}"] if config else []
+    if train or test:
+        parts.append(f"split={train or 'train'}")
+    if test:
+        parts.append(f"eval_split={test}")
+    return ["--data_path", ",".join([f"hub:{value}", *parts])]
+
+
+def _with_dataset(value: str, given: Mapping[str, str]) -> str:
+    if "--dataset_name" not in given:
+        raise ThreestepError(
+            f"'{value}' of a dataset's configuration or split expects --dataset_name beside it; or write "
+            "--data_path hub:OWNER/NAME,config=...,split=...,eval_split=..."
+        )
+    return "it is read with --dataset_name"
+
+
+def _loss_on(value: str, _given: Mapping[str, str]) -> list[str]:
+    return ["--loss_on", "conversation" if is_false(value) else "response"]
+
+
+def _truncation(value: str, _given: Mapping[str, str]) -> list[str]:
+    sides = {"keep_start": "right", "keep_end": "left"}
+    if value not in sides:
+        raise ThreestepError(f"--truncation_mode expects keep_start or keep_end, got '{value}'; or see --truncation")
+    return ["--truncation", sides[value]]
+
+
+def _sft_loss(value: str, _given: Mapping[str, str]) -> str:
+    if value in ("nll", "chunked_nll"):
+        return "the loss is the negative log-likelihood of the tokens that carry loss, computed in chunks"
+    raise ThreestepError(f"--loss_type expects nll or chunked_nll in step 1, got '{value}'")
+
+
+def _report_to(words: list[str]) -> list[str]:
+    return [",".join(words)]
+
+
+def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
+    if Path(value).is_dir():
+        raise ThreestepError(
+            f"--chat_template_path expects a file of a Jinja template, got the folder '{value}'; name its "
+            "chat_template.jinja"
+        )
+    return ["--chat_template", value]
+
+
+_STEPS = "metrics.jsonl and the trackers get every step"
+_LOADER = "rows are tokenized before training, and laid out while the device computes"
+_ENGINE = "DeepSpeed reduces the gradients"
+
+# Of every step.
+HF_FLAGS: dict[str, OldFlag] = {
+    "--output_dir": Same("default: runs/last"),
+    "--num_train_epochs": Same("default: 1, not 3"),
+    "--max_steps": renamed(
+        "--max_train_steps N --num_train_epochs inf",
+        "it overrides --num_train_epochs; -1 asks for nothing",
+        words=_max_steps,
+        overrides=("--num_train_epochs",),
+    ),
+    "--warmup_steps": renamed(
+        "--num_warmup_steps", "below 1 it is --warmup_ratio, as in transformers 5", words=_warmup_steps
+    ),
+    "--warmup_ratio": Same(),
+    "--lr_scheduler_type": Same("default: cosine, not linear"),
+    "--lr_scheduler_kwargs": refused(
+        "is a dictionary in TRL; its values are flags here: --min_lr_ratio, --num_cycles, --stable_ratio",
+        unless=_NO_VALUE,
+    ),
+    "--optim": renamed(
+        "AdamW", "adamw_torch and adamw_torch_fused are what trains here; others are refused", words=_optimizer
+    ),
+    "--optim_args": refused("has no use here: AdamW's are --adam_beta1, --adam_beta2 and --adam_epsilon"),
+    "--adam_beta1": Same(),
+    "--adam_beta2": Same("default: 0.95, not 0.999"),
+    "--adam_epsilon": Same(),
+    "--max_grad_norm": Same(),
+    "--seed": Same("default: 1234, not 42"),
+    "--data_seed": refused("has no flag of its own: --seed decides the order of the rows too", unless=_NO_VALUE),
+    "--full_determinism": renamed("--deterministic", takes_value=False, words=switch_as("--deterministic", "true")),
+    "--bf16": renamed(
+        "--dtype bf16", "false: --dtype fp32; with float32 master weights", takes_value=False, words=_bf16,
+        reads_false=True,
+    ),
+    "--fp16": renamed("--dtype fp16", takes_value=False, words=switch_as("--dtype", "fp16")),
+    "--dtype": Same("bfloat16, float16 and float32 are read as bf16, fp16 and fp32", spelled=dtype_of),
+    "--torch_dtype": renamed(
+        "--dtype",
+        words=_torch_dtype,
+        differs="the precision of forwards; master weights are float32 in any case",
+    ),
+    "--tf32": refused(
+        "is not Threestep's to set; NVIDIA_TF32_OVERRIDE=1 in the environment turns TF32 on, and --dtype bf16 does not "
+        "need it",
+        takes_value=False,
+    ),
+    "--eval_strategy": renamed(
+        "--eval_interval or --eval_epochs",
+        "no: 0; steps: --eval_steps; epoch: --eval_epochs 1",
+        words=_strategy("eval", "--eval_interval", "--eval_epochs"),
+        differs="a run is also evaluated before and after training",
+    ),
+    "--eval_steps": renamed(
+        "--eval_interval",
+        "below 1 it is a share of the run",
+        words=_interval_steps("eval", "--eval_interval", "--eval_epochs"),
+    ),
+    "--eval_on_start": needless("a run is evaluated before training", takes_value=False),
+    "--do_train": needless("a step trains", takes_value=False),
+    "--do_eval": needless("a run is evaluated before and after training", takes_value=False),
+    "--save_strategy": renamed(
+        "--save_every or --save_epochs",
+        "no: 0; steps: --save_steps, 500 by default; epoch: --save_epochs 1; best: --load_best_model_at_end",
+        words=_strategy("save", "--save_every", "--save_epochs"),
+    ),
+    "--save_steps": renamed(
+        "--save_every",
+        "below 1 it is a share of the run",
+        words=_interval_steps("save", "--save_every", "--save_epochs"),
+    ),
+    "--save_total_limit": renamed("--keep_last", "0 keeps all; default: 2"),
+    "--load_best_model_at_end": Same("the best is written when it is evaluated, whatever --save_steps says"),
+    "--metric_for_best_model": Same("default: loss, in step 3 reward; eval_loss is eval/loss"),
+    "--greater_is_better": Same("default: unless the metric is a loss"),
+    "--save_only_model": refused(
+        "is not how checkpoints are written here: they hold what --resume needs; the finished model is in "
+        "OUTPUT_DIR/model, and `python -m training.export` makes a model of a checkpoint",
+        takes_value=False,
+    ),
+    "--save_safetensors": needless("models are saved as safetensors", takes_value=False),
+    "--resume_from_checkpoint": renamed(
+        "--resume", "true takes the latest; a path takes that one of OUTPUT_DIR/checkpoints", words=_resume
+    ),
+    "--overwrite_output_dir": refused(
+        "is not done here: give --resume to continue a run with checkpoints, or another --output_dir", takes_value=False
+    ),
+    "--report_to": Same("default: tensorboard; names separated by spaces or commas", spelled=_report_to),
+    "--run_name": Same("trackers show it; without --output_dir the folder is runs/NAME"),
+    "--logging_dir": needless("the curves are in OUTPUT_DIR/tensorboard"),
+    "--logging_steps": Same("of lines in a log file, at most one in --logging_seconds; metrics.jsonl has every step"),
+    "--logging_strategy": needless(_STEPS),
+    "--logging_first_step": needless(_STEPS, takes_value=False),
+    "--gradient_accumulation_steps": Same(),
+    "--gradient_checkpointing_kwargs": needless("recomputation needs no settings here", takes_list=True),
+    "--average_tokens_across_devices": needless(
+        "a loss is divided by the count over all ranks and micro-batches", takes_value=False
+    ),
+    "--auto_find_batch_size": refused(
+        "is not done here; --dry_run shows the memory of a rank, and --max_tokens_per_micro_batch bounds it",
+        takes_value=False,
+    ),
+    "--use_liger_kernel": needless(
+        "logits are computed only where a loss reads them, in chunks, which is what its fused loss saves; the model's "
+        "other operations stay transformers'",
+        takes_value=False,
+    ),
+    "--dataset_config": renamed("--data_path hub:NAME,config=CONFIG", words=_with_dataset),
+    "--dataset_train_split": renamed("--data_path hub:NAME,split=SPLIT", words=_with_dataset),
+    "--dataset_test_split": renamed("--data_path hub:NAME,eval_split=SPLIT", words=_with_dataset),
+    "--dataset_streaming": refused(
+        "is not done here: rows are tokenized once, into files that are read as they are needed (docs/cache.md)",
+        takes_value=False,
+    ),
+    "--dataset_num_proc": renamed("--num_workers"),
+    "--dataset_text_field": renamed("--text_column"),
+    "--eos_token": renamed("--end_of_conversation_token"),
+    "--pad_token": Same("for a tokenizer that names none"),
+    "--chat_template_path": renamed("--chat_template", "a file", words=_chat_template),
+    "--remove_unused_columns": needless("columns that nothing reads are not loaded", takes_value=False),
+    "--shuffle_dataset": needless("every epoch has an order of its own, by --seed", takes_value=False),
+    "--dataloader_num_workers": needless(_LOADER),
+    "--dataloader_prefetch_factor": needless(_LOADER),
+    "--dataloader_pin_memory": needless(_LOADER, takes_value=False),
+    "--dataloader_persistent_workers": needless(_LOADER, takes_value=False),
+    "--dataloader_drop_last": needless(
+        "epochs follow each other without a gap, and every step is full", takes_value=False
+    ),
+    "--group_by_length": needless("rows are planned by their lengths", takes_value=False),
+    "--train_sampling_strategy": needless("rows are drawn by the seed and planned by their lengths"),
+    "--ddp_find_unused_parameters": needless(_ENGINE, takes_value=False),
+    "--ddp_backend": needless("the device decides: nccl on GPUs, gloo on CPUs"),
+    "--ddp_timeout": renamed("--rank_timeout", "seconds"),
+    "--fsdp": refused("is not used here; --zero_stage 3 shards weights, gradients and optimizer", takes_list=True),
+    "--use_cpu": refused(
+        "is an environment's choice here: CUDA_VISIBLE_DEVICES= hides the GPUs", takes_value=False
+    ),
+    "--trust_remote_code": Same(),
+    "--model_revision": refused(
+        "is not read: hub names are read in their main revision; download another and name its folder",
+        unless=("main", *_NO_VALUE),
+    ),
+    "--lora_alpha": Same("default: 16, not 32"),
+    "--lora_dropout": Same("default: 0, not 0.05"),
+    "--lora_modules_to_save": refused(
+        "has no counterpart; --only_optimize_lora false trains all other weights beside the adapters", takes_list=True,
+        unless=_NO_VALUE,
+    ),
+    "--use_rslora": refused("is not built; --lora_alpha times the root of the rank gives its scale", takes_value=False),
+    "--use_dora": refused("is not built; LoRA's adapters are --lora_dim's", takes_value=False),
+    "--push_to_hub": Same("at the end of the run, with a model card made from it"),
+    "--hub_model_id": Same("required with --push_to_hub"),
+    "--hub_private_repo": Same(),
+    "--hub_strategy": refused("is end here: checkpoints are not uploaded", unless=("end", *_NO_VALUE)),
+    "--load_in_4bit": Same("with LoRA; needs the package bitsandbytes"),
+    "--load_in_8bit": Same("with LoRA; weights alone are rounded, not activations"),
+    "--bnb_4bit_quant_type": Same(),
+    "--bnb_4bit_use_double_quant": Same(),
+    "--use_bnb_nested_quant": renamed(
+        "--bnb_4bit_use_double_quant",
+        "TRL's name",
+        takes_value=False,
+        words=either_way(["--bnb_4bit_use_double_quant", "true"], ["--bnb_4bit_use_double_quant", "false"]),
+        reads_false=True,
+    ),
+    "--bnb_4bit_compute_dtype": needless("layers compute in --dtype"),
+    "--bnb_4bit_quant_storage": needless("rounded weights are bytes, which ZeRO does not shard"),
+    "--hub_token": refused(
+        "would be seen by all who list the machine's processes; set HF_TOKEN, or run `hf auth login`"
+    ),
+}  # fmt: skip
+
+
+def dataset_name(alone: str) -> dict[str, OldFlag]:
+    """TRL's --dataset_name, of which a step takes every row. alone: the --data_split that gives it them"""
+
+    def words(value: str, given: Mapping[str, str]) -> list[str]:
+        return [*_dataset(value, given), *([] if "--data_split" in given else ["--data_split", alone])]
+
+    note = f"hub:NAME for a name with an owner, else a path or a name; with --data_split {alone}, all rows"
+    return {"--dataset_name": renamed("--data_path", note, words=words)}
+
+
+# Of the steps that train one model.
+HF_ONE_MODEL_FLAGS: dict[str, OldFlag] = {
+    **HF_FLAGS,
+    **lora("--lora_dim"),
+    "--lora_target_modules": renamed(
+        "--lora_module_name", "parts of the layers' names, or all-linear", takes_list=True, words=_modules
+    ),
+    "--model_name_or_path": Same(),
+    "--attn_implementation": Same("default: auto, the fastest that computes the model's own numbers"),
+    "--learning_rate": Same("default: the step's own"),
+    "--weight_decay": Same("on matrices alone"),
+    "--per_device_train_batch_size": Same("sequences (step 2: prompts); default: 16, not 8"),
+    "--per_device_eval_batch_size": Same("default: 16, not 8"),
+    "--gradient_checkpointing": Same("default: off, as transformers'; TRL's is on"),
+    "--torch_compile": Same(),
+    "--max_length": renamed("--max_seq_len", "default: 512, not 1024"),
+    "--max_seq_length": renamed("--max_seq_len", "TRL's older name"),
+    "--pad_to_multiple_of": needless("rows are packed, not padded"),
+    "--padding_free": needless("rows are packed: documents that do not see each other share them", takes_value=False),
+    "--label_smoothing_factor": refused("has no counterpart in this step's loss", unless=("0", "0.0")),
+}
+
+_PACKED = "documents share rows and do not see each other, which changes no gradient; --padded turns it off"
+HF_SFT_FLAGS: dict[str, OldFlag] = {
+    **HF_ONE_MODEL_FLAGS,
+    **dataset_name("1,0,0"),
+    "--packing": needless(f"{_PACKED}; batch sizes count sequences, not packed rows", takes_value=False),
+    "--packing_strategy": needless(_PACKED),
+    "--eval_packing": needless(_PACKED, takes_value=False),
+    "--assistant_only_loss": renamed(
+        "--loss_on response", "the default; false: conversation", takes_value=False, words=_loss_on, reads_false=True
+    ),
+    "--completion_only_loss": renamed(
+        "--loss_on response", "the default; false: conversation", takes_value=False, words=_loss_on, reads_false=True
+    ),
+    "--loss_type": renamed("the one loss", "nll and chunked_nll; dft is refused", words=_sft_loss),
+    "--truncation_mode": renamed(
+        "--truncation",
+        "keep_start: right; keep_end: left",
+        words=_truncation,
+        differs="left cuts the beginning of the prompt, never the response",
+    ),
+    "--neftune_noise_alpha": renamed("--neftune_alpha"),
+    "--activation_offloading": refused(
+        "is not built; --gradient_checkpointing keeps a block's input alone", takes_value=False
+    ),
+}
+HF_REWARD_FLAGS: dict[str, OldFlag] = {
+    **HF_ONE_MODEL_FLAGS,
+    **dataset_name("0,1,0"),
+    "--center_rewards_coefficient": renamed("--center_coef"),
+    "--num_labels": needless("a reward model has one label"),
+}
+HF_DPO_FLAGS: dict[str, OldFlag] = {
+    **HF_ONE_MODEL_FLAGS,
+    **dataset_name("0,1,0"),
+    "--beta": Same(),
+    "--loss_type": Same("sigmoid, ipo and hinge; others are refused"),
+    "--label_smoothing": Same(),
+    "--rpo_alpha": renamed("--sft_coef", differs="the log-likelihood is a mean over each best response's tokens"),
+    "--precompute_ref_log_probs": needless(
+        "the reference's log-probabilities are read once and kept with the data", takes_value=False
+    ),
+    "--reference_free": refused(
+        "is not built; the reference is the model that training starts from", takes_value=False
+    ),
+    "--f_divergence_type": refused("is not built beside the reverse KL", unless=("reverse_kl",)),
+    "--max_prompt_length": refused(
+        "is not a length of its own here: --max_seq_len bounds prompt and response together, and --truncation left "
+        "cuts the prompt", unless=_NO_VALUE,
+    ),
+    "--max_completion_length": refused(
+        "is not a length of its own here: --max_seq_len bounds prompt and response together, and --truncation right "
+        "cuts the response", unless=_NO_VALUE,
+    ),
+    "--generate_during_eval": refused(
+        "is not built; `python -m training.evaluate win_rate` compares answers of finished models", takes_value=False
+    ),
+}  # fmt: skip

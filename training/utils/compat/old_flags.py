@@ -1,0 +1,305 @@
+"""Flags that people know from other programs, and how they are read here.
+
+DeepSpeed-Chat's are below, Hugging Face's (TRL's and transformers') in `hf_flags`; a step lists both in its STEP. A
+flag that is in no table is one of ours. Names in a file of settings are read by the same tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.utils.base.errors import Mistakes, ThreestepError
+
+# From a flag's value (of a list: its words, joined by spaces) and all flags that are given with theirs: the words to
+# read instead, or a sentence that says why there are none.
+Words = Callable[[str, Mapping[str, str]], "list[str] | str"]
+
+DEEPSPEED_CHAT = "DeepSpeed-Chat"
+HUGGING_FACE = "Hugging Face"
+_TRUE = ("true", "yes", "on", "1", "t", "y")
+_FALSE = ("false", "no", "off", "0", "f", "n")
+
+
+@dataclass(frozen=True)
+class Needless:
+    """Accepted, without effect.
+
+    why: what is logged
+    takes_value: False for a switch, behind which true or false may stand
+    takes_list: any number of words may follow
+    whose: the programs that have it
+    """
+
+    why: str
+    takes_value: bool = True
+    takes_list: bool = False
+    whose: tuple[str, ...] = (DEEPSPEED_CHAT,)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """Read as a flag of today.
+
+    now: that flag
+    note: what else there is to know
+    words: what to read instead; default: `now` with the value
+    reads_false: a switch that is false is read by `words` too; otherwise it asks for nothing
+    overrides: flags of today whose values here count, whatever else is given for them
+    differs: how the meaning is another one; "" if it is the same
+    """
+
+    now: str
+    note: str = ""
+    takes_value: bool = True
+    words: Words | None = None
+    takes_list: bool = False
+    reads_false: bool = False
+    overrides: tuple[str, ...] = ()
+    differs: str = ""
+    whose: tuple[str, ...] = (DEEPSPEED_CHAT,)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Refused; `why` names what to use instead. unless: values that ask for nothing, as false does for a switch."""
+
+    why: str
+    takes_value: bool = True
+    takes_list: bool = False
+    unless: tuple[str, ...] = ()
+    whose: tuple[str, ...] = (DEEPSPEED_CHAT,)
+
+
+@dataclass(frozen=True)
+class Same:
+    """A flag of ours that has another program's name.
+
+    note: what is worth knowing, such as another default
+    spelled: from its words, the words as ours are written; None leaves them
+    differs: how the meaning is another one; "" if it is the same
+    """
+
+    note: str = ""
+    spelled: Callable[[list[str]], list[str]] | None = None
+    differs: str = ""
+    whose: tuple[str, ...] = (HUGGING_FACE,)
+
+
+OldFlag = Needless | Renamed | Refused | Same
+
+
+def is_false(value: str) -> bool:
+    """Whether a switch's value turns it off."""
+    return value.lower() in _FALSE
+
+
+def translated(
+    argv: Sequence[str], old_flags: Mapping[str, OldFlag], given: Mapping[str, str] | None = None
+) -> tuple[list[str], list[str]]:
+    """Return `argv` in today's flags, and one line for each old flag in it. Raises ThreestepError for refused flags,
+    missing values and flags that contradict each other, all at once.
+
+    given: `flags_with_values` of everything that the run is given; default: of `argv`
+    """
+    mistakes = Mistakes()
+    given = flags_with_values(argv) if given is None else given
+    words: list[str] = []
+    overriding: list[str] = []
+    lines: list[str] = []
+    read_from: dict[str, tuple[str, list[str]]] = {}  # by today's flag: the one that was typed, and its words
+    for flag, values, typed in _flags(argv):
+        old = old_flags.get(flag)
+        if old is None or isinstance(old, Same):
+            spelled = values if old is None or old.spelled is None else mistakes.note(old.spelled, values) or values
+            if spelled != values:
+                typed = [flag, *spelled]
+                lines.append(f"{flag} {' '.join(values)} is read as {' '.join(typed)}")
+            _note_conflicts(flag, flag, spelled, read_from, mistakes)
+            words += typed
+            continue
+        own, rest = _own_values(old, values)
+        new, line = _read(flag, old, own, given, mistakes)
+        lines += [line] if line else []
+        for name, those, written in _flags(new):
+            if isinstance(old, Renamed) and name in old.overrides:
+                overriding += written
+            else:
+                _note_conflicts(flag, name, those, read_from, mistakes)
+                words += written
+        words += rest
+    mistakes.raise_if_any()
+    return [*words, *overriding], lines
+
+
+def flags_with_values(argv: Sequence[str]) -> dict[str, str]:
+    """Each flag with the words that follow it, joined by spaces."""
+    return {flag: " ".join(values) for flag, values, _ in _flags(argv) if flag}
+
+
+def _flags(argv: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
+    """Each flag, its words, and both as they were typed; "" with the words before the first."""
+    found: list[tuple[str, list[str], list[str]]] = []
+    for word in argv:
+        if word.startswith("--") or not found:
+            flag, has_equals, value = word.partition("=") if word.startswith("--") else ("", True, word)
+            found.append((flag, [value] if has_equals else [], [word]))
+        else:
+            found[-1][1].append(word)
+            found[-1][2].append(word)
+    return found
+
+
+def _own_values(old: Needless | Renamed | Refused, values: list[str]) -> tuple[list[str], list[str]]:
+    """The words that belong to a flag, and those after them."""
+    if old.takes_list:
+        return values, []
+    if old.takes_value or (values and values[0].lower() in (*_TRUE, *_FALSE)):
+        return values[:1], values[1:]
+    return [], values
+
+
+def _read(
+    flag: str, old: Needless | Renamed | Refused, values: list[str], given: Mapping[str, str], mistakes: Mistakes
+) -> tuple[list[str], str]:
+    """What `flag` is read as, and the line that says so."""
+    value = " ".join(values)
+    if old.takes_value and not old.takes_list and not values:
+        mistakes.add(f"{flag} expects a value after it, got none")
+        return [], ""
+    is_switch = not old.takes_value and not old.takes_list
+    is_off = is_switch and is_false(value)
+    if is_switch and not is_off:
+        value = "true"
+    unneeded = f"{flag if is_switch and not is_off else f'{flag} {value}'.rstrip()} is not needed: "
+    if isinstance(old, Needless):
+        return [], f"{flag} is not needed: {old.why}"
+    if isinstance(old, Refused):
+        if is_off or value.lower() in old.unless:
+            return [], f"{unneeded}it is so without it"
+        mistakes.add(f"{flag} {old.why}")
+        return [], ""
+    if is_off and not old.reads_false:
+        return [], f"{unneeded}it is so without it"
+    new = mistakes.note(old.words, value, given) if old.words else [old.now, *values]
+    if isinstance(new, str):
+        return [], unneeded + new
+    note = old.note if DEEPSPEED_CHAT in old.whose else ""  # Hugging Face's are for the page alone
+    notes = "; ".join(part for part in (note, old.differs) if part)
+    return new or [], f"{flag} is read as {' '.join(new or [])}" + (f": {notes}" if notes else "")
+
+
+def _note_conflicts(
+    typed: str, now: str, values: list[str], read_from: dict[str, tuple[str, list[str]]], mistakes: Mistakes
+) -> None:
+    """Note two flags that are read as one with different values. read_from: gets this one too."""
+
+    def shown(flag: str, words: list[str]) -> str:
+        return " ".join([now, *words]) + ("" if flag == now else f" (as {flag} is read)")
+
+    other, before = read_from.get(now, (typed, values))
+    mistakes.require(
+        other == typed or before == values,
+        f"{shown(other, before)} and {shown(typed, values)} contradict each other; leave one of them out",
+    )
+    read_from[now] = (typed, values)
+
+
+def old_defaults(
+    given: Sequence[str], old_flags: Mapping[str, OldFlag], typed: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """What DeepSpeed-Chat's steps take where a command line leaves it out, as words, and a line for each.
+
+    given: the words of the command line, by today's names
+    typed: its flags as they were typed, with their words; where none is DeepSpeed-Chat's alone, nothing says that the
+        command line is
+    """
+    of_a_step = old_flags.keys() >= OLD_FLAGS.keys()
+    its = (flag for flag in typed if flag in old_flags and old_flags[flag].whose == (DEEPSPEED_CHAT,))
+    is_its = any(its) or typed.get("--deepspeed") == ""  # Hugging Face's names a file
+    if not of_a_step or not is_its or any(word.partition("=")[0] == "--data_path" for word in given):
+        return [], []
+    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no data"
+    return ["--data_path", "Dahoas/rm-static"], [f"--data_path is Dahoas/rm-static, {reason}"]
+
+
+def whole_number(flag: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ThreestepError(f"{flag} expects a whole number, got '{value}'") from None
+
+
+def no_dropout(role: str = "") -> Renamed:
+    """--disable_dropout, of actor or critic with `role`."""
+    flag = f"--{role}dropout"
+    whose = (DEEPSPEED_CHAT,) if role else (DEEPSPEED_CHAT, HUGGING_FACE)
+    return Renamed(flag, takes_value=False, words=lambda _value, _given: [flag, "0.0"], whose=whose)
+
+
+def _end_token(_value: str, given: Mapping[str, str]) -> list[str]:
+    token = given.get("--end_of_conversation_token") or given.get("--eot_token") or "<|endoftext|>"
+    return ["--end_of_conversation_token", token, "--add_end_of_conversation_token", "true"]
+
+
+def _deepspeed(value: str, given: Mapping[str, str]) -> list[str] | str:
+    """DeepSpeed-Chat's switch; or Hugging Face's JSON, which says the stage and the precision too."""
+    if value.lower() in ("", *_TRUE, *_FALSE):
+        return "every run is DeepSpeed's"
+    words = ["--deepspeed_config", value]
+    try:
+        config = json.loads(Path(value).read_text(encoding="utf-8"))
+        stage, is_fp16 = (config.get(part, {}).get(key) for part, key in (("zero_optimization", "stage"), _FP16))
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return words  # what is wrong with the file, its reader says
+    if isinstance(stage, int) and "--zero_stage" not in given:
+        words += ["--zero_stage", str(stage)]
+    if is_fp16 is True and not {"--dtype", "--torch_dtype", "--bf16", "--fp16"} & given.keys():
+        words += ["--dtype", "fp16"]
+    return words
+
+
+_FP16 = ("fp16", "enabled")
+_PADDING = Needless("where a text begins and ends is known from lengths, not from pad tokens")
+
+OLD_FLAGS: dict[str, OldFlag] = {
+    "--num_padding_at_beginning": _PADDING,
+    "--deepspeed": Renamed(
+        "--deepspeed_config",
+        "its stage and fp16 are read as --zero_stage and --dtype where these are not given; without a file it is "
+        "not needed: every run is DeepSpeed's",
+        takes_list=True,
+        words=_deepspeed,
+        whose=(DEEPSPEED_CHAT, HUGGING_FACE),
+    ),
+    "--deepscale": Needless("every run is DeepSpeed's", takes_value=False),
+    "--compute_fp32_loss": Needless(
+        "losses and log-probabilities are computed in float32 whatever --dtype is", takes_value=False
+    ),
+    "--enable_tensorboard": Needless("every run writes OUTPUT_DIR/tensorboard", takes_value=False),
+    "--tensorboard_path": Needless("the curves are in OUTPUT_DIR/tensorboard, next to the run's other files"),
+    "--add_eot_token": Renamed(
+        "--end_of_conversation_token TOKEN --add_end_of_conversation_token true",
+        "TOKEN is --eot_token's, else <|endoftext|>; it ends every response of every step",
+        takes_value=False,
+        words=_end_token,
+    ),
+    "--eot_token": Needless("with --add_eot_token it is read as --end_of_conversation_token, without it has no use"),
+}
+ONE_MODEL_OLD_FLAGS: dict[str, OldFlag] = {
+    **OLD_FLAGS,
+    "--deepscale_config": Renamed("--deepspeed_config"),
+    "--disable_dropout": no_dropout(),
+}
+PRINT_LOSS = Needless("the progress bar and metrics.jsonl show the loss of every step", takes_value=False)
+# Of the program that scores with a finished reward model, whose tokenizer has what step 2 added.
+SCORING_OLD_FLAGS: dict[str, OldFlag] = {
+    "--num_padding_at_beginning": _PADDING,
+    "--add_eot_token": Renamed(
+        "--end_of_conversation_token <|endoftext|>",
+        takes_value=False,
+        words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"],
+    ),
+}

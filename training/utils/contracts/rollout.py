@@ -1,0 +1,236 @@
+"""The result of a rollout engine.
+
+B sequences (of this rank), P prompt tokens, R response tokens (of the longest response in the batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from training.utils.contracts.documents import TokenSequence, join
+from training.utils.images.spans import ImageSpan
+from training.utils.base.errors import ThreestepError
+
+
+@dataclass(frozen=True)
+class ConversationRecord:
+    """What became of a conversation of several turns.
+
+    turns: that the model drew.
+    cut: the limit that ended it, one of CUTS; None where it came to its own end.
+    figures: of its environment, by name, summed over the turns.
+    forks: how often it went on in another sequence, as the chat template had rewritten its history.
+    """
+
+    turns: int
+    cut: str | None
+    figures: Mapping[str, float]
+    forks: int = 0
+
+
+# What ends a conversation early: the length of a response, the number of turns, that of calls, and the time.
+CUTS = ("tokens", "turns", "calls", "seconds")
+FORK_LINE = "\n--- a fork: the chat template rewrites the history ---\n"
+# Who says a part of a response, as samples have it.
+MODEL, ENVIRONMENT = "model", "environment"
+
+
+class DrawnTokens(NamedTuple):
+    """Those of each response one after the other, in the order of its text: what is learned from. R of them at most.
+
+    mask_BR: bool, True on them. lengths_B: int64, their number. logprobs_BR: float32, `sampled_logprobs_BR` of them.
+    turn_rewards_BR: float32, those of the rollout; None where it has none.
+    """
+
+    mask_BR: torch.Tensor
+    lengths_B: torch.Tensor
+    logprobs_BR: torch.Tensor
+    turn_rewards_BR: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Prompts and the responses sampled for them.
+
+    prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
+    response_ids_BR: int64; includes the end-of-conversation token; pad after it.
+    response_lengths_B: int64, from 1 to R.
+    sampled_logprobs_BR: float32, log p of each drawn token at the sampling temperature, before bad words, top-k, top-p
+        and min-p remove tokens; 0 outside the response.
+    ended_B: bool, True if the end-of-conversation token, or another end token, was drawn or a stop string completed;
+        False if cut.
+    inserted_BR: bool, True on tokens of the response that no model drew, as tags of parallel thinking and what an
+        environment says between two turns: nothing learns them. None where there are none.
+    positions_B: int64, the tokens of a response of which the longest path of each block counts alone; None where no
+        response has blocks.
+    fork_begins_BR: bool, True on the first token of each fork: from there on the response is another sequence, which
+        begins with the history as the chat template writes it by then, all of it inserted. None where there are none.
+    turn_rewards_BR: float32, the environment's reward of each turn at its last token, 0 elsewhere; None without one.
+    conversations: of each response; None where all have one turn and no environment.
+    seconds: time to draw the responses on this rank, prompts included.
+    images: of the prompt of each sequence, counted from its first token; None where no prompt has one.
+    """
+
+    prompt_ids_BP: torch.Tensor
+    prompt_mask_BP: torch.Tensor
+    response_ids_BR: torch.Tensor
+    response_lengths_B: torch.Tensor
+    sampled_logprobs_BR: torch.Tensor
+    ended_B: torch.Tensor
+    inserted_BR: torch.Tensor | None = None
+    positions_B: torch.Tensor | None = None
+    fork_begins_BR: torch.Tensor | None = None
+    turn_rewards_BR: torch.Tensor | None = None
+    conversations: tuple[ConversationRecord, ...] | None = None
+    seconds: float = 0.0
+    images: tuple[tuple[ImageSpan, ...], ...] | None = None
+
+    @cached_property
+    def response_mask_BR(self) -> torch.Tensor:
+        """bool, True on response tokens; from lengths, never from ids."""
+        columns_R = torch.arange(self.response_ids_BR.shape[1], device=self.response_lengths_B.device)
+        return columns_R < self.response_lengths_B.unsqueeze(1)
+
+    @cached_property
+    def drawn(self) -> DrawnTokens:
+        """The tokens that were drawn."""
+        if self.inserted_BR is None:
+            return DrawnTokens(self.response_mask_BR, self.response_lengths_B, self.sampled_logprobs_BR)
+        is_drawn_BR = self.response_mask_BR & ~self.inserted_BR
+        lengths_B = is_drawn_BR.sum(dim=1)
+        mask_BR = torch.arange(int(lengths_B.max()), device=lengths_B.device) < lengths_B.unsqueeze(1)
+
+        def compressed(values_BR: torch.Tensor) -> torch.Tensor:
+            nothing_BR = torch.zeros(mask_BR.shape, dtype=values_BR.dtype, device=mask_BR.device)
+            return nothing_BR.masked_scatter(mask_BR, values_BR[is_drawn_BR])
+
+        rewards_BR = None if self.turn_rewards_BR is None else compressed(self.turn_rewards_BR)
+        return DrawnTokens(mask_BR, lengths_B, compressed(self.sampled_logprobs_BR), rewards_BR)
+
+    @property
+    def spans_B(self) -> torch.Tensor:
+        """int64, how long each response is to its punishment: of a block of paths the longest counts alone, and what an
+        environment says not at all."""
+        return self.drawn.lengths_B if self.positions_B is None else self.positions_B
+
+    @cached_property
+    def _ids(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
+        """Prompts, their mask, responses and their lengths, copied to the CPU once: each row by itself would wait."""
+        ids_BP, mask_BP, ids_BR = (
+            part.cpu() for part in (self.prompt_ids_BP, self.prompt_mask_BP, self.response_ids_BR)
+        )
+        return ids_BP, mask_BP, ids_BR, self.response_lengths_B.tolist()
+
+    def prompt_of(self, index: int) -> torch.Tensor:
+        """int64 [prompt length], without padding, on the CPU."""
+        ids_BP, mask_BP, _, _ = self._ids
+        return ids_BP[index][mask_BP[index]]
+
+    def response_of(self, index: int) -> torch.Tensor:
+        """int64 [response length], without padding, on the CPU."""
+        _, _, ids_BR, lengths = self._ids
+        return ids_BR[index, : lengths[index]]
+
+    def sequences(self) -> list[TokenSequence]:
+        """Prompt and response of each row, without padding, on the CPU; the tokens that were drawn are the targets,
+        each in one part."""
+        found = [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
+        if self.images is not None:
+            found = [replace(sequence, images=own) for sequence, own in zip(found, self.images, strict=True)]
+        if self.inserted_BR is not None:
+            for sequence, response, inserted_R in zip(found, self._ids[3], self.inserted_BR.cpu(), strict=True):
+                sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]
+        forks = [
+            tuple(len(sequence) - response + place for place in self._forks_of(row))
+            for row, (sequence, response) in enumerate(zip(found, self._ids[3], strict=True))
+        ]
+        return [replace(sequence, forks=own) for sequence, own in zip(found, forks, strict=True)]
+
+    def _forks_of(self, index: int) -> tuple[int, ...]:
+        """The tokens of a response with which its forks begin."""
+        return self._forks[index] if self._forks else ()
+
+    @cached_property
+    def _forks(self) -> list[tuple[int, ...]]:
+        if self.fork_begins_BR is None:
+            return []
+        return [tuple(begins_R.nonzero().flatten().tolist()) for begins_R in self.fork_begins_BR.cpu()]
+
+    def turns_of(self, index: int) -> list[torch.Tensor]:
+        """int64 each, what the model drew of a response, turn by turn, on the CPU: all of it, where no environment says
+        anything in between."""
+        if self.conversations is None or self.inserted_BR is None:
+            return [self.response_of(index)]
+        return [ids_r for is_drawn, ids_r in self.parts_of(index) if is_drawn]
+
+    def parts_of(self, index: int) -> list[tuple[bool, torch.Tensor]]:
+        """What the model drew of a response (True) and what was inserted, in turns: int64 each, on the CPU."""
+        ids_r = self.response_of(index)
+        if self.inserted_BR is None:
+            return [(True, ids_r)]
+        drawn_r = ~self.inserted_BR[index, : len(ids_r)].cpu()
+        borders = (drawn_r[1:] != drawn_r[:-1]).nonzero().flatten() + 1
+        parts = ids_r.tensor_split(borders)
+        return [(bool(drawn_r[begin]), part_r) for begin, part_r in zip([0, *borders.tolist()], parts, strict=True)]
+
+    def text_ids_of(self, index: int, end_token_ids: Collection[int]) -> torch.Tensor:
+        """int64, the ids that decode to the response's text, that of its last turn: without the token that ended it; on
+        the CPU."""
+        return _without_end(self.turns_of(index)[-1], end_token_ids)
+
+    def texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[str]:
+        """The responses as text, without the tokens that ended them; of several turns the last."""
+        return [str(decode(self.text_ids_of(index, end_token_ids))) for index in range(len(self.response_lengths_B))]
+
+    def whole_texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[str]:
+        """The whole responses as text, with what no model drew, without the tokens that ended them; each fork, which
+        repeats the prompt and what came before, begins with a line that says so."""
+        found = []
+        for index in range(len(self.response_lengths_B)):
+            ids_r = _without_end(self.response_of(index), end_token_ids)
+            found.append(FORK_LINE.join(str(decode(part_r)) for part_r in ids_r.tensor_split(self._forks_of(index))))
+        return found
+
+    def turn_texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[list[str]]:
+        """Every turn of each response as text, without the tokens that ended them."""
+        return [
+            [str(decode(_without_end(ids_r, end_token_ids))) for ids_r in self.turns_of(index)]
+            for index in range(len(self.response_lengths_B))
+        ]
+
+    def part_texts(
+        self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
+    ) -> list[list[tuple[str, str]]]:
+        """Each response as (MODEL or ENVIRONMENT, its text), in turns; a fork, which repeats what came before, begins
+        with FORK_LINE."""
+        found = []
+        for index in range(len(self.response_lengths_B)):
+            parts, at = list[tuple[str, str]](), 0
+            for drawn, ids_r in self.parts_of(index):
+                line = FORK_LINE if at in self._forks_of(index) else ""
+                text = str(decode(_without_end(ids_r, end_token_ids) if drawn else ids_r))
+                parts.append((MODEL if drawn else ENVIRONMENT, line + text))
+                at += len(ids_r)
+            found.append(parts)
+        return found
+
+
+def _without_end(ids_r: torch.Tensor, end_token_ids: Collection[int]) -> torch.Tensor:
+    return ids_r[:-1] if int(ids_r[-1]) in end_token_ids else ids_r
+
+
+def check_numbers(sampled_logprobs_BR: torch.Tensor, name: str) -> None:
+    """ThreestepError if a log-probability of a rollout of the model `name` is NaN."""
+    is_bad_BR = sampled_logprobs_BR.isnan()
+    if not bool(is_bad_BR.any()):
+        return
+    row, token = is_bad_BR.nonzero()[0].tolist()
+    raise ThreestepError(
+        f"{name} computes NaN at token {token} of response {row} (both from 0) in a rollout of "
+        f"{len(is_bad_BR)}, so that nothing can be drawn; check its weights, or try another --dtype or --rollout_engine"
+    )

@@ -1,0 +1,117 @@
+"""The tokenized row of each phase: four small records that know nothing of padding, batches, tensors or files.
+
+Token ids are ragged numpy int32 arrays; a row of a cached split is a read-only view of the memory map, so copy it
+before writing into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from training.utils.images.spans import ImageSpan
+
+PHASES = (1, 2, 3)
+PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model or DPO", 3: "PPO"}
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceRow:
+    """Phase 1: a prompt and its chosen response, as one sentence.
+
+    input_ids: int32 [T], prompt + response + end-of-conversation token (none where the response's end was cut).
+    loss_mask: bool [T], True where the token *itself* is to be predicted: the first response token up to and including
+        the end-of-conversation token. `loss_mask[0]` is always False: nothing precedes the first token.
+    parallel_tags: the ids of the four tags of parallel thinking where the tokens that carry loss have blocks to lay out
+        (see `layout.parallel`); otherwise None.
+    images: among the tokens, none of which carries loss.
+
+    Worked example, prompt ids (5, 6), response ids (7,), end-of-conversation 0:
+    input_ids (5, 6, 7, 0), loss_mask (False, False, True, True).
+    """
+
+    row_id: int
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+    parallel_tags: tuple[int, ...] | None = None
+    images: tuple[ImageSpan, ...] = ()
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class ResponsesRow:
+    """Phase 2: a prompt and K >= 2 responses to it, ranked best first; no two of them are equal.
+
+    prompt_ids: int32 [P], the same ids as the prompt of phases 1 and 3.
+    response_ids: K int32 arrays, each ending with the end-of-conversation token (also where truncation cut it).
+    margins: float32 [K - 1], the dataset's `get_margin` between neighbours in the ranking, or None.
+    parallel_tags: as in SentenceRow, where responses have blocks.
+    are_drawn: a model drew the responses, paths side by side: a tag out of place is text. Not of rows that are stored.
+    images: of the prompt.
+    """
+
+    row_id: int
+    prompt_ids: np.ndarray
+    response_ids: tuple[np.ndarray, ...]
+    margins: np.ndarray | None = None
+    parallel_tags: tuple[int, ...] | None = None
+    are_drawn: bool = False
+    images: tuple[ImageSpan, ...] = ()
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.prompt_ids) + sum(len(ids) for ids in self.response_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptRow:
+    """Phase 3: a prompt, its ids stored from last to first (see `collate.collate_prompts`).
+
+    flipped_prompt_ids: int32 [P]; `flipped_prompt_ids[0]` is the last token of the prompt.
+    prompt_text: the text as the dataset gave it (messages: as the chat template renders them), never truncated.
+    reference: the dataset's `get_reference` (a string, or any other JSON value), or None.
+    columns: JSON values by name that rewards and samples get (see `samples.read_carried`), always with `data_source`.
+    images: counted from the first token of the prompt. picture_digests: the sha256 of each picture, in hex.
+    """
+
+    row_id: int
+    flipped_prompt_ids: np.ndarray
+    prompt_text: str
+    reference: Any
+    columns: dict[str, Any] = field(default_factory=dict)
+    images: tuple[ImageSpan, ...] = ()
+    picture_digests: tuple[str, ...] = ()
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.flipped_prompt_ids)
+
+    @cached_property
+    def uid(self) -> str:
+        """16 hex digits of the prompt's text, reference and pictures: the same in every run, epoch and data order."""
+        content = json.dumps([self.prompt_text, self.reference, *self.picture_digests], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class TextBlock:
+    """Unsupervised text: `input_ids` int32 [T], exactly the block length; all but the first are predicted."""
+
+    row_id: int
+    input_ids: np.ndarray
+
+    @property
+    def length_tokens(self) -> int:
+        return len(self.input_ids)
+
+
+Row = SentenceRow | ResponsesRow | PromptRow | TextBlock

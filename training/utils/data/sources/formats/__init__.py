@@ -1,0 +1,1 @@
+"""Formats of rows: columns, records, chat messages, marks, trees, and how a file's format is recognised."""

@@ -1,0 +1,321 @@
+"""Chat messages: read from the forms that files hold, checked before a chat template sees them, and as plain text.
+
+Messages are in OpenAI's form: {"role": "system" | "user" | "assistant" | "tool", "content": text or a list of typed
+parts, ...}. Knows nothing of files, templates, tokens or phases.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.utils.data.files.columns import kind_of
+from training.utils.data.sources.formats.media import ONLY_TEXT, BadConversation, joined_text
+from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.storage import parse_json
+
+Message = dict[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant", "tool": "Tool"}
+
+# The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
+_HUMAN, _ASSISTANT = "Human:", "Assistant:"
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+_BEFORE_SPEAKER = re.compile(r"(\n\n| )\Z")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages as a chat template takes them, and where they come from.
+
+    messages: checked by `checked_messages`.
+    where: names the row in errors.
+    tools: JSON objects, or None.
+    template_kwargs: variables of the template for this row only.
+    untrained: indices of messages that carry no loss by their own weight (see `weights`).
+    """
+
+    messages: list[Message]
+    where: str
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    untrained: frozenset[int] = frozenset()
+
+
+# From the forms that files hold.
+
+
+def read_messages(value: Any, where: str) -> list[Message] | None:
+    """A conversation: a list of messages in OpenAI's or ShareGPT's form, a single message, or JSON text of either;
+    None for null.
+
+    Raises ThreestepError, which begins with `where`, for anything else.
+    """
+    value = from_json(value, where, "a list of messages")
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise ThreestepError(f"{where}: expected a list of messages, got {kind_of(value)}")
+    return [_read_message(message, f"{where}, message {number}") for number, message in enumerate(value, start=1)]
+
+
+def _read_message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise ThreestepError(f"{where}: expected an object, got {kind_of(message)}")
+    if "role" in message:
+        read = dict(message)
+    elif "from" in message and "value" in message:
+        read = _of_sharegpt(message, where)
+    else:
+        raise ThreestepError(
+            f"{where}: expected 'role' and 'content', or ShareGPT's 'from' and 'value', got "
+            + (", ".join(f"'{key}'" for key in message) or "an empty object")
+        )
+    if not isinstance(read["role"], str):
+        raise ThreestepError(f"{where}: 'role': expected text, got {kind_of(read['role'])}")
+    read["content"] = joined_text(read, where, images=True)
+    if read["content"] is None:
+        read["content"] = ""
+    if not isinstance(read["content"], (str, list)):
+        raise ThreestepError(f"{where}: 'content': expected text, got {kind_of(read['content'])}")
+    if read["role"] == "function":  # OpenAI's older name
+        read["role"] = "tool"
+    calls = from_json(read.pop("tool_calls", None), where, "JSON with the name and arguments of a call")
+    if calls is None and read.get("function_call"):
+        calls = read.pop("function_call")
+    if calls:
+        read["tool_calls"] = [_read_call(call, where) for call in (calls if isinstance(calls, list) else [calls])]
+    return read
+
+
+def _of_sharegpt(message: Message, where: str) -> Message:
+    speaker, text = message["from"], message["value"]
+    if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
+        raise ThreestepError(f"{where}: 'from': expected one of {', '.join(SHAREGPT_ROLES)}, got {speaker!r}")
+    rest = {key: value for key, value in message.items() if key not in ("from", "value")}
+    if speaker != "function_call":
+        return {"role": SHAREGPT_ROLES[speaker], "content": text, **rest}
+    return {"role": "assistant", "content": "", "tool_calls": text, **rest}
+
+
+def _read_call(call: Any, where: str) -> Message:
+    """A tool call as {"type": "function", "function": {"name", "arguments": object}, ...}."""
+    function = (call.get("function") or call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or "name" not in function:
+        raise ThreestepError(f"{where}: a tool call: expected an object with 'name' and 'arguments', got {call!r}")
+    arguments = function.get("arguments")
+    function = {**function, "arguments": {} if arguments is None else _object_of(arguments)}
+    return {"type": "function", **(call if "function" in call else {}), "function": function}
+
+
+def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
+    """Tools as chat templates take them, from a list of tools, its JSON text, or bare functions; None for no tools."""
+    value = from_json(value, where, "a list of tools")
+    if not value:
+        return None
+    read = []
+    for tool in value if isinstance(value, list) else [value]:
+        if not isinstance(tool, dict):
+            raise ThreestepError(f"{where}: tools: expected a JSON list of objects, got {kind_of(tool)}")
+        is_bare = "name" in tool and "function" not in tool
+        read.append({"type": "function", "function": tool} if is_bare else tool)
+    return read
+
+
+def from_json(value: Any, where: str, expected: str) -> Any:
+    """The value of JSON text, None for blank text; any other value as it is. Raises ThreestepError for other text."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return parse_json(value)
+    except json.JSONDecodeError as error:
+        raise ThreestepError(
+            f"{where}: expected {expected}, got text that is not JSON ({error.msg}): {value[:60]!r}"
+        ) from error
+
+
+# Checked, for a chat template.
+
+
+def checked_messages(messages: Any, where: str, images: bool = False, unread: str = ONLY_TEXT) -> list[Message]:
+    """Messages as dictionaries with `role` and `content` (text, or None next to tool calls; typed parts are joined, but
+    with `images` for those of a message that holds some). unread: why images are not read, for the sentence.
+
+    Keys whose value is None are left out. Tool calls become objects, and so do their arguments where they are the
+    JSON text of an object. Raises BadConversation for anything that is not a message, and for a role outside `ROLES`.
+    """
+    messages = _plain(messages)
+    if not isinstance(messages, list):
+        raise BadConversation(f"{where}: expected a list of messages, got {kind_of(messages)}")
+    named = ((message, f"{where}, message {number}") for number, message in enumerate(messages, start=1))
+    return [_checked(message, place, images, unread) for message, place in named]
+
+
+def _checked(message: Any, where: str, images: bool, unread: str) -> Message:
+    if not isinstance(message, dict):
+        raise BadConversation(f"{where}: expected an object with role and content, got {kind_of(message)}")
+    role = message.get("role")
+    if role not in ROLES:
+        raise BadConversation(
+            f"{where}: expected a role among {', '.join(ROLES)}, got {role!r}{nearest_names(str(role), ROLES)}; "
+            "rename it in the data"
+        )
+    checked = {key: value for key, value in message.items() if value is not None}
+    for key in REASONING_KEYS:
+        if not isinstance(checked.get(key, ""), str):
+            raise BadConversation(f"{where}: expected {key} to be text, got {kind_of(checked[key])}")
+    if "tool_calls" in checked:
+        calls = _parsed(checked["tool_calls"])
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise BadConversation(f"{where}: expected tool_calls to be a list of objects, got {calls!r:.60}")
+        checked["tool_calls"] = [_checked_call(call) for call in calls]
+        if not calls:
+            del checked["tool_calls"]
+    # Some templates write tool calls only where content is None.
+    checked.setdefault("content", None if "tool_calls" in checked else "")
+    content = checked["content"] = joined_text(checked, where, images, unread)
+    if not isinstance(content, (str, list) if images else str) and content is not None:
+        raise BadConversation(
+            f"{where}: expected content that is text or a list of parts such as "
+            f'{{"type": "text", "text": ...}}, got {content!r:.60}'
+        )
+    return checked
+
+
+def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates write arguments with `tojson`, which would quote the JSON text of an object a second time."""
+    call = {key: value for key, value in call.items() if value is not None}
+    if isinstance(call.get("function"), dict):
+        call["function"] = _checked_call(call["function"])
+    if "arguments" in call:
+        call["arguments"] = _object_of(call["arguments"])
+    return call
+
+
+def checked_tools(tools: Any, where: str) -> list[dict[str, Any]] | None:
+    """Tools as a list of objects, given as such or as its JSON text; None for no tools."""
+    tools = _plain(_parsed(tools) if isinstance(tools, str) and tools.strip() else tools)
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadConversation(f"{where}: expected tools to be a list of objects or its JSON text, got {tools!r:.60}")
+    return tools
+
+
+def _object_of(value: Any) -> Any:
+    """The object that JSON text holds; any other value (also what a model wrote wrongly) as it is."""
+    parsed = _parsed(value)
+    return parsed if isinstance(parsed, dict) else value
+
+
+def _parsed(value: Any) -> Any:
+    """The value of JSON text; any other value as it is."""
+    try:
+        return parse_json(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _plain(value: Any) -> Any:
+    """Lists, dictionaries and Python scalars in place of what Arrow and NumPy give."""
+    if value is None or isinstance(value, (str, bytes, bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+
+
+# From plain text.
+
+
+def messages_of_text(prompt: str) -> list[Message]:
+    """A plain prompt as messages: one user message of the text as it is, or without DeepSpeed-Chat's "Human: ...
+    Assistant:" around it.
+
+    Inside that wrapping, "Human:" or "Assistant:" after an empty line begins another message, as in Anthropic's
+    hh-rlhf. The space behind a speaker, and the space or empty line before the next one, belong to the wrapping.
+    """
+    inside = _unwrapped(prompt)
+    if inside is None:
+        return [{"role": "user", "content": prompt}]
+    turns = ["Human", *_TURN.split(inside)]
+    turns[-1] = _BEFORE_SPEAKER.sub("", turns[-1])
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return [
+        {"role": roles[name], "content": turn.removeprefix(" ")}
+        for name, turn in zip(turns[::2], turns[1::2], strict=True)
+    ]
+
+
+def response_message(prompt: str, response: str) -> Message:
+    """A plain response as the assistant's message; to a wrapped prompt, without the space that begins it."""
+    return {"role": "assistant", "content": response if _unwrapped(prompt) is None else response.removeprefix(" ")}
+
+
+def _unwrapped(prompt: str) -> str | None:
+    """What stands between "Human:" and "Assistant:"; None without that wrapping."""
+    text = prompt.strip()
+    is_wrapped = text.startswith(_HUMAN) and text.endswith(_ASSISTANT)
+    return text[len(_HUMAN) : -len(_ASSISTANT)] if is_wrapped else None
+
+
+# To plain text, for models and tokenizers without a chat template.
+
+
+def prompt_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, where: str) -> str:
+    """DeepSpeed-Chat's text of the messages that a response answers.
+
+    [user "Hi"], [assistant "Yes?"], [user "Sing."] become "Human: Hi Assistant: Yes? Human: Sing. Assistant:".
+    A system message begins with "System:", a tool's with "Tool:". Tools come first, as JSON after "Tools:".
+    """
+    turns = [f"Tools: {json.dumps(tools, ensure_ascii=False)}"] if tools else []
+    turns += [_turn(message, where) for message in messages]
+    return " ".join([*turns, "Assistant:"])
+
+
+def response_text(messages: Sequence[Message], where: str) -> str:
+    """The text that follows `prompt_text`: " ..." of the first message, the assistant's, then any turns after it."""
+    return " ".join(["", _content(messages[0], where), *(_turn(message, where) for message in messages[1:])])
+
+
+def _turn(message: Message, where: str) -> str:
+    speaker = SPEAKERS.get(message["role"])
+    if speaker is None:
+        raise ThreestepError(
+            f"{where}: a message's role: expected one of {', '.join(SPEAKERS)}, got {message['role']!r}"
+        )
+    return f"{speaker}: {_content(message, where)}"
+
+
+def _content(message: Message, where: str) -> str:
+    parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
+    content = ""
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            raise ThreestepError(f"{where}: a message's content: expected text, got {part!r}"[:200])
+        content += text
+    thought = message.get("reasoning_content")
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return (f"<think>\n{thought}\n</think>\n\n" if thought else "") + "\n".join(filter(None, [content, *calls]))

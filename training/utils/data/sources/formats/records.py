@@ -1,0 +1,165 @@
+"""What a row says in each format: a prompt and its responses. Knows nothing of which format a file has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from training.utils.data.files.columns import kind_of
+from training.utils.data.sources.formats.messages import Message, messages_of_text, read_messages, response_message
+from training.utils.data.sources.raw_dataset import response_begins
+from training.utils.base.errors import ThreestepError
+
+# Role -> column: {"prompt": "instruction", ...}.
+Roles = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A prompt and its responses, as texts exactly as stored or as messages, never both."""
+
+    prompt: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    responses: list[str] | None = None
+    prompt_messages: list[Message] | None = None
+    chosen_messages: list[Message] | None = None
+    rejected_messages: list[Message] | None = None
+
+    def as_rejected(self) -> Record:
+        """The same with its response as the worse one, without a better one."""
+        return replace(
+            self,
+            chosen=None,
+            rejected=self.chosen,
+            responses=None,
+            chosen_messages=None,
+            rejected_messages=self.chosen_messages,
+        )
+
+
+def value_of(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, dots reaching into objects (`reward_model.ground_truth`); None where there is none."""
+    if column in row or "." not in column:
+        return row.get(column)
+    value: Any = row
+    for name in column.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def read_pair(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
+    prompt, chosen, rejected = (
+        value_of(row, roles[role]) if role in roles else None for role in ("prompt", "chosen", "rejected")
+    )
+    system = [{"role": "system", "content": said}] if (said := _text(row, roles, "system", where)) else []
+    if all(value is None or isinstance(value, str) for value in (prompt, chosen, rejected)):
+        if "system" in roles and prompt is not None:
+            return Record(
+                prompt_messages=[*system, *messages_of_text(prompt)],
+                chosen_messages=None if chosen is None else [response_message(prompt, chosen)],
+                rejected_messages=None if rejected is None else [response_message(prompt, rejected)],
+            )
+        if "prompt" not in roles and chosen is not None and rejected is not None:
+            begin = _shared_text(chosen, rejected)
+            return Record(chosen[:begin], chosen[begin:], rejected[begin:])
+        return Record(prompt, chosen, rejected)
+    prompt_messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else read_messages(prompt, where)
+    better, worse = _read_response(chosen, where), _read_response(rejected, where)
+    given = [answer for answer in (better, worse) if answer]
+    if given and all(answer[0]["role"] != "assistant" for answer in given):
+        begin = _shared_messages(given)
+        prompt_messages, better, worse = given[0][:begin], better and better[begin:], worse and worse[begin:]
+    if system and prompt_messages and prompt_messages[0]["role"] != "system":
+        prompt_messages = [*system, *prompt_messages]
+    return _of_messages(prompt_messages, better, worse, where)
+
+
+def _of_messages(
+    prompt: list[Message] | None, chosen: list[Message] | None, rejected: list[Message] | None, where: str
+) -> Record:
+    for answer in (chosen, rejected):
+        if answer and answer[0]["role"] != "assistant":
+            raise ThreestepError(
+                f"{where}: a response: expected the assistant's message first, got one of role '{answer[0]['role']}'"
+            )
+    return Record(prompt_messages=prompt, chosen_messages=chosen or None, rejected_messages=rejected or None)
+
+
+def _read_response(value: Any, where: str) -> list[Message] | None:
+    return [{"role": "assistant", "content": value}] if isinstance(value, str) else read_messages(value, where)
+
+
+def _shared_messages(answers: list[list[Message]]) -> int:
+    """How many messages all share, up to the assistant's in which they differ (of one, or equal ones, the last)."""
+    shortest = min(answers, key=len)
+    same = 0
+    while same < len(shortest) - 1 and all(answer[same] == shortest[same] for answer in answers):
+        same += 1
+    while same > 0 and not all(answer[same]["role"] == "assistant" for answer in answers):
+        same -= 1
+    return same
+
+
+def _shared_text(chosen: str, rejected: str) -> int:
+    """The prompt's length: to the last "Assistant:" in the texts' common beginning, without one to its last blank."""
+    same = len(os.path.commonprefix([chosen, rejected]))
+    speaker = chosen.rfind("Assistant:", 0, same)
+    if speaker >= 0:
+        return speaker + len("Assistant:")
+    return max((at for at in range(same) if chosen[at].isspace()), default=0)
+
+
+def read_conversation(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
+    messages = read_messages(value_of(row, roles["messages"]), where)
+    if messages is None:
+        return Record()
+    system = row.get(roles["system"]) if "system" in roles else None
+    if system and not (messages and messages[0]["role"] == "system"):
+        messages = [{"role": "system", "content": system}, *messages]
+    if "chosen" in roles:
+        chosen, rejected = (
+            _read_response(value_of(row, roles[role]), where) if role in roles else None
+            for role in ("chosen", "rejected")
+        )
+        return _of_messages(messages, chosen, rejected, where)
+    cut = response_begins(messages)
+    return Record(prompt_messages=messages[:cut], chosen_messages=messages[cut:] or None)
+
+
+def read_instruction(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
+    instruction, prompt, context, chosen, rejected, system = (
+        _text(row, roles, role, where) for role in ("instruction", "prompt", "input", "chosen", "rejected", "system")
+    )
+    if prompt is None:
+        return Record()
+    messages = [{"role": "system", "content": system}] if system else []
+    for turn in value_of(row, roles["history"]) or [] if "history" in roles else []:
+        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(said, str) for said in turn)):
+            raise ThreestepError(f"{where}: history: expected a list of [question, answer], got {turn!r}"[:200])
+        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    messages.append({"role": "user", "content": "\n".join(filter(None, [instruction, prompt, context]))})
+    return _of_messages(messages, _read_response(chosen, where), _read_response(rejected, where), where)
+
+
+def read_ranked(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
+    responses = value_of(row, roles["responses"]) or []
+    if not isinstance(responses, list) or not all(isinstance(response, str) for response in responses):
+        raise ThreestepError(
+            f"{where}: column '{roles['responses']}': expected a list of texts, best first, got {responses!r}"[:300]
+        )
+    several = responses if len(responses) > 1 else None
+    return Record(_text(row, roles, "prompt", where), responses[0] if responses else None, responses=several)
+
+
+def read_text(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
+    return Record("", _text(row, roles, "text", where))
+
+
+def _text(row: Mapping[str, Any], roles: Roles, role: str, where: str) -> str | None:
+    value = value_of(row, roles[role]) if role in roles else None
+    if value is not None and not isinstance(value, str):
+        raise ThreestepError(f"{where}: column '{roles[role]}': expected text, got {kind_of(value)}")
+    return value

@@ -1,0 +1,250 @@
+"""How one model is trained under DeepSpeed: as one record, and as the flags that steps 1 and 2 share. Cheap to import:
+`--help` reaches this module."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
+from training.utils.base.errors import Mistakes
+from training.utils.flags.flags import flag, settings_of
+
+DTYPE_NAMES = ("fp32", "bf16", "fp16")
+ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's
+ADAM_EPSILON = 1e-8  # Adam's authors' (Kingma and Ba 2015), and torch's
+
+
+def _reading(setting: str) -> tuple[str, ...]:
+    return tuple(name for name, schedule in OWN_SCHEDULES.items() if setting in schedule.reads)
+
+
+BF16_STATES_HELP = (
+    "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes a weight instead of 18, and updates "
+    "of less than 1/512 of a weight are lost to rounding (docs/scale.md)."
+)
+INIT_LR_HELP = f"Warm-up begins at this share of the peak ({', '.join(_reading('init_lr_ratio'))})."
+MIN_LR_HELP = f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))})."
+CYCLES_HELP = f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once."
+LIVE_HELP = "ZeRO-3: weights that may be whole at once on a rank; default: by model and memory (docs/scale.md)."
+PREFETCH_HELP = "ZeRO-3: weights gathered ahead of their use; default: one layer (docs/scale.md)."
+WARMUP_HELP = "Warm-up as a share of the run's optimizer steps, rounded up, in the place of --num_warmup_steps."
+BETA1_HELP = "AdamW's decay of the mean of the gradients."
+BETA2_HELP = "AdamW's decay of the mean of their squares (the default is GPT-3's)."
+EPSILON_HELP = "AdamW's term in the denominator."
+EPOCHS_HELP = "Passes over the training rows; inf goes on until --max_train_steps."
+EVAL_EPOCHS_HELP = "Also evaluate whenever this many epochs are complete; 0: not by epochs."
+STABLE_HELP = f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))})."
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """learning_rate: the schedule's peak.
+    warmup_ratio: share of the run's steps that warm up; 0: num_warmup_steps do.
+    init_lr_ratio, min_lr_ratio, num_cycles, stable_ratio: see `schedules.ScheduleShape`.
+    lora_learning_rate: of LoRA's adapters; None: the same.
+    zero3_live_parameters, zero3_prefetch_parameters: None: by the model's size (`zero3_limits`).
+    max_grad_norm: over all weights and ranks; 0 turns clipping off.
+    """
+
+    dtype: str = "fp32"
+    zero_stage: int = 0
+    offload: bool = False
+    zero3_live_parameters: int | None = None
+    zero3_prefetch_parameters: int | None = None
+    deepspeed_config: str | None = None
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.0
+    lr_scheduler_type: str = "cosine"
+    num_warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+    adam_beta1: float = ADAM_BETAS[0]
+    adam_beta2: float = ADAM_BETAS[1]
+    adam_epsilon: float = ADAM_EPSILON
+    init_lr_ratio: float = 0.0
+    min_lr_ratio: float = 0.0
+    num_cycles: float = 0.5
+    stable_ratio: float = 0.9
+    max_grad_norm: float = 1.0
+    lora_learning_rate: float | None = None
+    bf16_optimizer_states: bool = False
+
+
+@dataclass
+class EngineArguments:
+    """Batches, epochs, precision, ZeRO and the learning-rate schedule."""
+
+    topic: ClassVar[str] = "optimizer"
+
+    per_device_train_batch_size: int = flag(
+        16,
+        "Sequences (step 2: prompts) in one forward of a rank. They are packed into as few rows as fit.",
+        least=1,
+        unit="sequences",
+        topic="batch",
+    )
+    per_device_eval_batch_size: int = flag(
+        16,
+        "Sequences (step 2: prompts) in one forward of a rank in evaluation.",
+        least=1,
+        unit="sequences",
+        topic="evaluation",
+    )
+    gradient_accumulation_steps: int = flag(
+        1,
+        "Forwards per optimizer step. The step takes batch size x ranks x this many sequences, exactly.",
+        least=1,
+        unit="steps",
+        topic="batch",
+    )
+    max_tokens_per_micro_batch: int | None = flag(
+        None,
+        "Maximum tokens in one forward, padding included; default: no limit.",
+        least=1,
+        unit="tokens",
+        topic="batch",
+    )
+    padded: bool = flag(
+        False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
+    )
+    share_beginnings: int = flag(
+        0,
+        "From how many equal tokens on the beginnings of an optimizer step's rows are computed once, e.g. those of one "
+        "conversation; 0: none are. The gradient is the same. Packed rows alone; responses share their prompt anyway.",
+        least=0,
+        unit="tokens",
+        topic="batch",
+    )
+    num_train_epochs: float = flag(1.0, EPOCHS_HELP, above=0, unit="epochs", topic="batch")
+    max_train_steps: int | None = flag(
+        None, "Stop after this many optimizer steps; default: no limit.", least=1, unit="steps", topic="batch"
+    )
+    eval_interval: int = flag(
+        0,
+        "Optimizer steps between evaluations; 0: only before and after training.",
+        least=0,
+        unit="steps",
+        topic="evaluation",
+    )
+    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0, unit="epochs", topic="evaluation")
+    report_mfu: bool = flag(
+        True,
+        "Report train/mfu, the share of this machine's matmul rate that training reaches; measuring the rate "
+        "takes less than a second at the start.",
+        topic="log",
+    )
+    weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", least=0, unit="rate")
+    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1, unit="rate")
+    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1, unit="rate")
+    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0, unit="number")
+    lora_learning_rate: float | None = flag(
+        None, "Peak learning rate of LoRA's adapters; default: --learning_rate.", above=0, unit="rate", topic="lora"
+    )
+    lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES, unit="name")
+    num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", least=0, unit="steps")
+    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1, unit="share")
+    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1, unit="share")
+    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1, unit="share")
+    num_cycles: float = flag(0.5, CYCLES_HELP, above=0, unit="waves")
+    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1, unit="share")
+    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", least=0, unit="norm")
+    dtype: str = flag(
+        "bf16",
+        "Precision of training; fp16 needs a GPU. bf16 keeps float32 master weights; DeepSpeed accumulates "
+        "gradients in bf16 at ZeRO stage 0, in float32 from stage 1 on.",
+        choices=DTYPE_NAMES,
+        topic="memory",
+    )
+    zero_stage: int = flag(
+        0,
+        "What ZeRO shards over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
+        least=0,
+        most=3,
+        unit="stage",
+        topic="memory",
+    )
+    offload: bool = flag(False, "Keep optimizer states (ZeRO-3: weights too) in CPU memory.", topic="memory")
+    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0, unit="weights", topic="memory")
+    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0, unit="weights", topic="memory")
+    bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP, topic="memory")
+    deepspeed_config: str | None = flag(
+        None, "DeepSpeed JSON of your own; keys that it lacks are filled in and named.", unit="file", topic="memory"
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note every mistake in these settings."""
+        check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
+        check_bf16_states(mistakes, self, "--zero_stage", self.zero_stage)
+        check_zero3_limits(mistakes, self, "--zero_stage 3", self.zero_stage == 3)
+        check_schedule(mistakes, self)
+        check_epochs(mistakes, self)
+        mistakes.require(
+            not (self.padded and self.share_beginnings),
+            f"--share_beginnings {self.share_beginnings} needs packed rows, and --padded has one sequence in each; "
+            "leave one of them out",
+        )
+
+    def settings(self, learning_rate: float) -> EngineSettings:
+        return settings_of(EngineSettings, self, learning_rate=learning_rate)
+
+
+def check_offload(mistakes: Mistakes, offload: bool, stage_flag: str, stage: int) -> None:
+    """Note offload at a ZeRO stage without it."""
+    mistakes.require(
+        not offload or stage > 0, f"--offload expects {stage_flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
+    )
+
+
+def check_zero3_limits(mistakes: Mistakes, flags: Any, wanted: str, is_zero3: bool) -> None:
+    """Note limits of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
+    for name in ("zero3_live_parameters", "zero3_prefetch_parameters"):
+        given = getattr(flags, name)
+        mistakes.require(
+            given is None or is_zero3,
+            f"--{name} {given} limits what ZeRO-3 gathers, and no model is under it; leave it out or give {wanted}",
+        )
+
+
+def check_bf16_states(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> None:
+    """Note what --bf16_optimizer_states cannot go with. flags: with dtype, offload and bf16_optimizer_states."""
+    if not flags.bf16_optimizer_states:
+        return
+    mistakes.require(flags.dtype == "bf16", f"--bf16_optimizer_states expects --dtype bf16, got {flags.dtype}")
+    mistakes.require(stage > 0, f"--bf16_optimizer_states expects {stage_flag} 1, 2 or 3, got 0, which has none")
+    mistakes.require(
+        not flags.offload,
+        "--bf16_optimizer_states cannot go with --offload, for which DeepSpeed has a compiled optimizer alone; leave "
+        "one of them out",
+    )
+
+
+def check_schedule(mistakes: Mistakes, flags: Any) -> None:
+    """Note settings that --lr_scheduler_type does not read. flags: with the fields of a ScheduleShape, and
+    num_warmup_steps."""
+    for setting in ("init_lr_ratio", "min_lr_ratio", "num_cycles", "stable_ratio"):
+        given = getattr(flags, setting)
+        schedules = _reading(setting)
+        mistakes.require(
+            given == getattr(ScheduleShape, setting) or flags.lr_scheduler_type in schedules,
+            f"--{setting} {given:g} is of the schedules {', '.join(schedules)}, and --lr_scheduler_type is "
+            f"{flags.lr_scheduler_type}; leave it out or take one of those",
+        )
+    mistakes.require(
+        not (flags.num_warmup_steps and flags.warmup_ratio),
+        f"--num_warmup_steps {flags.num_warmup_steps} and --warmup_ratio {flags.warmup_ratio:g} both say how long the "
+        "warm-up is; leave one of them out",
+    )
+    mistakes.require(
+        not flags.init_lr_ratio or flags.num_warmup_steps > 0 or flags.warmup_ratio > 0,
+        f"--init_lr_ratio {flags.init_lr_ratio:g} is where warm-up begins, and --num_warmup_steps is 0; leave it out "
+        "or give the steps of warm-up",
+    )
+
+
+def check_epochs(mistakes: Mistakes, flags: Any) -> None:
+    """Note a run without an end. flags: with num_train_epochs and max_train_steps"""
+    mistakes.require(
+        not math.isinf(flags.num_train_epochs) or flags.max_train_steps is not None,
+        "--num_train_epochs inf expects --max_train_steps, which ends the run; give the steps",
+    )

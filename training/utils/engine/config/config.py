@@ -1,0 +1,82 @@
+"""The DeepSpeed configuration: built from flags, or the user's JSON with the missing keys filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.config.deepspeed_json import users_config, with_flags
+
+# DeepSpeed's own (deepspeed 0.19, runtime/zero/config.py), in elements.
+DEEPSPEED_LIMITS = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+}
+
+
+def deepspeed_config(
+    settings: EngineSettings,
+    ranks: int,
+    trainable_elements: int,
+    on_gpu: bool,
+    limits: Mapping[str, int] = DEEPSPEED_LIMITS,
+) -> dict[str, Any]:
+    """Return the configuration for `deepspeed.initialize`. limits: of what ZeRO-3 gathers (`zero3_limits`).
+
+    The planner sets batch sizes, so DeepSpeed gets one sequence per rank, and accumulation that ends when the caller
+    calls step().
+    """
+    ours = _from_flags(settings, ranks, trainable_elements, on_gpu, limits)
+    if settings.deepspeed_config is None:
+        return ours
+    return with_flags(users_config(settings.deepspeed_config), ours, settings, ranks)
+
+
+def _from_flags(
+    settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool, limits: Mapping[str, int]
+) -> dict[str, Any]:
+    stage = settings.zero_stage
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": on_gpu and stage >= 2,  # with caller-owned accumulation DeepSpeed allows it from stage 2
+        # DeepSpeed's default bucket (5e8 elements) is allocated in full: 2 GB for a model of any size.
+        "reduce_bucket_size": max(1, min(500_000_000, trainable_elements)),
+    }
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = 10_000  # DeepSpeed-Chat's: smaller parameters stay whole
+        zero |= limits
+        if settings.zero3_live_parameters is not None:
+            zero["stage3_max_live_parameters"] = settings.zero3_live_parameters
+            zero["stage3_max_reuse_distance"] = settings.zero3_live_parameters
+        if settings.zero3_prefetch_parameters is not None:
+            zero["stage3_prefetch_bucket_size"] = settings.zero3_prefetch_parameters
+    if settings.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": on_gpu}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": ranks,
+        "managed_gradient_accumulation": False,
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": settings.max_grad_norm,
+        "steps_per_print": 2**31 - 1,
+        "wall_clock_breakdown": False,
+        # It waits for the device at each forward (deepspeed 0.19, utils/timer.py).
+        "timers": {"throughput": {"enabled": False}},
+    }
+    if settings.dtype == "bf16":
+        config["bf16"] = {"enabled": True}
+        if settings.bf16_optimizer_states:
+            config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+            config["data_types"] = {"grad_accum_dtype": "bf16"}
+        elif stage > 0:  # stage 0 refuses it; its gradients accumulate in bfloat16
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if settings.dtype == "fp16":
+        config["fp16"] = {"enabled": True, "loss_scale_window": 100}
+    return config

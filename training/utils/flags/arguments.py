@@ -1,0 +1,347 @@
+"""Settings from a YAML file and flags into dataclasses, strictly.
+
+`--config run.yaml` sets, flags override. Unknown keys and flags fail, with suggestions. The dataclasses hold the
+defaults; this module knows none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib.util
+import math
+import os
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flag_names import nearest_flags
+from training.utils.flags.flags import OWN_KEYS, note_mistakes
+from training.utils.flags.help_page import HELP_FLAGS, as_typed, asked_topic, help_page
+from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
+from training.utils.compat.old_flags import OldFlag, flags_with_values, old_defaults, translated
+from training.utils.base.typed import typed_command
+
+_MOST_VALUES = 100_000  # of a configuration whose aliases are written out
+_MOST_CONFIG_BYTES = 4 << 20
+_SWITCHED = {"true": True, "false": False}
+
+
+class ProgramParser(argparse.ArgumentParser):
+    """The flags of a small program. Unknown ones fail, with suggestions; every mistake is a ThreestepError."""
+
+    def __init__(self, program: str, description: str, epilog: str | None = None) -> None:
+        typed = typed_command() or f"python -m {program}"
+        super().__init__(
+            prog=typed,
+            description="\n".join(as_typed(description, typed)),
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ThreestepError(f"{self.prog}: {message}; see --help")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Read the flags. A switch may have `true` or `false` behind it, as the steps' flags may."""
+        words, off = self._without_values_of_switches(_with_credentials(argv))
+        options, unknown = self.parse_known_args(words)
+        _refuse_unknown_flags(unknown, self)
+        for switch in off:
+            setattr(options, switch, False)
+        return options
+
+    def _without_values_of_switches(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the words with each switch that is on bare, and those that are off left out; and the names of the
+        latter."""
+        switches = {
+            name: action.dest for action in self._actions if action.const is True for name in action.option_strings
+        }
+        words, off, rest = [], [], list(argv)
+        while rest:
+            word = rest.pop(0)
+            name, has_value, value = word.partition("=")
+            if name in switches and not has_value and rest and rest[0].lower() in _SWITCHED:
+                has_value, value = "=", rest.pop(0)
+            if name not in switches or not has_value or value.lower() not in _SWITCHED:
+                words.append(word)
+            elif _SWITCHED[value.lower()]:
+                words.append(name)
+            else:
+                off.append(switches[name])
+        return words, off
+
+
+def _program() -> str:
+    """How this program was started, as one types it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    started = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+    return typed_command() or started
+
+
+def parse_arguments(
+    groups: Sequence[type],
+    argv: Sequence[str],
+    description: str,
+    old_flags: Mapping[str, OldFlag] | None = None,
+    first_flags: Sequence[str] = (),
+) -> tuple[Any, ...]:
+    """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
+
+    old_flags: names of other programs, on the command line and in the file; each that is read is a line of the log.
+    description, first_flags: of the page for `--help` (`help_page`).
+    Raises one ThreestepError with all unknown names or wrong types, or with the mistakes of all groups that have a
+    `validate(mistakes)` method. Exits for `--help`.
+    """
+
+    parts = [part for group in groups for part in _parts(group)]
+    wanted = asked_topic(argv)
+    if wanted is not None:
+        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags))
+        sys.exit(0)
+
+    class StrictParser(_dataclass_parser()):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise ThreestepError(f"in the command line or the configuration: {message}")
+
+        def add_argument(self, *names: str, **keywords: Any) -> Any:
+            for key in OWN_KEYS:  # fields' metadata arrive here; argparse knows only its own
+                keywords.pop(key, None)
+            return super().add_argument(*names, **keywords)
+
+    parser = StrictParser(parts, prog=_program(), add_help=False, allow_abbrev=False)
+    parser.add_argument(*HELP_FLAGS, action="store_true")  # for the names that are suggested
+    parser.add_argument("--config", default=None)
+    # The DeepSpeed launcher passes --local_rank unless told not to; the rank itself comes from the environment.
+    parser.add_argument("--local_rank", type=int, default=-1)
+
+    config_path = _config_path(argv)
+    config_flags: list[str] = []
+    if config_path is not None:
+        # The path at the end separates a list in the file from the first words of the command line.
+        settings = _flags_of(read_yaml(config_path), parser, config_path, old_flags or {})
+        config_flags = [*settings, f"--config={config_path}"]
+    config_flags, argv = _in_our_names(config_flags, argv, old_flags or {})
+    config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
+    for word in (*config_flags, *argv):
+        if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
+            parser.error(f"'{word}': '--' is not a value; leave it out")
+    namespace, unknown = parser.parse_known_args([*config_flags, *argv])
+    _refuse_unknown_flags(unknown, parser)
+
+    instances = tuple(_instance(group, namespace) for group in groups)
+    mistakes = Mistakes()
+    for instance in instances:
+        note_mistakes(instance, mistakes)
+    mistakes.raise_if_any()
+    return instances
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the mapping in the YAML file at `path`; ThreestepError if it is missing or not a mapping."""
+    import yaml
+
+    try:
+        size = Path(path).stat().st_size
+        text = "" if size > _MOST_CONFIG_BYTES else Path(path).read_text(encoding="utf-8")
+    except OSError as problem:
+        raise ThreestepError(f"cannot read the configuration {path}: {problem.strerror}") from problem
+    except ValueError as problem:  # bytes that are not text, or an invalid path
+        raise ThreestepError(f"cannot read the configuration {path}: expected UTF-8 text: {problem}") from problem
+    if size > _MOST_CONFIG_BYTES:
+        raise ThreestepError(
+            f"{path}: expected a configuration of at most {_MOST_CONFIG_BYTES >> 20} MiB, got {size:,} bytes; give "
+            "the file of a run's settings"
+        )
+    try:
+        _check_written_out(text, path)
+        values = yaml.safe_load(text)
+    except ThreestepError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:  # ValueError: an invalid date, a long number
+        raise ThreestepError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ThreestepError(f"{path}: expected 'name: value' lines, got a {type(values).__name__}")
+    return values
+
+
+def _check_written_out(text: str, path: str | Path) -> None:
+    """ThreestepError where a YAML file's aliases (`*name`) stand for more than any configuration holds, or for what
+    they are in. Before it is read: merged mappings (`<<`) are written out then."""
+    import yaml
+
+    sizes: dict[int, float] = {}
+
+    def size_of(node: Any) -> float:
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # while it is being counted: it is in itself
+            inside = (
+                node.value if isinstance(node, yaml.SequenceNode) else (part for pair in node.value for part in pair)
+            )
+            sizes[id(node)] = 1 + sum(map(size_of, inside))
+        return sizes[id(node)]
+
+    if size_of(yaml.compose(text, yaml.SafeLoader)) > _MOST_VALUES:
+        raise ThreestepError(
+            f"{path}: expected at most {_MOST_VALUES:,} values, got more, its aliases (*name) written out, or one that "
+            "stands for itself; write out what you mean"
+        )
+
+
+def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
+    """Return every value of the parsed groups by its flag's name, without credentials: for files and comparisons."""
+    values: dict[str, Any] = {}
+    for instance in instances:
+        members = [getattr(instance, name) for name in _members(type(instance))]  # type: ignore[arg-type]
+        own = resolved_settings(members) if members else dataclasses.asdict(instance)
+        for name, value in own.items():
+            if name in values and values[name] != redacted_value(value):
+                raise AssertionError(f"two argument groups share the name {name}")
+            values[name] = redacted_value(value)
+    return values
+
+
+def defaults_of(groups: Sequence[type]) -> dict[str, Any]:
+    """Every flag of `groups` with its default; None for a list."""
+    fields = (field for group in groups for part in _parts(group) for field in dataclasses.fields(part))
+    return {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
+
+
+def list_defaults_of(groups: Sequence[type]) -> dict[str, Any]:
+    """Every flag of `groups` that takes a list, with its default."""
+    fields = (field for group in groups for part in _parts(group) for field in dataclasses.fields(part))
+    return {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+
+
+def _dataclass_parser() -> Any:
+    """transformers' HfArgumentParser, from its file alone: importing transformers takes a second, which --help and
+    mistakes need not wait for."""
+    package = importlib.util.find_spec("transformers")
+    for folder in (package and package.submodule_search_locations) or ():
+        path = Path(folder) / "hf_argparser.py"
+        spec = importlib.util.spec_from_file_location("hf_argparser", path) if path.is_file() else None
+        if spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module.HfArgumentParser
+    from transformers import HfArgumentParser
+
+    return HfArgumentParser
+
+
+def _in_our_names(
+    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, OldFlag]
+) -> tuple[list[str], list[str]]:
+    """Both with other programs' flags in today's names, and what these take by default. Logs what was read how."""
+    typed = {**flags_with_values(config_flags), **flags_with_values(argv)}
+    table = {**LAUNCHER_FLAGS, **old_flags} if old_flags else {}
+    settings, lines = translated(config_flags, table, typed)
+    words, more_lines = translated(argv, table, typed)
+    defaults, default_lines = old_defaults([*settings, *words], old_flags, typed)
+    for line in (*lines, *more_lines, *default_lines):
+        log(line, started_as_main_rank())
+    return [*defaults, *settings], words
+
+
+def _with_credentials(words: Sequence[str], overridden_by: Sequence[str] = ()) -> list[str]:
+    """The words with whole addresses in the places of redacted ones; ThreestepError where nobody gives one. What is
+    secret in them is printed no more. overridden_by: words whose flags take the place of these."""
+    overridden = {word.partition("=")[0] for word in overridden_by if word.startswith("--")}
+    whole, name = [], "the command line"
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        name = flag or name
+        found = value if name in overridden else restored(value, os.environ)
+        if found is None:
+            raise ThreestepError(
+                f"{name}: the credentials of '{value}' are not written down; give the whole address with {name}, or a "
+                f"line of the variable {ADDRESSES_VARIABLE} (addresses, one a line)"
+            )
+        whole.append(f"{flag}{equals}{found}")
+    hide(whole)
+    return whole
+
+
+def _config_path(argv: Sequence[str]) -> str | None:
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    finder.add_argument("--config")
+    try:
+        return finder.parse_known_args(list(argv))[0].config
+    except argparse.ArgumentError as problem:
+        raise ThreestepError("--config expects a file's path after it") from problem
+
+
+def _flags_of(
+    values: dict[str, Any], parser: argparse.ArgumentParser, path: str, old_flags: Mapping[str, OldFlag]
+) -> list[str]:
+    """Write YAML values as flags, so that files and flags are checked by the same rules."""
+    names = [name for name in _names(parser) if name not in ("config", "help", "h", "local_rank")]
+    others = {flag.removeprefix("--") for flag in old_flags}
+    flags: list[str] = []
+    mistakes = Mistakes()
+    for name, value in values.items():
+        if name not in names and name not in others:
+            mistakes.add(f"{path}: unknown setting '{name}'{nearest_flags(str(name), names)}")
+        elif isinstance(value, dict):
+            mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
+        elif value != []:
+            flags += words_of(name, value)
+    mistakes.raise_if_any()
+    return flags
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """Write a YAML value as a flag's words; none for "name:" without a value, which keeps the default."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [f"--{name}", *(str(item) for item in value)]
+    if isinstance(value, bool):
+        return [f"--{name}", "true" if value else "false"]
+    return [f"--{name}={value}"]
+
+
+def _names(parser: argparse.ArgumentParser) -> list[str]:
+    return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
+
+
+def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    mistakes = Mistakes()
+    for word in unknown:
+        if word.startswith("--"):
+            name = word[2:].split("=")[0]
+            mistakes.add(f"unknown flag --{name}{nearest_flags(name, _names(parser))}")
+    if unknown and not mistakes.sentences:
+        mistakes.add(f"the command line has words that belong to no flag: {' '.join(unknown)}")
+    mistakes.raise_if_any()
+
+
+def _instance(group: type, namespace: argparse.Namespace) -> Any:
+    members = _members(group)
+    if members:
+        return group(**{name: _instance(member, namespace) for name, member in members.items()})
+    names = [field.name for field in dataclasses.fields(group) if field.init]
+    return group(**{name: getattr(namespace, name) for name in names})
+
+
+@functools.cache
+def _members(group: type) -> dict[str, type]:
+    """The groups in a composite, by field; empty for a group of flags."""
+    kinds = typing.get_type_hints(group)
+    return kinds if all(dataclasses.is_dataclass(kind) for kind in kinds.values()) else {}
+
+
+def _parts(group: type) -> list[type]:
+    """The groups of flags in `group`."""
+    return [part for member in _members(group).values() for part in _parts(member)] or [group]

@@ -1,0 +1,86 @@
+"""Flags of the `deepspeed` launcher behind a script, read as the variables that the scripts take.
+
+DeepSpeed-Chat's lines have them before main.py, where a script's name stands now. A step's program does not know them:
+its ranks exist already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from training.utils.base.errors import Mistakes
+from training.utils.compat.old_flags import OldFlag, Refused
+
+RANKS_VARIABLE = "THREESTEP_RANKS"
+HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"
+_VARIABLES = {
+    "--num_gpus": RANKS_VARIABLE,
+    "--num_accelerators": RANKS_VARIABLE,
+    "--hostfile": HOSTFILE_VARIABLE,
+    "--master_addr": "MASTER_ADDR",
+    "--master_port": "MASTER_PORT",
+}
+_RANKS = ("--num_ranks", "--ranks")  # a step knows them too, for --dry_run
+_GPUS = (
+    "chooses hosts and GPUs for `deepspeed`; here CUDA_VISIBLE_DEVICES=0,1 chooses GPUs, and THREESTEP_HOSTFILE hosts"
+)
+_REPLACED = {"--include": _GPUS, "--exclude": _GPUS}
+_ALL = "-1"  # the launcher's default: every GPU, every host
+
+# What a step's own program says to them.
+LAUNCHER_FLAGS: dict[str, OldFlag] = {
+    flag: Refused(
+        "is the launcher's, which a step's own program comes after; give it to scripts/step*.sh, or leave it out"
+    )
+    for flag in (*_VARIABLES, "--num_nodes", *_REPLACED)
+}
+
+
+def as_variables(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return (the other arguments, `environment` with what the launcher's flags say, a line for each of them).
+
+    Raises one ThreestepError for flags that have no variable, lack a value, or contradict the environment.
+    """
+    mistakes, variables = Mistakes(), dict(environment)
+    rest: list[str] = []
+    lines: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        flag, has_equals, value = word.partition("=")
+        if flag not in LAUNCHER_FLAGS and (flag not in _RANKS or _is_dry_run(arguments)):
+            rest.append(word)
+            continue
+        if not has_equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else ""
+        variable = RANKS_VARIABLE if flag in _RANKS else _VARIABLES.get(flag)
+        if value == "":
+            mistakes.add(f"{flag} expects a value after it, got none")
+        elif flag in _REPLACED:
+            mistakes.add(f"{flag} {_REPLACED[flag]}")
+        elif variable is None:
+            mistakes.require(
+                value in ("1", _ALL),
+                f"{flag} expects 1, got {value}: several hosts are the lines of a file named by {HOSTFILE_VARIABLE} or "
+                "--hostfile",
+            )
+        elif value != _ALL:
+            known = environment.get(variable, "").strip()
+            mistakes.require(
+                known in ("", value), f"{flag} {value} and {variable}={known} contradict each other; leave one out"
+            )
+            variables[variable] = value
+            lines.append(f"{flag} {value} is read as {variable}={value}")
+    mistakes.raise_if_any()
+    return rest, variables, lines
+
+
+def _is_dry_run(arguments: Sequence[str]) -> bool:
+    """Whether the words ask for a plan: nothing is started, and --num_ranks is the plan's."""
+    for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, has_equals, own = word.partition("=")
+        if flag == "--dry_run":
+            return (own if has_equals else value).lower() not in ("false", "no", "f", "n", "0")
+    return False

@@ -1,0 +1,148 @@
+"""What a step declares about itself, once: `STEP` in its package. Programs, reports and packaging read it from there.
+
+A step is a folder `training/stepN_NAME`: STEP in its `__init__.py`, and a program `main.py`. Knows no step by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.utils.flags.arguments import defaults_of, list_defaults_of
+from training.utils.compat.old_flags import OldFlag
+
+_PACKAGE = "training"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A chart of the report. metrics: by label; a label that begins with "held-out" belongs to an evaluation.
+    is_smooth: without minibatch noise."""
+
+    title: str
+    note: str
+    metrics: Mapping[str, str]
+    is_smooth: bool = False
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A figure that sums up a step: `metric` at its first and last evaluation. standard_error: of the gain, the key in
+    summary.json, if there is one."""
+
+    title: str
+    metric: str
+    standard_error: str | None = None
+
+
+SPEED = Curve("Throughput", "tokens a second, all ranks", {"tokens a second": "train/tokens_per_second"})
+RATE = Curve("Learning rate", "", {"learning rate": "train/learning_rate"}, is_smooth=True)
+NORM = Curve("Gradient norm", "before clipping", {"training": "train/grad_norm"})
+LOSS = Curve("Loss", "", {"training": "train/loss", "held-out": "eval/loss"})
+
+
+@dataclass(frozen=True)
+class ClosingRow:
+    """A row of all_steps' closing table, of a step's figures on held-out data.
+
+    before, after, error: (key in all_steps' summary.json, key in the step's); error: of the difference
+    optional: left out if the step has none of these figures
+    """
+
+    title: str
+    after: tuple[str, str]
+    before: tuple[str, str] | None = None
+    error: tuple[str, str] | None = None
+    optional: bool = False
+
+    def keys(self) -> tuple[tuple[str, str], ...]:
+        return tuple(pair for pair in (self.before, self.after, self.error) if pair)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training program and its report.
+
+    name: the folder, e.g. `step1_sft`
+    label: short, e.g. `SFT`
+    title: e.g. `supervised fine-tuning`
+    groups: the dataclasses that hold its flags
+    inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
+    old_flags: names of other programs (DeepSpeed-Chat's, TRL's) that it reads too
+    first_flags: those that a first run needs, in the order of --help
+    variant_flag: the flag whose value takes the title's place unless it is the default
+    closing: its rows of all_steps' closing table
+    sample_labels: the models whose responses samples.jsonl holds, before and after training
+    sample_note, sample_score: what the report says of the samples, and what it calls a ranked response's score
+    reads_images: it trains models of images and text, and rows with images
+    """
+
+    name: str
+    label: str
+    title: str
+    groups: tuple[type, ...]
+    inputs: Mapping[str, str | None] = field(default_factory=dict)
+    old_flags: Mapping[str, OldFlag] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = (LOSS, NORM, SPEED, RATE)
+    headlines: tuple[Headline, ...] = (Headline("Loss", "eval/loss"),)
+    closing: tuple[ClosingRow, ...] = ()
+    first_flags: tuple[str, ...] = ()
+    variant_flag: str | None = None
+    sample_labels: tuple[str, str] = ("before", "after")
+    sample_note: str = ""
+    sample_score: str = "score"
+    reads_images: bool = False
+
+    @property
+    def number(self) -> str:
+        """`1` of `step1_sft`; "" if the name has none."""
+        return self.name.partition("_")[0].removeprefix("step")
+
+    @property
+    def kind(self) -> str:
+        """The name without its number, e.g. `sft`."""
+        return self.name.partition("_")[2]
+
+    def title_of(self, settings: Mapping[str, Any]) -> str:
+        """The title of a run with these settings."""
+        if self.variant_flag is None:
+            return self.title
+        default = defaults_of(self.groups)[self.variant_flag]
+        variant = settings.get(self.variant_flag, default)
+        return self.title if variant == default else str(variant).upper()
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Every flag with its default."""
+        return defaults_of(self.groups) | list_defaults_of(self.groups)
+
+    @property
+    def program(self) -> str:
+        """The module, as `python -m` takes it."""
+        return f"{_PACKAGE}.{self.name}.main"
+
+
+UNKNOWN_STEP = Step("step_other", "other", "other steps", ())
+
+
+@functools.cache
+def known_steps() -> dict[str, Step]:
+    """Every step of the package, by name, in the order of the names."""
+    package = importlib.import_module(_PACKAGE)
+    names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name.startswith("step"))
+    return {name: importlib.import_module(f"{_PACKAGE}.{name}").STEP for name in names}
+
+
+def step_of(settings: Mapping[str, Any]) -> Step:
+    """The step that a run's settings belong to: their `program`, or else the step with most of their flags."""
+    steps = known_steps().values()
+    flags = {step.name: defaults_of(step.groups).keys() for step in steps}
+    distinctive = settings.keys() - set.intersection(*map(set, flags.values()))
+    overlaps = {step.name: len(distinctive & flags[step.name]) for step in steps}
+    best = max(steps, key=lambda step: (overlaps[step.name], -len(flags[step.name])))
+    by_program = (step for step in steps if step.program == settings.get("program"))
+    return next(by_program, best if overlaps[best.name] else UNKNOWN_STEP)

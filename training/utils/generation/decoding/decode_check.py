@@ -1,0 +1,257 @@
+"""In which way a model is decoded: the first whose log-probabilities are the model's own.
+
+The probes' sequences (`models.probes`) are decoded token by token, as a rollout would draw them: prompts of different
+lengths and of the same length, two responses each, rows that end at different tokens. Where rows have images, so are
+the examples of these (`models.pictured`), beside a prompt of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.generation.decoding.kept_rows import KeptRows
+from training.utils.generation.decoding.ragged_rows import RaggedRows
+from training.utils.contracts.documents import Document
+from training.utils.images.spans import ImageSpan, images_between
+from training.utils.images.rows.pictures import PixelsOf, PromptImages
+from training.utils.models.own_forward import OwnForward, difference_now
+from training.utils.images.models.pictured import PicturedForward
+from training.utils.models.tensors.rounding import rms
+from training.utils.base.errors import ThreestepError, first_line
+
+_SAMPLES = 2
+_MOST_GIVEN = 8  # of the response of an example with images
+
+
+def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, list[str]]:
+    """Return the first way that gives the numbers of `own`, and sentences on why not the faster ones of WAYS, nor, on a
+    GPU, FIXED. ThreestepError if none does.
+
+    model: with whole weights, in eval mode; the model that `own` was read from, or a copy of it.
+    """
+    name = type(model).__name__
+    first, notes = list[str](), list[str]()
+    for way in (FIXED, MASKED) if model.device.type == "cuda" else (MASKED,):
+        reason = why_not_decoded(model, own, way)
+        if reason is None:
+            return way, first
+        if way == FIXED:
+            first = [f"warning: {name} rolls out without captured graphs, which is slower: {reason}"]
+    for way in WAYS:
+        reason = why_not_decoded(model, own, way)
+        if reason is None:
+            notes += [f"warning: {name} rolls out {way.words}, which is slower"] if notes else []
+            return way, [*first, *notes]
+        notes.append(f"{name} cannot roll out {way.words}: {reason}")
+    plain = difference_now(model, own)
+    if not plain <= own.tolerance:
+        raise ThreestepError(
+            f"{name} cannot draw responses: the weights that rollouts are lent compute other log-probabilities than "
+            f"those that were loaded (they differ by {plain:.2g}, rounding explains {own.tolerance:.2g}); try another "
+            "--dtype or --zero_stage 2"
+        )
+    raise ThreestepError(f"{notes[-1]}, nor in a faster way; use another family, --dtype or --rollout_engine")
+
+
+def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
+    """Return None if log-probabilities decoded in `way` are those of `own`, else the reason why not."""
+    reason = _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _decoded(model, cases, way))
+    if reason is not None or own.pictured is None:
+        return reason
+    if not way.padded:
+        return "it is not given positions, which prompts with images need"
+    cases, numbers_M = _pictured_cases(own, own.pictured)
+    pixels_of = own.pictured.images.pixels_of
+    tolerance = own.pictured.tolerance
+    reason = _why_other(cases, numbers_M, tolerance, lambda cases: _decoded(model, cases, way, pixels_of))
+    return None if reason is None else f"of prompts with images {reason}"
+
+
+def why_not_verified(model: PreTrainedModel, own: OwnForward, guesses: int) -> str | None:
+    """Return None if log-probabilities of tokens that are given with `guesses` others behind them, some of which are
+    wrong and taken back (`KeptRows`), are those of `own`, else the reason why not."""
+    return _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _verified(model, cases, guesses))
+
+
+def why_not_in_turns(model: PreTrainedModel, own: OwnForward, fixed: bool) -> str | None:
+    """Return None if log-probabilities of tokens that are given one by one and several at once, each behind what its
+    row holds (`RaggedRows`), are those of `own`, else the reason why not."""
+    return _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _in_turns(model, cases, fixed))
+
+
+def _why_other(
+    cases: list[_Case],
+    known_M: torch.Tensor,
+    tolerance: float,
+    read_of: Callable[[list[_Case]], list[list[torch.Tensor]]],
+) -> str | None:
+    """known_M: of the cases that are known, in their order."""
+    try:
+        with torch.no_grad():
+            read = read_of(cases)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as problem:  # noqa: BLE001 - each family fails in its own way
+        return f"its forward fails ({type(problem).__name__}: {first_line(problem)})"
+    read_M = torch.cat([torch.stack(numbers) for case, numbers in zip(cases, read, strict=True) if case.is_known])
+    difference = rms(read_M.double().cpu() - known_M)
+    # Rollouts read logits in float32 at most.
+    tolerance = tolerance + torch.finfo(torch.float32).eps * float(known_M.abs().max())
+    if difference <= tolerance:
+        return None
+    if difference != difference:
+        return "its log-probabilities are not numbers"
+    return f"its log-probabilities differ by {difference:.2g} (rounding explains {tolerance:.2g})"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A prompt with one response, which is given. is_known: `own` has its numbers. images: of the prompt."""
+
+    prompt_ids_P: torch.Tensor
+    response_ids: list[int]
+    is_known: bool
+    images: tuple[ImageSpan, ...] = ()
+
+
+def _cases(own: OwnForward) -> list[_Case]:
+    """Two for each prompt: one much longer than the others, one as long as the first, then the known ones, in the order
+    of `own`."""
+    alone = own.probes.alone
+    short = [_case(document) for document in (alone if own.probes.long is None else alone[:-1])]
+    # Its own cases are unknown and end after one token: they only stand beside the others.
+    beside = [*_unknown(own.probes.other.segments[0].tokens.input_ids, short)]
+    if own.probes.long is None:
+        return [*_unknown(alone[1].segments[0].tokens.input_ids, short), *beside, *short]
+    long = _case(own.probes.long)
+    twice = _Case(long.prompt_ids_P, long.response_ids, False)
+    return [*beside, *short, long, twice]
+
+
+def _case(document: Document) -> _Case:
+    tokens = document.segments[0].tokens
+    return _Case(tokens.input_ids[~tokens.is_target], tokens.input_ids[tokens.is_target].tolist(), True)
+
+
+def _unknown(prompt_ids_P: torch.Tensor, short: Sequence[_Case]) -> list[_Case]:
+    return [_Case(prompt_ids_P, case.response_ids[:1], False) for case in short[:_SAMPLES]]
+
+
+def _pictured_cases(own: OwnForward, pictured: PicturedForward) -> tuple[list[_Case], torch.Tensor]:
+    """Return two cases for each example, the first response of its row and what ends before it, between two of a text;
+    and the numbers of the known ones."""
+    cases, numbers = list[_Case](), list[torch.Tensor]()
+    at = 0
+    for document in pictured.images.examples:
+        tokens = document.segments[0].tokens
+        target_M = tokens.is_target.nonzero().flatten().tolist()
+        begin = target_M[0]
+        count = next((place for place, target in enumerate(target_M) if target != begin + place), len(target_M))
+        count = min(count, _MOST_GIVEN)
+        ids, images = tokens.input_ids.tolist(), images_between(tokens.images, 0, begin)
+        case = _Case(tokens.input_ids[:begin], ids[begin : begin + count], True, images)
+        cases += [replace(case, response_ids=ids[begin : begin + 1], is_known=False), case]
+        numbers.append(pictured.numbers_M[at : at + count])
+        at += len(target_M)
+    text = _unknown(own.probes.other.segments[0].tokens.input_ids, cases)
+    return [*cases[:_SAMPLES], *text, *cases[_SAMPLES:]], torch.cat(numbers)
+
+
+def _decoded(
+    model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay, pixels_of: PixelsOf | None = None
+) -> list[list[torch.Tensor]]:
+    """Return, for each case, the log-probabilities (float64) of its response's tokens, given one by one."""
+    request = _request(cases, model.device)
+    if pixels_of is not None:
+        request = replace(request, images=PromptImages(tuple(case.images for case in cases[::_SAMPLES]), pixels_of))
+    parts = [(list(range(len(cases))), request)] if way.padded else list(of_one_length(request))
+    read: list[list[torch.Tensor]] = [[] for _ in cases]
+    for rows, part in parts:
+        decoding = Decoding(model, part, way)
+        logits_AV, place = decoding.prefill(_SAMPLES), 0
+        while True:
+            active = [rows[row] for row in decoding.rows_A.tolist()]
+            responses = [cases[row].response_ids for row in active]
+            # A row that is over may stay for a while, with any token.
+            token_A = torch.tensor([ids[min(place, len(ids) - 1)] for ids in responses], device=logits_AV.device)
+            logprobs_AV = torch.log_softmax(logits_AV.double(), dim=-1)
+            logprobs_A = logprobs_AV.gather(-1, token_A.unsqueeze(1)).squeeze(1)
+            for row, logprob in zip(active, logprobs_A, strict=True):
+                if place < len(cases[row].response_ids):
+                    read[row].append(logprob)
+            place += 1
+            over = [len(ids) <= place for ids in responses]
+            if all(over):
+                break
+            logits_AV = decoding.step(decoding.drop(token_A, over))
+    return read
+
+
+def _verified(model: PreTrainedModel, cases: Sequence[_Case], guesses: int) -> list[list[torch.Tensor]]:
+    """Return what `_decoded` does. The guesses of every second row are wrong, in turns, and taken back."""
+    request = _request(cases, model.device)
+    ids_BP, mask_BP, rounds = request.prompt_ids_BP, request.prompt_mask_BP, request.sampling.max_new_tokens
+    trunk, layer = cast("PreTrainedModel", model.base_model), cast("Any", model.get_output_embeddings())
+    rows = KeptRows(trunk, mask_BP, ids_BP.shape[1] + rounds * (guesses + 1))
+    states_BPH = rows.prefill((mask_BP.long().cumsum(-1) - 1).clamp(min=0), input_ids=ids_BP)
+    order_A = torch.arange(len(ids_BP), device=ids_BP.device).repeat_interleave(_SAMPLES)
+    rows.repeat(order_A)
+    states_AQH, kept = states_BPH[order_A, -1:], [1] * len(cases)
+    # What follows a response may be any token.
+    wanted = [[*case.response_ids, *[case.response_ids[-1]] * (rounds * (guesses + 1))] for case in cases]
+    read: list[list[torch.Tensor]] = [[] for _ in cases]
+    for turn in range(rounds):
+        logprobs_AQV, given = torch.log_softmax(layer(states_AQH).double(), dim=-1), []
+        for row, ids in enumerate(wanted):
+            first = len(read[row])
+            read[row] += [logprobs_AQV[row, place, ids[first + place]] for place in range(kept[row])]
+            last, *right = ids[len(read[row]) - 1 :][: guesses + 1]
+            is_right = (row + turn) % 2 == 0
+            given.append([last, *(right if is_right else [int(cases[row].prompt_ids_P[0])] * guesses)])
+            kept[row] = guesses + 1 if is_right else 1
+        states_AQH = rows.give(guesses + 1, input_ids=torch.tensor(given, device=ids_BP.device))
+        rows.keep(torch.tensor(kept, device=ids_BP.device), max(kept))
+    return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
+
+
+def _in_turns(model: PreTrainedModel, cases: Sequence[_Case], fixed: bool) -> list[list[torch.Tensor]]:
+    """Return what `_decoded` does. Every second token is given with the two before it, which are computed again."""
+    rows = RaggedRows(model, fixed)
+    rows.add(len(cases))
+    logits_AV = rows.give(0, [case.prompt_ids_P.tolist() for case in cases])
+    most = max(len(case.response_ids) for case in cases)
+    # What follows a response may be any token.
+    wanted = [[*case.response_ids, *[case.response_ids[-1]] * (most - len(case.response_ids))] for case in cases]
+    read: list[list[torch.Tensor]] = [[] for _ in cases]
+    for place in range(most):
+        token_A = torch.tensor([ids[place] for ids in wanted], device=logits_AV.device)
+        logprobs_AV = torch.log_softmax(logits_AV.double(), dim=-1)
+        for found, logprob in zip(read, logprobs_AV.gather(-1, token_A.unsqueeze(1)).squeeze(1), strict=True):
+            found.append(logprob)
+        if place % 2:
+            # One row less of these tokens than the next has: chunks of different lengths.
+            again = [min(place, 2 - row % 2) for row in range(len(cases))]
+            rows.filled = [filled - count for filled, count in zip(rows.filled, again, strict=True)]
+            given = [ids[place - count : place + 1] for ids, count in zip(wanted, again, strict=True)]
+            logits_AV = rows.give(0, given)
+        else:
+            logits_AV = rows.append(token_A.tolist(), rows.filled)
+    return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
+
+
+def _request(cases: Sequence[_Case], device: torch.device) -> RolloutRequest:
+    prompts = [case.prompt_ids_P for case in cases[::_SAMPLES]]
+    width = max(len(prompt) for prompt in prompts)
+    ids_BP = torch.stack([torch.nn.functional.pad(prompt, (width - len(prompt), 0)) for prompt in prompts])
+    lengths_B1 = torch.tensor([[len(prompt)] for prompt in prompts])
+    mask_BP = torch.arange(width) >= width - lengths_B1
+    most = max(len(case.response_ids) for case in cases)
+    sampling = Sampling(most, temperature=1.0, top_k=0, top_p=1.0, end_token_id=-1, pad_token_id=0)
+    return RolloutRequest(ids_BP.to(device), mask_BP.to(device), sampling, list(range(len(cases))), _SAMPLES)

@@ -1,0 +1,140 @@
+"""The responses of a rollout while they are drawn: tokens, log-probabilities, and which rows are over.
+
+B sequences, of which A are still active; R response tokens, t of them between two looks, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from training.utils.generation.decoding.bad_words import BadWords
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.decoding.decoding import Decoding
+from training.utils.contracts.rollout import Rollout
+from training.utils.generation.decoding.sampling import draw, further_numbers
+from training.utils.generation.decoding.stop_strings import StopStrings
+
+
+class DrawnResponses:
+    """The responses of a rollout so far. Which rows are over is known after each look, of several tokens: what a row
+    draws beyond its end is cut off at the end."""
+
+    def __init__(self, request: RolloutRequest, stop: StopStrings | None, beyond: int = 0) -> None:
+        """beyond: tokens that a row may be given after the last that it can keep."""
+        sampling, device = request.sampling, request.prompt_ids_BP.device
+        self._sampling, self._stop, self._ends = sampling, stop, sampling.end_token_ids
+        self._prompt_ids_BP, self._prompt_mask_BP = request.repeated()
+        count, most = len(self._prompt_ids_BP), sampling.max_new_tokens
+        uniform_BR = uniform_streams(request.seeds, most, count).to(device)
+        self.uniform_BR = torch.nn.functional.pad(uniform_BR, (0, beyond))
+        self._ids_BR = torch.full(self.uniform_BR.shape, sampling.pad_token_id, device=device)
+        self._logprobs_BR = torch.zeros(self.uniform_BR.shape, device=device)
+        self.bad_words = None
+        if sampling.bad_words:
+            self.bad_words = BadWords(sampling.bad_words, self._prompt_ids_BP, self._prompt_mask_BP)
+        self._ended, self._lengths = [False] * count, [most] * count
+        self._texts: list[list[int]] = [[] for _ in range(count if stop else 0)]
+
+    def advance(
+        self, decoding: Decoding, logits_AV: torch.Tensor, start: int, end: int
+    ) -> tuple[torch.Tensor, list[bool]]:
+        """Draw the tokens from `start` to `end` of the active rows, the first by `logits_AV`; return the last, and
+        which rows are over. The host waits once, at the end."""
+        rows_A, recent_AK = decoding.rows_A, None
+        if self.bad_words is not None:
+            recent_AK = self.bad_words.recent(self._ids_BR[:, :start], rows_A)
+
+        def next_logits(place: int, token_A: torch.Tensor | None) -> torch.Tensor:
+            return logits_AV if token_A is None else decoding.step(token_A)
+
+        uniform_At = self.uniform_BR[rows_A, start:end]
+        token_At, logprob_At = draw_several(uniform_At, self._sampling, next_logits, self.bad_words, recent_AK)
+        self._ids_BR[rows_A, start:end] = token_At
+        self._logprobs_BR[rows_A, start:end] = logprob_At
+        read = torch.cat([rows_A.unsqueeze(1), token_At], dim=1).tolist()
+        return token_At[:, -1], [self._is_over(row, ids, start) for row, *ids in read]
+
+    def recent_at(self, rows_A: torch.Tensor, starts_A: torch.Tensor) -> torch.Tensor | None:
+        """Return the tokens before each row's own place that banned words look at; None where there are none."""
+        return self.bad_words.recent_at(self._ids_BR, rows_A, starts_A) if self.bad_words else None
+
+    def take(
+        self,
+        rows_A: torch.Tensor,
+        starts_A: torch.Tensor,
+        token_AQ: torch.Tensor,
+        logprob_AQ: torch.Tensor,
+        fresh_A: torch.Tensor,
+    ) -> list[bool]:
+        """Give each row, from its own place `starts_A` on, the first `fresh_A` of its tokens; return which are over.
+        The others are written too, where the row's next tokens will be."""
+        most = self._sampling.max_new_tokens
+        places_AQ = starts_A.unsqueeze(1) + torch.arange(token_AQ.shape[1], device=rows_A.device)
+        self._ids_BR[rows_A.unsqueeze(1), places_AQ] = token_AQ
+        self._logprobs_BR[rows_A.unsqueeze(1), places_AQ] = logprob_AQ
+        read = torch.cat([torch.stack([rows_A, starts_A, fresh_A], dim=1), token_AQ], dim=1).tolist()
+        return [
+            self._is_over(row, ids[: min(fresh, most - start)], start) or start + fresh >= most
+            for row, start, fresh, *ids in read
+        ]
+
+    def _is_over(self, row: int, ids: list[int], start: int) -> bool:
+        """Note the end of a row among `ids`, its tokens from `start` on, if it comes there."""
+        if self._ended[row]:  # before, and the row is still there
+            return True
+        for place, token in enumerate(ids, start + 1):
+            if self._stop is not None:
+                self._texts[row].append(token)
+            if token in self._ends or (self._stop and self._stop.completed(self._texts[row])):
+                self._ended[row], self._lengths[row] = True, place
+                return True
+        return False
+
+    def rollout(self) -> Rollout:
+        """What was drawn, without what is beyond an end."""
+        width, device = max(self._lengths), self._ids_BR.device
+        lengths_B = torch.tensor(self._lengths, device=device)
+        beyond_BR = torch.arange(width, device=device) >= lengths_B.unsqueeze(1)
+        return Rollout(
+            prompt_ids_BP=self._prompt_ids_BP,
+            prompt_mask_BP=self._prompt_mask_BP,
+            response_ids_BR=self._ids_BR[:, :width].masked_fill(beyond_BR, self._sampling.pad_token_id),
+            response_lengths_B=lengths_B,
+            sampled_logprobs_BR=self._logprobs_BR[:, :width].masked_fill(beyond_BR, 0.0),
+            ended_B=torch.tensor(self._ended, device=device),
+        )
+
+
+def draw_several(
+    uniform_At: torch.Tensor,
+    sampling: Sampling,
+    next_logits: Callable[[int, torch.Tensor | None], torch.Tensor],
+    bad_words: BadWords | None,
+    recent_AK: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and log-probabilities, [A, t] each, without waiting for the device.
+
+    next_logits: the number of a token (from 0) and the tokens before it, None before the first -> logits [A, V].
+    recent_AK: the last tokens before the first, where there are bad words.
+    """
+    again_KAt = further_numbers(uniform_At, sampling)
+    token_A, found = None, list[tuple[torch.Tensor, torch.Tensor]]()
+    for place in range(uniform_At.shape[1]):
+        logits_AV, banned_AV = next_logits(place, token_A), None
+        if bad_words is not None and recent_AK is not None:
+            recent_AK = recent_AK if token_A is None else bad_words.after(recent_AK, token_A)
+            banned_AV = bad_words.banned(recent_AK, logits_AV.shape[1])
+        again_KA = None if again_KAt is None else again_KAt[..., place]
+        token_A, logprob_A = draw(logits_AV, uniform_At[:, place], sampling, banned_AV, again_KA)
+        found.append((token_A, logprob_A))
+    tokens, logprobs = zip(*found, strict=True)
+    return torch.stack(tokens, dim=1), torch.stack(logprobs, dim=1)
+
+
+def uniform_streams(seeds: Sequence[int], tokens: int, count: int) -> torch.Tensor:
+    """float64 [B, tokens] in [0, 1): each row from its own seed, on the CPU, so that all devices draw the same."""
+    assert len(seeds) == count, f"{count} sequences need {count} seeds, got {len(seeds)}"
+    streams = [torch.rand(tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]
+    return torch.stack(streams)

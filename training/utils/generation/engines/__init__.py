@@ -1,0 +1,1 @@
+"""Rollout engines in this process, one per file: transformers, DeepSpeed's, and parallel paths."""

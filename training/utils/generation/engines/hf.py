@@ -1,0 +1,197 @@
+"""Rollouts with a transformers model and its key-value cache.
+
+The decode loop computes each prompt once for all its samples, draws every row from its own random stream, records the
+log-probability of each token as it is drawn, and drops rows from the batch once their responses have ended. On a GPU it
+looks for ends every few tokens, so that the host does not wait for each.
+
+B sequences, of which A are still active; P prompt tokens, R response tokens, t of them between two looks, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from training.utils.engine.whole_model import WholeModel
+from training.utils.contracts.rollout_engine import LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
+from training.utils.generation.decoding.decode_check import fitting_way, why_not_in_turns
+from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
+from training.utils.generation.guessing.guessing import Guessing
+from training.utils.generation.engines.kept_turns import KeptTurns
+from training.utils.generation.engines.parallel import drawn_side_by_side
+from training.utils.generation.decoding.ragged_rows import RaggedRows
+from training.utils.contracts.rollout import Rollout, check_numbers
+from training.utils.generation.decoding.sampling import draw
+from training.utils.generation.decoding.stop_strings import stop_strings
+from training.utils.contracts.turns import Turns
+from training.utils.models.attention.document_attention import share_keys_of_few_tokens
+from training.utils.models.own_forward import OwnForward
+from training.utils.base.errors import ThreestepError
+
+# On a GPU. A row computes up to this many tokens, less one, beyond its end.
+_END_CHECK_TOKENS = 8
+_IN_ROUNDS = "reads each conversation so far again in every turn, and all wait for the slowest answer"
+
+
+class TransformersRollout(RolloutEngine):
+    """See RolloutEngine. Unchecked, a model is decoded in the way that most families can (the first of WAYS), and turns
+    by `roll_out`."""
+
+    supports_parallel_thinking = True
+    supports_speculate = True
+    supports_images = True
+    _way: DecodeWay = WAYS[0]
+    _guessing: Guessing | None = None
+    _expects_turns = _keeps_turns = False
+
+    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
+        self._guessing = Guessing(how, lent_head, tell)
+
+    @contextlib.contextmanager
+    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+        with super().lent(actor) as model, self._lent_head():
+            yield model
+
+    def _lent_head(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._guessing is None else self._guessing.lent()
+
+    def figures(self) -> dict[str, float]:
+        return {} if self._guessing is None else self._guessing.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._guessing is None else self._guessing.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._guessing is not None and state:
+            self._guessing.load_state_dict(state)
+
+    def expect_turns(self) -> None:
+        self._expects_turns = True
+
+    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+        share_keys_of_few_tokens()
+        with lent as model:
+            self._way, notes = fitting_way(model, own)
+            if self._guessing is not None:
+                with self._guessing.lent():
+                    notes = [*notes, *self._guessing.check(model, own, self._way)]
+            if self._expects_turns:
+                reason = self._why_in_rounds(model, own)
+                self._keeps_turns = reason is None
+                if reason is not None:
+                    notes = [*notes, f"warning: {type(model).__name__} {_IN_ROUNDS}: {reason}"]
+            return notes
+
+    def check_paths(self, lent: AbstractContextManager[PreTrainedModel]) -> None:
+        with lent as model:
+            reason = None if self._way.masks_are_ours else "the family makes its masks itself"
+            try:
+                RaggedRows(model)
+            except ValueError as problem:
+                reason = str(problem)
+        if reason is not None:
+            raise ThreestepError(
+                f"--parallel_thinking draws paths side by side, which needs a model whose layers hold the keys of all "
+                f"tokens and take a mask, and {type(model).__name__} does not: {reason}; use another model, or leave "
+                "--parallel_thinking out"
+            )
+
+    def _why_in_rounds(self, model: PreTrainedModel, own: OwnForward) -> str | None:
+        """Return why turns are drawn by `roll_out`; None where they need not be."""
+        if type(self).roll_out is not TransformersRollout.roll_out:
+            return f"{type(self).__name__} draws by a roll_out of its own"
+        if self._guessing is not None:
+            return "--speculate draws whole responses"
+        if not self._way.masks_are_ours:
+            return "the family makes its masks itself"
+        return why_not_in_turns(model, own, self._way.fixed)
+
+    def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:
+        if not self._keeps_turns:
+            return None
+        every = sampling.end_check_tokens or end_check_tokens(model.device)
+        return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, self._way.fixed)
+
+    @torch.no_grad()
+    def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        started = time.perf_counter()
+        if request.sampling.paths is not None:
+            rollout = drawn_side_by_side(model, request)
+        elif self._guessing is not None and self._way.padded:
+            stop = stop_strings(request.sampling, self._decode)
+            rollout = self._guessing.drawn(model, request, stop, partial(self._drawn, model, request))
+        elif self._way.padded:
+            rollout = self._drawn(model, request)
+        else:
+            parts = [(rows, self._drawn(model, part)) for rows, part in of_one_length(request)]
+            rollout = _together(request, parts)
+        check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
+        return replace(rollout, seconds=time.perf_counter() - started)
+
+    def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        sampling, device = request.sampling, request.prompt_ids_BP.device
+        most, every = sampling.max_new_tokens, sampling.end_check_tokens or end_check_tokens(device)
+        decoding = Decoding(model, request, self._way)
+        logits_AV = decoding.prefill(request.samples_per_prompt)
+        drawn = DrawnResponses(request, stop_strings(sampling, self._decode))
+        for start in range(0, most, every):
+            end = min(start + every, most)
+            token_A, over = drawn.advance(decoding, logits_AV, start, end)
+            if end == most or all(over):
+                break
+            logits_AV = decoding.step(decoding.drop(token_A, over))
+        return drawn.rollout()
+
+    @torch.no_grad()
+    def stream(self, model: PreTrainedModel, request: RolloutRequest, more_ends: Collection[int]) -> Iterator[int]:
+        """As they are drawn, the tokens of a rollout with the same seed."""
+        sampling, most = request.sampling, request.sampling.max_new_tokens
+        ends = sampling.end_token_ids | set(more_ends)
+        uniform_1R = uniform_streams(request.seeds, most, 1).to(request.prompt_ids_BP.device)
+        decoding = Decoding(model, request, self._way)
+        logits_1V = decoding.prefill(1)
+        for t in range(most):
+            token_1, logprob_1 = draw(logits_1V, uniform_1R[:, t], sampling)
+            check_numbers(logprob_1.unsqueeze(1), type(model).__name__)
+            token = int(token_1)
+            yield token
+            if token in ends or t + 1 == most:
+                return
+            logits_1V = decoding.step(token_1)
+
+
+def _together(request: RolloutRequest, parts: Sequence[tuple[list[int], Rollout]]) -> Rollout:
+    """Return one rollout of rollouts whose rows are those of `request` at the given indices."""
+    prompt_ids_BP, prompt_mask_BP = request.repeated()
+    count, width = len(prompt_ids_BP), max(part.response_ids_BR.shape[1] for _, part in parts)
+    device, pad = prompt_ids_BP.device, request.sampling.pad_token_id
+    whole = Rollout(
+        prompt_ids_BP=prompt_ids_BP,
+        prompt_mask_BP=prompt_mask_BP,
+        response_ids_BR=torch.full((count, width), pad, device=device),
+        response_lengths_B=torch.zeros(count, dtype=torch.int64, device=device),
+        sampled_logprobs_BR=torch.zeros(count, width, device=device),
+        ended_B=torch.zeros(count, dtype=torch.bool, device=device),
+    )
+    for rows, part in parts:
+        columns = part.response_ids_BR.shape[1]
+        whole.response_ids_BR[rows, :columns] = part.response_ids_BR
+        whole.sampled_logprobs_BR[rows, :columns] = part.sampled_logprobs_BR
+        whole.response_lengths_B[rows] = part.response_lengths_B
+        whole.ended_B[rows] = part.ended_B
+    return whole
+
+
+def end_check_tokens(device: torch.device) -> int:
+    """Return after how many tokens a rollout looks at which responses have ended, by default. Asking a GPU makes the
+    host wait until all tokens are computed; on a CPU it costs nothing."""
+    return _END_CHECK_TOKENS if device.type == "cuda" else 1

@@ -1,0 +1,1 @@
+"""Speculative decoding: guesses by a head or by n-grams, their verification and their pace."""

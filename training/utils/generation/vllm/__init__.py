@@ -1,0 +1,1 @@
+"""The rollout engine of vLLM: its process, flags, weights, drafts, turns and images."""

@@ -1,0 +1,1 @@
+"""Images among tokens: spans, pixels and kept features. Knows no model: torch alone."""

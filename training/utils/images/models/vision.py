@@ -1,0 +1,101 @@
+"""Models of images and text: which class loads them, and which of their parts are language, tower and projector.
+
+Names of the parts (transformers 5.19):
+
+| family | language model | tower | projector |
+| --- | --- | --- | --- |
+| Qwen2-VL, 2.5-VL, 3-VL | `language_model` | `visual` | `visual.merger`, `visual.deepstack_merger_list` |
+| LLaVA, Gemma 3, InternVL | `language_model` | `vision_tower` | `multi_modal_projector` |
+| LLaVA-NeXT, LLaVA-OneVision | `language_model` | `vision_tower` | `multi_modal_projector`, `image_newline` |
+| Idefics 3, SmolVLM | `text_model` | `vision_model` | `connector` |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from training.utils.images.spans import ImagePixels
+
+# Families whose forward takes the pictures of each row, [rows, I, 3, height, width].
+_PICTURES_BY_ROW = ("idefics2", "idefics3", "smolvlm")
+_PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner|image_newline)([._]|$)")
+
+
+def is_vision_config(config: Any) -> bool:
+    """Whether a configuration is that of a model of images and text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def is_text_config(config: Any) -> bool:
+    """Whether transformers loads the model of a configuration as a causal language model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def language_model_class(config: Any, with_images: bool) -> Any:
+    """Return transformers' class that loads the model of a configuration.
+
+    with_images: for rows with images. Without them, a model that transformers also takes for a causal language model is
+        loaded as that.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = is_vision_config(config) and (with_images or not is_text_config(config))
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def pixel_inputs(config: Any, pixels: ImagePixels) -> dict[str, torch.Tensor]:
+    """Return the arguments of a family's forward for the pixels of images. config: of the model."""
+    by_row = config.model_type in _PICTURES_BY_ROW
+    given = {"pixel_values": pixels.values.unsqueeze(0) if by_row else pixels.values}
+    if pixels.grids_I3 is not None:
+        given["image_grid_thw"] = pixels.grids_I3
+    if pixels.cuts_I3 is not None:
+        given["image_sizes"] = pixels.cuts_I3[:, 1:]
+    return given
+
+
+def placeholder_id(config: Any) -> int:
+    """Return the token that stands for each token of an image, of the configuration of a model of images and text."""
+    return int(config.image_token_id)
+
+
+def language_part(model: nn.Module) -> nn.Module:
+    """Return the language model inside a model of images and text, without its output layer; any other model whole."""
+    return model.get_submodule(_language_name(model))
+
+
+def is_of_vision(model: nn.Module) -> Callable[[str], bool]:
+    """Return whether the name of a parameter or linear layer of `model` is of its tower or projector."""
+    language = _language_name(model)
+    if not language:
+        return lambda name: False
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    heads = [name for name, module in model.named_modules() if head is not None and module is head]
+    return lambda name: not any(name == part or name.startswith(f"{part}.") for part in (language, "score", *heads))
+
+
+def is_of_projector(name: str) -> bool:
+    """Whether a name of tower or projector is of the projector, which turns the tower's states into embeddings."""
+    return _PROJECTOR.search(name) is not None
+
+
+def _language_name(model: nn.Module) -> str:
+    """The name of the language model inside a model of images and text; "" of any other model."""
+    from transformers import PreTrainedModel
+
+    config: Any = getattr(model, "config", None)
+    if not isinstance(model, PreTrainedModel) or not is_vision_config(config):
+        return ""
+    text_config = config.get_text_config()
+    parts = (name for name, part in model.named_modules() if name and getattr(part, "config", None) is text_config)
+    return next(parts, "") if text_config is not config else ""

@@ -1,0 +1,1 @@
+"""The images of a run's rows on their way to a model."""

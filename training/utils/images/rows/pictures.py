@@ -1,0 +1,131 @@
+"""The images of a run's rows on their way to a model: pixels for rows that are laid out, and an image for a micro-batch
+that has none.
+
+Knows no model and no files: `pixels_of` decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain, groupby, islice
+
+import torch
+
+from training.utils.contracts.documents import Document, plain
+from training.utils.images.spans import ImagePixels, ImageSpan
+from training.utils.images.kept_features import KeptFeatures, known_pictures
+from training.utils.layout.planner import MicroBatch
+from training.utils.layout.rows import TokenRows, packed_rows
+
+PixelsOf = Callable[[Sequence[int]], ImagePixels]
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """The images of a batch of prompts.
+
+    spans: of each prompt, counted from its first token. pixels_of, kept: see `RowImages`.
+    """
+
+    spans: tuple[tuple[ImageSpan, ...], ...]
+    pixels_of: PixelsOf
+    kept: KeptFeatures | None = None
+
+    @property
+    def pixels(self) -> ImagePixels:
+        """Of all their images, or of those whose features are not kept yet."""
+        return _pixels([[image.key for image in own] for own in self.spans], self.pixels_of, self.kept)
+
+    def picked(self, prompts: Sequence[int]) -> PromptImages:
+        """Return those of the prompts with these indices."""
+        return replace(self, spans=tuple(self.spans[index] for index in prompts))
+
+    def repeated(self, samples_per_prompt: int) -> tuple[tuple[ImageSpan, ...], ...]:
+        """Return the spans of each sequence, where a prompt has so many adjacent ones."""
+        return tuple(own for own in self.spans for _ in range(samples_per_prompt))
+
+
+@dataclass(frozen=True)
+class RowImages:
+    """pixels_of: decodes the images of these keys, in their order.
+    examples: a few short documents of one sequence with images, by which a model is read before training.
+    kept: features of pictures, of a model that reads them; None where it reads all pixels in every forward.
+    """
+
+    pixels_of: PixelsOf
+    examples: tuple[Document, ...]
+    kept: KeptFeatures | None = None
+
+    @cached_property
+    def alone(self) -> Document:
+        """The smallest picture of the examples by itself, with nothing to predict. One that was cut up has all its
+        parts, and the tokens between them."""
+        parts = [segment.tokens for document in self.examples for segment in document.segments]
+        pictures = [
+            (tokens, list(images))
+            for tokens in parts
+            for _, images in groupby(tokens.images, key=lambda image: image.key)
+        ]
+        tokens, images = min(pictures, key=lambda found: found[1][-1].end - found[1][0].begin)
+        cut = tokens.part(images[0].begin, images[-1].end)
+        return plain(replace(cut, is_target=torch.zeros_like(cut.is_target)))
+
+    def of_prompts(self, spans: Sequence[tuple[ImageSpan, ...]]) -> PromptImages | None:
+        """Return the images of prompts; None where none of them has one. spans: of each prompt."""
+        return PromptImages(tuple(spans), self.pixels_of, self.kept) if any(spans) else None
+
+    def with_pixels(self, rows: TokenRows) -> TokenRows:
+        """Return the rows with the pixels of their images, or of those whose features are not kept yet."""
+        if not rows.images:
+            return rows
+        spans = iter(rows.images)
+        keys = [[image.key for image in islice(spans, count)] for count in rows.image_counts]
+        return replace(rows, pixels=_pixels(keys, self.pixels_of, self.kept))
+
+
+def _pixels(keys: Sequence[Sequence[int]], pixels_of: PixelsOf, kept: KeptFeatures | None) -> ImagePixels:
+    """keys: of the images of each document."""
+    decode = partial(pixels_of, list(chain.from_iterable(keys)))
+    if kept is None:
+        return decode()
+    known = known_pictures(keys, kept, decode)
+    missing = [key for key, spans in known.missing for _ in range(spans)]
+    pixels = pixels_of(missing) if missing else ImagePixels(torch.empty(0))
+    return replace(pixels, known=known)
+
+
+def lacks_images(step: Sequence[Sequence[MicroBatch]], rank: int, seen: Sequence[bool]) -> list[bool]:
+    """Return for each of a rank's micro-batches whether it has no image where that of another rank has one.
+
+    Under ZeRO-3 the ranks gather a module's weights together, and below it they add up its gradients together: the
+    tower must run on all ranks or on none.
+
+    step: of `plan_step`. seen: for each document of the step, whether it has images.
+    """
+    found = [[any(seen[index] for row in rows for index in row) for rows in mine] for mine in step]
+    return [any(column) and not column[rank] for column in zip(*found, strict=True)]
+
+
+def laid_out(
+    documents: Sequence[Sequence[Document]],
+    pad_token_id: int,
+    images: RowImages | None,
+    lacks: bool = False,
+    with_before: bool = False,
+) -> TokenRows:
+    """Return `packed_rows` with the pixels of their images.
+
+    lacks: of `lacks_images`. The image that is then added is no sequence, and nothing sees it; it stands at the end of
+        the last row where rows hold several documents, and else in a row of its own.
+    """
+    if images is None:
+        return packed_rows(documents, pad_token_id, with_before=with_before)
+    rows = [list(row) for row in documents]
+    if lacks and any(len(row) > 1 for row in rows):
+        rows[-1].append(images.alone)
+    elif lacks:
+        rows.append([images.alone])
+    made = packed_rows(rows, pad_token_id, with_before=with_before)
+    return images.with_pixels(replace(made, end_B=made.end_B[:-1]) if lacks else made)

@@ -1,0 +1,48 @@
+"""Small copies of the pictures that samples show, kept beside samples.jsonl, which has their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from training.utils.images.data.reader import PixelReader
+from training.utils.images.data.shown import shown_images
+from training.utils.contracts.rows import PromptRow
+from training.utils.images.spans import ImageSpan
+from training.utils.run.run_folder import SAMPLE_PICTURES, RunFolder
+
+LONGEST_SIDE = 128  # pixels
+MOST_PICTURES = 1000  # of a run; of further ones samples have the names alone
+
+
+class SamplePictures:
+    """Keeps the pictures of one run; a resumed run goes on with those that are there."""
+
+    def __init__(self, folder: RunFolder, pixels: PixelReader) -> None:
+        self._folder = folder
+        self._pixels = pixels
+        self._kept = {path.stem for path in (folder.path / SAMPLE_PICTURES).glob("*.png")}
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether all of these are kept."""
+        return self._kept.issuperset(names)
+
+    def names(self, spans: Sequence[ImageSpan]) -> list[str]:
+        """Keep the pictures of a row, and return their names in the order of its images."""
+        found = []
+        for image in shown_images(spans, self._pixels.pictures, self._pixels.reader):
+            found.append(image.name)
+            if image.name not in self._kept and len(self._kept) < MOST_PICTURES:
+                self._kept.add(image.name)
+                self._folder.write_picture(image.name, image.small(LONGEST_SIDE))
+        return found
+
+
+def keep_pictures(folder: RunFolder, pixels: PixelReader | None, rows: Iterable[PromptRow]) -> None:
+    """Keep the pictures of rows whose samples name them already, by `picture_digests`."""
+    if pixels is None or not folder.is_main_rank:
+        return
+    kept = SamplePictures(folder, pixels)
+    for row in islice(rows, MOST_PICTURES):
+        if not kept.has(row.picture_digests):
+            kept.names(row.images)

@@ -1,0 +1,113 @@
+"""A model without its weights, as a checkpoint keeps it: configuration, tokenizer, adapter settings, dtype.
+
+Together with the engine's weights in the checkpoint, that is enough to make a model folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.utils.models.adapters.lora import ADAPTER
+from training.utils.images.models.scalar_class import scalar_model_class
+from training.utils.images.models.vision import language_model_class
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_FACTS = "weights.json"
+_ADAPTER_FILE = "adapter_config.json"  # PEFT's name
+
+
+@dataclass(frozen=True)
+class DescribedModel:
+    """model: on the meta device, with its adapters and its rounded layers.
+    dtype: of its floating-point weights.
+    buffers: those that are saved in another dtype, by name.
+    trained: names of the trained weights, in the order of `model.parameters()`.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    dtype: torch.dtype
+    trained: tuple[str, ...]
+    buffers: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self.buffers.get(name, self.dtype)
+
+    @property
+    def has_lora(self) -> bool:
+        return getattr(self.model, "_hf_peft_config_loaded", False)
+
+
+def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write the files that `read_description` reads to `folder`: small, nothing pickled."""
+    from training.utils.models.quantized.quantized import quantized_layers
+
+    folder.mkdir(parents=True)
+    config = copy.deepcopy(model.config)
+    config.architectures, config.dtype = [type(model).__name__], model.dtype
+    config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    adapters = getattr(model, "peft_config", {})
+    if ADAPTER in adapters:
+        adapters[ADAPTER].save_pretrained(folder)
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    saved = model.state_dict().keys()
+    buffers = {
+        name: _in_words(buffer.dtype)
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.is_floating_point() and buffer.dtype is not model.dtype
+    }
+    facts = {"dtype": _in_words(model.dtype), "trained": trained, "buffers": buffers}
+    if rounded := dict(quantized_layers(model)):
+        facts |= {"quantization": asdict(next(iter(rounded.values())).quantization), "quantized": list(rounded)}
+    (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def read_description(folder: Path) -> DescribedModel:
+    """Return the described model, with its weights on the meta device."""
+    import torch
+    import transformers
+
+    from training.utils.models.quantized.quantization import Quantization
+    from training.utils.models.quantized.quantized import quantize_layers
+
+    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    dtype = getattr(torch, facts["dtype"])
+    config = transformers.AutoConfig.from_pretrained(folder)
+    auto_class = _class_of(config)
+    with torch.device("meta"):
+        model: Any = auto_class.from_config(config, dtype=dtype)
+        if (folder / _ADAPTER_FILE).is_file():
+            from peft import LoraConfig
+
+            model.add_adapter(LoraConfig.from_pretrained(str(folder)), adapter_name=ADAPTER)
+    if "quantized" in facts:
+        quantize_layers(model, Quantization(**facts["quantization"]), names=facts["quantized"])
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    buffers = {name: getattr(torch, of) for name, of in facts.get("buffers", {}).items()}
+    return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]), buffers)
+
+
+def _class_of(config: Any) -> Any:
+    """Return what makes the model whose class `architectures` names."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    if any("SequenceClassification" in name for name in config.architectures):
+        return scalar_model_class(config)
+    seeing = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
+    return language_model_class(config, with_images=seeing in config.architectures)
+
+
+def _in_words(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,171 @@
+"""LoRA by PEFT: adapters added to a model in place, and its merged weights.
+
+A model with adapters keeps its class, so other rooms treat it like any model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from training.utils.base.errors import ThreestepError, first_line
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from training.utils.models.settings import ModelSettings
+
+ADAPTER = "default"
+
+
+def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
+    """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it. Adapters that it has already
+    are these, trained on, but for their dropout.
+
+    `lora_module_name` is "all-linear" (every linear layer but the head) or parts of the names of the layers, separated
+    by commas. Of a model of images and text these are layers of the language model, but for a part that only names of
+    its tower or projector have. With `only_optimize_lora` all other weights are frozen, except a scalar head.
+    """
+    if settings.lora_dim == 0:
+        return model
+    if ADAPTER in getattr(model, "peft_config", {}):
+        _set_lora_dropout(model, settings.lora_dropout)
+    else:
+        _add_adapters(model, settings)
+    for name, parameter in model.named_parameters():
+        if not settings.only_optimize_lora or name.startswith("score."):
+            parameter.requires_grad_(True)
+    return model
+
+
+def _add_adapters(model: PreTrainedModel, settings: ModelSettings) -> None:
+    from peft import LoraConfig
+
+    part = settings.lora_module_name
+    config = LoraConfig(
+        r=settings.lora_dim,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
+        lora_dropout=settings.lora_dropout,
+        # PEFT's own "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
+        target_modules=_layers_named(model, [""] if part == "all-linear" else part.split(",")),
+    )
+    try:
+        model.add_adapter(config, adapter_name=ADAPTER)
+    except ValueError as problem:
+        raise ThreestepError(
+            f"--lora_dim: PEFT makes no adapters for {type(model).__name__} here: {first_line(problem)}; name other "
+            "layers with --lora_module_name, or train without LoRA"
+        ) from problem
+
+
+def _set_lora_dropout(model: PreTrainedModel, rate: float) -> None:
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    model.peft_config[ADAPTER].lora_dropout = rate  # type: ignore[attr-defined]  # PEFT's
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.lora_dropout[ADAPTER] = torch.nn.Dropout(rate) if rate else torch.nn.Identity()
+
+
+def is_adapter_tensor(name: str) -> bool:
+    """Whether LoRA added the tensor of this name."""
+    return ".lora_" in name
+
+
+def merged_name(name: str) -> str:
+    """Return a weight's name in the plain model."""
+    return name.replace(".base_layer.", ".")
+
+
+def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """Return what LoRA adds to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
+    if not name.endswith(".base_layer.weight"):
+        return None
+    layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
+    return layer.get_delta_weight(ADAPTER)
+
+
+def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:
+    """Return the parameters that make up the merged weight called `name`: itself and its adapters."""
+    own = model.get_parameter(name)
+    if not name.endswith(".base_layer.weight"):
+        return [own]
+    layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
+    adapters = [part for part_name, part in layer.named_parameters() if is_adapter_tensor("." + part_name)]
+    return [own, *adapters]
+
+
+def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
+    """Return the names of the linear layers to adapt; what is left out is noted with the model's own forward."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    from training.utils.models.adapters.adaptable import why_no_adapters
+    from training.utils.models.own_forward import own_forward_of
+
+    heads = (model.get_output_embeddings(), getattr(model, "score", None))
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module not in heads
+    }
+    lacking = [part for part in parts if not any(part in name for name in found)]
+    named = _in_language(model, found, parts)
+    found = {name: module for name, module in found.items() if name in named}
+    if lacking or not found:
+        raise ThreestepError(
+            f"--lora_module_name expects 'all-linear' or a part of the names of linear layers in "
+            f"{type(model).__name__}, such as 'layers.', got '{','.join(lacking)}'"
+        )
+    reasons = why_no_adapters(model, found)
+    left = [name for name in found if name not in reasons]
+    notes = [_in_words(reason, [name for name in reasons if reasons[name] == reason]) for reason in {*reasons.values()}]
+    if not left:
+        raise ThreestepError(
+            f"--lora_module_name '{','.join(parts)}': {'; '.join(notes)}; name other layers of "
+            f"{type(model).__name__}, or train without LoRA"
+        )
+    own = own_forward_of(model)
+    if own is not None:
+        own.notes.extend(sorted(notes))
+    return left
+
+
+def _in_language(model: PreTrainedModel, names: Collection[str], parts: Sequence[str]) -> set[str]:
+    """Return the names that hold one of `parts`: in the language model, and of a tower or projector where a part is of
+    no name in the language model."""
+    from training.utils.images.models.vision import is_of_vision
+
+    of_vision, found = is_of_vision(model), set[str]()
+    for part in parts:
+        named = {name for name in names if part in name}
+        found |= {name for name in named if not of_vision(name)} or named
+    return found
+
+
+def _in_words(reason: str, names: list[str]) -> str:
+    kinds = sorted({name.rpartition(".")[2] for name in names})
+    layers = "1 layer" if len(names) == 1 else f"{len(names)} layers"
+    return f"no adapters on {layers} ({', '.join(kinds[:6])}): {reason}"
+
+
+@contextlib.contextmanager
+def adapters_off(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, `model` computes without its adapters.
+
+    PEFT's own switch also toggles requires_grad, which breaks DeepSpeed's hooks on parameters; the flag that it sets is
+    enough (peft 0.21, tuners_utils.BaseTunerLayer).
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False

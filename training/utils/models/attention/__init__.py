@@ -1,0 +1,1 @@
+"""Attention of token rows: its forms, their arguments for each implementation, and its precision."""

@@ -1,0 +1,123 @@
+"""The arguments that each attention implementation takes for a token layout.
+
+| --attn_implementation | argument | where |
+| --- | --- | --- |
+| auto | of varlen, flex_attention and sdpa the first that computes the model's own numbers (`attention_choice`) | |
+| sdpa | a boolean mask, None where causal attention is enough | everywhere; quadratic in the row |
+| sdpa, on a CPU | the runs that make up the rows (`document_attention`) | families that pass keyword arguments on |
+| varlen | lengths of the runs, and their keys (`varlen_attention`) | CUDA, half precision; such families |
+| flex_attention | a block mask: masked blocks are skipped, also between responses | CUDA (no backward on a CPU) |
+| flash_attention_2, _3 | cumulative lengths of the documents, all rows as one | CUDA; no shared prompts |
+
+Knows no engine and no loss. N rows, T tokens in a row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from training.utils.base.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rows import TokenRows
+
+AUTO, SDPA, VARLEN, FLEX = "auto", "sdpa", "varlen", "flex_attention"
+FLASH = ("flash_attention_2", "flash_attention_3")  # cannot hide responses that share a prompt from each other
+IMPLEMENTATIONS = (SDPA, VARLEN, FLEX, *FLASH)
+CHOICES = (AUTO, *IMPLEMENTATIONS)  # of the flag
+BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
+
+
+def long_rows_are_free(implementation: str) -> bool:
+    """Whether the cost of attention depends on document lengths alone (with a dense mask, on the row's)."""
+    return implementation in (BY_DOCUMENT, VARLEN, FLEX, *FLASH)
+
+
+def text_attention(model: Any) -> str:
+    """The attention implementation of a transformers model, where it reads images too: of its language model."""
+    return str(model.config.get_text_config()._attn_implementation)
+
+
+def set_text_attention(model: Any, name: str) -> None:
+    """Give a transformers model the attention `name`. A vision tower keeps its own: its patches all see each other."""
+    text_config = model.config.get_text_config()
+    parts = [part for part in model.config.sub_configs if getattr(model.config, part, None) is text_config]
+    model.set_attn_implementation({parts[0]: name} if parts else name)
+
+
+def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> PlanSettings:
+    """Return `forward_plan` with the attention costs of a transformers model. others: its other arguments."""
+    from training.utils.layout.planner import forward_plan
+
+    hidden_size = model.config.get_text_config().hidden_size
+    is_free = long_rows_are_free(text_attention(model))
+    return forward_plan(sequences, longest_tokens, hidden_size, long_rows_are_free=is_free, **others)
+
+
+def sliding_window(model: Any) -> int | None:
+    """How many of the last tokens the layers of a transformers model see that see the last alone (Gemma 3); None where
+    it does not name such layers."""
+    text_config = model.config.get_text_config()
+    has_some = "sliding_attention" in (getattr(text_config, "layer_types", None) or ())
+    return text_config.sliding_window if has_some else None
+
+
+def model_inputs(rows: TokenRows, implementation: str, window: int | None = None) -> dict[str, Any]:
+    """Return the keyword arguments of a transformers model's forward. Its hidden states are [N, T], or one row of N x T
+    and what fills its last block; flattened, each token has the same index. window: see `sliding_window`."""
+    inputs: dict[str, Any] = {
+        "input_ids": rows.input_ids_NT,
+        "position_ids": rows.position_ids_NT,
+        "attention_mask": None,
+        "use_cache": False,
+    }
+    if rows.images:
+        inputs.update(_image_inputs(rows, implementation))
+    if implementation in FLASH:
+        lengths, longest = rows.cumulative_lengths()
+        inputs["input_ids"] = rows.input_ids_NT.view(1, -1)
+        inputs["position_ids"] = rows.position_ids_NT.view(1, -1)
+        inputs.update(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=longest, max_length_k=longest)
+    elif implementation == FLEX:
+        from torch.nn import functional
+
+        from training.utils.layout.blocks import width_in_blocks
+        from training.utils.models.attention.flex_attention import block_mask
+
+        tokens = rows.input_ids_NT.numel()
+        extra = width_in_blocks(tokens) - tokens
+        for name in ("input_ids", "position_ids"):
+            inputs[name] = functional.pad(inputs[name].view(1, -1), (0, extra))  # id 0, which nothing sees
+        inputs["attention_mask"] = block_mask(rows)
+    elif implementation in (BY_DOCUMENT, VARLEN) and rows.visible_NSS is not None and rows.blocks_NT is None:
+        import torch
+
+        from training.utils.layout.runs import runs_of
+
+        in_turn = implementation == BY_DOCUMENT
+        runs = runs_of(rows.segment_ids_NT, rows.visible_NSS) if in_turn else rows.lengths()
+        # transformers passes a given mask through, and nothing reads this one, of one byte. A family that does read it
+        # gets NaN, so the start-up check rejects it for packed rows.
+        unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
+        count, width = rows.input_ids_NT.shape
+        inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
+    else:
+        inputs["attention_mask"] = mask = rows.dense_mask()
+        # A mask that is given replaces the family's own, in layers with a window too. Packed rows are within it.
+        if mask is not None and window is not None and rows.visible_NSS is None:
+            import torch
+
+            ends_TT = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 - window)
+            inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": mask & ends_TT}
+    return inputs
+
+
+def _image_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
+    """Return other arguments than for a text, beside those of the pixels; ThreestepError for an attention of all rows
+    as one, which its positions would not fit into."""
+    if implementation in (FLEX, *FLASH):
+        raise ThreestepError(
+            f"rows with images expect --attn_implementation {AUTO}, {SDPA} or {VARLEN}, got {implementation}"
+        )
+    return {} if rows.axes_3NT is None else {"position_ids": rows.axes_3NT}

@@ -1,0 +1,139 @@
+"""Each form of attention as one function of queries, keys and values, for rows that are laid out already.
+
+For what compares forms: the first rows of a run on CUDA (`time_on_first_rows`), benchmarks and tests. What a model
+makes once for a micro-batch (mask, block mask, lengths of runs) is made by `attention_of`, what it does in each layer
+by what that returns.
+
+N rows, T tokens in a row, A heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from training.utils.layout.rows import TokenRows
+from training.utils.models.attention.attention import FLEX, SDPA, VARLEN, model_inputs, text_attention
+from training.utils.models.attention.flex_attention import FlexAttention
+from training.utils.models.attention.varlen_attention import VarlenAttention, torch_kernel
+
+FORMS = (VARLEN, FLEX, SDPA)
+_MOST_MASK_BYTES = 2**28  # of a dense mask that is made to be timed
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def attention_of(form: str, rows: TokenRows, flex: FlexAttention | None = None) -> Attend:
+    """Return the attention of `rows`, on a device, as a function of query_NATD, key_NKTD and value_NKTD that returns
+    [N, T, A, D].
+
+    form: of `FORMS`; sdpa with a dense mask. Padded rows are rows of one document: sdpa without a mask.
+    flex: a function that is compiled already; None compiles a new one at its first call
+    """
+    inputs = model_inputs(rows, form)
+    mask, runs = inputs["attention_mask"], inputs.get("runs")
+    count, width = rows.input_ids_NT.shape
+    if form == FLEX:
+        return _by_flex(flex or FlexAttention(), mask, count, width)
+    function: Any = VarlenAttention(torch_kernel()) if form == VARLEN else sdpa_attention_forward
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        module = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], is_causal=True)
+        given = {} if runs is None else {"runs": runs}
+        output: torch.Tensor = function(module, query, key, value, mask, **given)[0]
+        return output
+
+    return attend
+
+
+def _by_flex(flex: FlexAttention, mask: Any, count: int, width: int) -> Attend:
+    """All rows as one, filled to the length of the block mask."""
+
+    def attend(*parts_NATD: torch.Tensor) -> torch.Tensor:
+        filling = (0, 0, 0, 0, 0, mask.shape[-1] - count * width)
+        parts = [functional.pad(part.transpose(1, 2).flatten(0, 1), filling) for part in parts_NATD]
+        query, key, value = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in parts)
+        output_1LAD, _ = flex(torch.nn.Identity(), query, key, value, mask)
+        return output_1LAD[0, : count * width].unflatten(0, (count, width))
+
+    return attend
+
+
+def seconds_of_forms(
+    rows: TokenRows,
+    heads: int,
+    key_heads: int,
+    size: int,
+    dtype: torch.dtype,
+    forms: Sequence[str],
+    repeats: int = 5,
+    flex: FlexAttention | None = None,
+) -> dict[str, float]:
+    """Return the seconds that a forward and backward of each form's attention takes of one layer, the median of
+    `repeats` after one that is not counted. rows: on a device, which is waited for. flex: see `attention_of`."""
+    count, width = rows.input_ids_NT.shape
+    device = rows.input_ids_NT.device
+    generator = torch.Generator(device).manual_seed(0)  # a run's own random state is left alone
+    parts = [
+        torch.randn(count, number, width, size, generator=generator, device=device, dtype=dtype, requires_grad=True)
+        for number in (heads, key_heads, key_heads)
+    ]
+    seconds = {}
+    for form in forms:
+        attend, times = attention_of(form, rows, flex), list[float]()
+        for _ in range(1 + repeats):
+            _wait(device)
+            start = time.perf_counter()
+            output = attend(*parts)
+            torch.autograd.grad(output, parts, torch.ones_like(output))
+            _wait(device)
+            times.append(time.perf_counter() - start)
+        seconds[form] = statistics.median(times[1:])
+    return seconds
+
+
+def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, say: Callable[[str], None]) -> None:
+    """Have the first packed rows that `reader`, which reads `model`, trains on also time its attention beside sdpa's
+    with a dense mask, and `say` one sentence. It changes nothing that is computed, and chooses nothing: what one rank's
+    clock says would differ from rank to rank, and from a run to its resumption."""
+
+    def before(module: nn.Module, given: tuple[Any, ...]) -> None:
+        if reader.training and given and given[0].visible_NSS is not None:
+            hook.remove()
+            with torch.enable_grad():
+                say(_timed(given[0], model))
+
+    hook = reader.register_forward_pre_hook(before)
+
+
+def _timed(rows: TokenRows, model: PreTrainedModel) -> str:
+    config, own = model.config.get_text_config(), text_attention(model)
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    count, width = rows.input_ids_NT.shape
+    fits = count * width**2 * (1 + model.dtype.itemsize) <= _MOST_MASK_BYTES
+    others = [SDPA] if own != SDPA and fits else []
+    flex = ALL_ATTENTION_FUNCTIONS[FLEX] if own == FLEX else None
+    seconds = seconds_of_forms(rows, heads, key_heads, size, model.dtype, [own, *others], flex=flex)
+    said = ", ".join(f"{form} {1000 * each:.2f} ms" for form, each in seconds.items())
+    if own != SDPA and not fits:
+        said += f"; sdpa was not timed: its dense mask has {count * width**2 / 1e9:.2g} billion pairs"
+    faster = own in seconds and min(seconds.values()) < seconds[own]
+    advice = "; --attn_implementation sdpa is the faster one here" if faster else ""
+    return f"attention of {count} x {width:,} tokens, forward and backward of one layer: {said}{advice}"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

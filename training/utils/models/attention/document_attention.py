@@ -1,0 +1,212 @@
+"""Attention run by run, for a CPU: masked blocks are not computed. And attention of a few decoded tokens on any device.
+
+torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
+A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each computed
+without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens; short ones of a
+bfloat16 model in float32 (`attention_precision`).
+
+N rows, T tokens in a row, A heads, K key-value heads, D head size (values may have another), L tokens of a run,
+g heads that share keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from training.utils.layout.runs import AttentionRun
+from training.utils.models.attention.attention import BY_DOCUMENT, SDPA, set_text_attention, text_attention
+from training.utils.models.attention.attention_precision import attention_dtype
+
+# One more than speculative rollouts guess at most (`generation.base`).
+_FEW_TOKENS = 9
+
+
+def use_document_attention(model: PreTrainedModel) -> None:
+    """Switch a model from SDPA to this module, if its family passes keyword arguments on to attention
+    (`_supports_attention_backend`, transformers 5.19)."""
+    if text_attention(model) != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+        return
+    AttentionInterface.register(BY_DOCUMENT, attention_by_document)
+    AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)  # for rollouts, which pass no runs
+    set_text_attention(model, BY_DOCUMENT)
+
+
+def share_keys_of_few_tokens() -> None:
+    """Have transformers' own SDPA, under its name, compute decoded tokens as `attention_by_document` does; all else
+    stays as it is."""
+    AttentionInterface.register(SDPA, _sdpa_that_shares_keys)
+
+
+def _sdpa_that_shares_keys(
+    module: torch.nn.Module,
+    query_NATD: torch.Tensor,
+    key_NKTD: torch.Tensor,
+    value_NKTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    given = (query_NATD, key_NKTD, value_NKTD, attention_mask)
+    if _are_few_tokens(query_NATD, attention_mask, others):
+        return _of_few_tokens(*given, dropout, scaling), None
+    return sdpa_attention_forward(module, *given, dropout=dropout, scaling=scaling, **others)
+
+
+def _are_few_tokens(query_NATD: torch.Tensor, attention_mask: torch.Tensor | None, others: Mapping[str, Any]) -> bool:
+    """Whether a call is of one token of each row, or of a few with a mask that all heads share. others: its further
+    arguments, of which these change what it is.
+
+    Compiled blocks are those of training: there a bound on the tokens would be one compilation more."""
+    if any(others.get(name) is not None for name in ("position_bias", "cache")):
+        return False
+    tokens = query_NATD.shape[2]
+    if torch.compiler.is_compiling():
+        return tokens == 1
+    is_shared = attention_mask is not None and attention_mask.shape[1:3] == (1, tokens)
+    return tokens == 1 or (tokens <= _FEW_TOKENS and is_shared)
+
+
+@contextlib.contextmanager
+def comparisons_with_sdpa(model: PreTrainedModel) -> Iterator[list[str]]:
+    """Inside, note where a family's code compares the name of the attention function with "sdpa", which it is no longer
+    called: the files. Such a family does something else under another name, by however little its numbers show it."""
+    configs = {id(config): config for module in model.modules() for config in _configs(module)}
+    name, files = text_attention(model), list[str]()
+    for config in configs.values():
+        if config._attn_implementation == name:
+            config._attn_implementation_internal = _NotingName(name, files)
+    try:
+        yield files
+    finally:
+        for config in configs.values():
+            if isinstance(config._attn_implementation_internal, _NotingName):
+                config._attn_implementation_internal = name
+
+
+def _configs(module: torch.nn.Module) -> list[Any]:
+    from transformers import PreTrainedConfig
+
+    config = getattr(module, "config", None)
+    return [config, config.get_text_config()] if isinstance(config, PreTrainedConfig) else []
+
+
+class _NotingName(str):
+    """A name that notes which files compare it with SDPA's."""
+
+    def __new__(cls, name: str, files: list[str]) -> _NotingName:
+        made = super().__new__(cls, name)
+        made.files = files
+        return made
+
+    files: list[str]
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str) and str.__eq__(other, SDPA):
+            self.files.append(sys._getframe(1).f_code.co_filename)
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self.__eq__(other)
+
+
+def attention_by_document(
+    module: torch.nn.Module,
+    query_NATD: torch.Tensor,
+    key_NKTD: torch.Tensor,
+    value_NKTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: return ([N, T, A, D], None).
+
+    others: `runs`, a sequence of AttentionRun, from `model_inputs`. Without it, or where a `position_bias` changes the
+    scores themselves or a paged `cache` the keys, this is transformers' own function for SDPA (a few tokens:
+    `_of_few_tokens`). The output has the queries' dtype, whatever attention was computed in.
+    """
+    runs: Sequence[AttentionRun] | None = others.pop("runs", None)
+    if runs is None and _are_few_tokens(query_NATD, attention_mask, others):
+        return _of_few_tokens(query_NATD, key_NKTD, value_NKTD, attention_mask, dropout, scaling), None
+    dtype = query_NATD.dtype
+    if runs is None or others.get("position_bias") is not None:
+        if others.get("position_bias") is None:
+            wide = attention_dtype(query_NATD.shape[2], query_NATD)
+            query_NATD, key_NKTD, value_NKTD = (part.to(wide) for part in (query_NATD, key_NKTD, value_NKTD))
+            if attention_mask is not None and attention_mask.is_floating_point():  # torch takes no other type than that
+                attention_mask = attention_mask.to(wide)
+        output, _ = sdpa_attention_forward(
+            module, query_NATD, key_NKTD, value_NKTD, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+        return output.to(dtype), None
+    count, heads, width, _ = query_NATD.shape
+    lengths = [run.tokens for run in runs]
+    flat = [_flat(part, heads) for part in (query_NATD, key_NKTD, value_NKTD)]
+    dtypes = [attention_dtype(run.tokens, query_NATD) for run in runs]
+    # Each [L, A, D], in every precision that a run wants: a run may see keys of a longer one.
+    cut = {each: [part.to(each).split(lengths) for part in flat] for each in dict.fromkeys(dtypes)}
+    outputs = []
+    for index, run in enumerate(runs):
+        queries, keys, values = cut[dtypes[index]]
+        if run.is_padding:
+            outputs.append(torch.zeros_like(values[index]))
+            continue
+        seen_keys = [keys[span.run][span.start : span.end] for span in run.sees]
+        seen_values = [values[span.run][span.start : span.end] for span in run.sees]
+        key, value, mask = keys[index], values[index], None
+        if run.sees:
+            key, value = torch.cat([*seen_keys, key]), torch.cat([*seen_values, value])
+            mask = torch.ones(run.tokens, len(key), dtype=torch.bool, device=key.device).tril(len(key) - run.tokens)
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (queries[index], key, value))
+        output = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling
+        )
+        outputs.append(output.squeeze(0).transpose(0, 1))
+    return torch.cat(outputs).to(dtype).view(count, width, heads, -1), None
+
+
+def _of_few_tokens(
+    query_NATD: torch.Tensor,
+    key_NKLD: torch.Tensor,
+    value_NKLD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Return [N, T, A, D]; keys and values are of L tokens. Heads that share keys become the queries of one head:
+    transformers would copy all keys and values of the cache for each of them, for every token (`repeat_kv`,
+    transformers 5.19), and torch's `enable_gqa` does so on CUDA wherever there is a mask. In bfloat16 on a CPU a lone
+    query is doubled: torch takes 1.6 times as long for one query as for two (torch 2.13, docs/lab_book.md)."""
+    count, heads, tokens, size = query_NATD.shape
+    group = heads // key_NKLD.shape[1]
+    queries = group * tokens
+    query_NKqD = query_NATD.reshape(count, -1, queries, size)
+    if queries == 1 and query_NKqD.dtype == torch.bfloat16 and query_NKqD.device.type == "cpu":
+        query_NKqD = query_NKqD.expand(-1, -1, 2, -1)
+    if group > 1 and attention_mask is not None:
+        if attention_mask.shape[1] == heads:  # MiniMax-M3's index picks other keys for each head (transformers 5.19)
+            attention_mask = attention_mask.reshape(len(attention_mask), -1, queries, attention_mask.shape[-1])
+        elif tokens > 1:
+            attention_mask = attention_mask.repeat(1, 1, group, 1)
+    output_NKqD = functional.scaled_dot_product_attention(
+        query_NKqD, key_NKLD, value_NKLD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+    )
+    output_NATD = output_NKqD[:, :, :queries].reshape(count, heads, tokens, -1)
+    return output_NATD.transpose(1, 2).contiguous()
+
+
+def _flat(part_NATD: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return [N * T, heads, D], with key-value heads repeated for the heads that share them."""
+    flat = part_NATD.transpose(1, 2).flatten(0, 1)
+    return flat if flat.shape[1] == heads else flat.repeat_interleave(heads // flat.shape[1], dim=1)

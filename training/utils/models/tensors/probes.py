@@ -1,0 +1,63 @@
+"""Short documents of random tokens, by which a model is read before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
+
+_LONG_TARGETS = 8  # of a long sequence, only its last tokens are predicted
+
+
+@dataclass(frozen=True)
+class Probes:
+    """first, second: a prompt with two responses each. other: as long as `first`, with other tokens.
+    long: one sequence of the training's longest length, None if that is no longer than the others."""
+
+    first: Document
+    second: Document
+    other: Document
+    long: Document | None
+
+    @cached_property
+    def alone(self) -> list[Document]:
+        """Each sequence of `first` and `second` as a document, then `long`."""
+        return [*unshared(self.first), *unshared(self.second), *([self.long] if self.long else [])]
+
+
+def make_probes(config: Any, longest_tokens: int) -> Probes:
+    """config: of a transformers model. longest_tokens: of the sequences of the training, 0 if unknown.
+
+    Special tokens are left out: pad moves the place at which a score is read, an image token stands for something else.
+    """
+    ordinary = _ordinary_ids(config)
+    generator = torch.Generator().manual_seed(0)
+
+    def run(length: int, is_target: bool) -> TokenSequence:
+        ids = ordinary[torch.randint(0, len(ordinary), (length,), generator=generator)]
+        return TokenSequence(ids, torch.full((length,), is_target))
+
+    def document(prompt: int, *responses: int) -> Document:
+        return shared_prompt(run(prompt, False), [run(length, True) for length in responses])
+
+    first, second, other = document(5, 3, 4), document(4, 2, 3), document(5, 3, 4)
+    long = None
+    if longest_tokens > max(document.tokens for document in unshared(first)):
+        prompt, response = run(longest_tokens - _LONG_TARGETS, False), run(_LONG_TARGETS, True)
+        long = plain(join(prompt.input_ids, response.input_ids))
+    return Probes(first, second, other, long)
+
+
+def _ordinary_ids(config: Any) -> torch.Tensor:
+    """The ids that no setting of the configuration names, int64."""
+    text_config = config.get_text_config()
+    special: set[int] = set()
+    for name, value in {**config.to_dict(), **text_config.to_dict()}.items():
+        if name.endswith(("token_id", "token_ids", "token_index")):
+            special.update(value if isinstance(value, (list, tuple)) else [value])
+    ids = [index for index in range(text_config.vocab_size) if index not in special]
+    return torch.tensor(ids or list(range(text_config.vocab_size)))

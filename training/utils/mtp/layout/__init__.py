@@ -1,0 +1,1 @@
+"""Multi-token prediction in rows: entries of each depth, and loss masks. Pure tensors."""

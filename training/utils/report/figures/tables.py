@@ -1,0 +1,209 @@
+"""A report's tables as records: samples side by side, what was left out, settings. Plain text, not yet escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.utils.report.figures.reading import StepRun, finite
+from training.utils.report.pages.sample_pictures import sample_pictures
+
+_FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
+_LONGEST_TEXT = 4000  # characters of one text
+
+
+@dataclass(frozen=True)
+class SampledAnswer:
+    """One response and its scores. text: None where none was drawn. marks: (name, value), the reward or loss first.
+
+    parts: of a conversation, (who, text) in turns. facts: (name, value) that are neither good nor bad. cut_by: the
+    limit that ended a conversation.
+    """
+
+    run: str
+    column: str
+    text: str | None
+    marks: tuple[tuple[str, float | None], ...]
+    ended: bool
+    parts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, float], ...] = ()
+    cut_by: str = "length"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A prompt and its responses by column. why: the heading that it is shown under. pictures: of `sample_pictures`."""
+
+    why: str
+    prompt: str
+    ground_truth: str
+    answers: tuple[SampledAnswer, ...]
+    pictures: tuple[str | None, ...] = ()
+
+
+def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
+    """Prompts of the first run with every run's responses before and after training: the first prompts, and those whose
+    reward rose or fell most in the first run."""
+    columns: list[tuple[str, str, dict[str, dict[str, Any]]]] = []
+    for step in steps:
+        for label, samples in step.samples:
+            name = label if len(steps) == 1 else f"{step.run}: {label}"
+            columns.append((step.run, name, {_key(sample): sample for sample in samples}))
+    if not columns:
+        return []
+    groups = [samples for _, _, samples in columns]
+    picked = _picked(groups, len(steps[0].samples) > 1)
+    return [
+        Sampled(
+            why,
+            clipped(text_of(groups[0][key].get("prompt"))),
+            clipped(text_of(groups[0][key].get("ground_truth"))),
+            tuple(_answer(run, name, samples[key]) for run, name, samples in columns if key in samples),
+            sample_pictures(steps[0].path, groups[0][key]),
+        )
+        for why, key in picked
+    ]
+
+
+def answers_along(step: StepRun) -> list[Sampled]:
+    """The first prompts with their answer at each evaluation."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for sample in step.first_prompts:
+        found.setdefault(_key(sample), []).append(sample)
+    return [
+        Sampled(
+            "",
+            clipped(text_of(samples[0].get("prompt"))),
+            "",
+            tuple(_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples),
+            sample_pictures(step.path, samples[0]),
+        )
+        for samples in found.values()
+    ]
+
+
+def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> list[tuple[str, str]]:
+    """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
+    keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])
+    has_rewards = any("reward" in group[key] for group in groups for key in keys if key in group)
+    found = [("The first", key) for key in keys[: _FIRST if has_rewards else _FIRST + _MOST_CHANGED]]
+    if not with_gains:
+        return found
+    gains = []
+    for key in keys[_FIRST:]:
+        before, after = (finite(group.get(key, {}).get("reward")) for group in groups[:2])
+        if before is not None and after is not None:
+            gains.append((after - before, key))
+    gains.sort(key=lambda pair: pair[0])
+    rose = [("Rose most", key) for gain, key in reversed(gains[-_MOST_CHANGED:]) if gain > 0]
+    fell = [("Fell most", key) for gain, key in gains[:_MOST_CHANGED] if gain < 0]
+    return found + rose + fell
+
+
+def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
+    marks: list[tuple[str, float | None]] = []
+    marks += [(name, finite(sample[name])) for name in ("reward", "loss") if name in sample]
+    marks += [
+        (name.removeprefix("reward/"), finite(value))
+        for name, value in sample.items()
+        if name == "check" or (name.startswith(("reward/", "check/")) and name != "reward/model")
+    ]
+    text = None
+    if "response" in sample:
+        marks.append(("tokens", finite(sample.get("response_tokens"))))
+        text = clipped(text_of(sample["response"]))
+    ended, cut_by = sample.get("ended") is not False, text_of(sample.get("cut_by")) or "length"
+    return SampledAnswer(run, column, text, tuple(marks), ended, _parts(sample), _facts(sample), cut_by)
+
+
+def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Who said what in a conversation, as far as `_LONGEST_TEXT` characters reach; nothing for one turn."""
+    parts, room = list[tuple[str, str]](), _LONGEST_TEXT
+    given = sample.get("parts")
+    pairs = [part for part in given if isinstance(part, list) and len(part) == 2] if isinstance(given, list) else []
+    for who, text in pairs if len(pairs) > 1 else ():
+        if room <= 0:
+            parts.append(("", f"({len(pairs) - len(parts):,} more parts)"))
+            break
+        parts.append((text_of(who), clipped(text_of(text), room)))
+        room -= len(text_of(text))
+    return tuple(parts)
+
+
+def _facts(sample: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """How many turns a conversation had, and the figures of its environment but for zeros."""
+    figures = sample.get("environment_figures")
+    named = {"turns": sample.get("turns"), **(figures if isinstance(figures, dict) else {})}
+    return tuple((name, number) for name, value in named.items() if (number := finite(value)))
+
+
+def _key(sample: dict[str, Any]) -> str:
+    return f"{sample.get('uid', '')}|{sample.get('prompt')}"
+
+
+def clipped(text: str, most: int = _LONGEST_TEXT) -> str:
+    """`text`, or its beginning and how many characters follow."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
+
+
+def left_out(step: StepRun) -> list[tuple[str, str]]:
+    """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit."""
+    found = []
+    for split, name in (("train", "training rows"), ("eval", "held-out rows")):
+        report = step.data_report.get(split)
+        if isinstance(report, dict):
+            found.append((name, f"{_count(report.get('rows'))} of {_count(report.get('tokens'))} tokens"))
+            found.append((f"{name} cut", _count(report.get("truncated"))))
+            dropped = report.get("dropped")
+            reasons = dropped.items() if isinstance(dropped, dict) else ()
+            counts = ", ".join(f"{_count(count)} {str(reason).replace('_', ' ')}" for reason, count in reasons)
+            found.append((f"{name} dropped", counts or "none"))
+    skipped = [value or 0.0 for name in step.names if name.endswith("/skipped") for _, value in step.points(name)]
+    if skipped:
+        found.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
+    for label, samples in step.samples:
+        if not any("reward" in sample for sample in samples):
+            continue  # what is drawn for the report alone is short on purpose
+        cut = sum(sample.get("ended") is False for sample in samples)
+        limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
+        found.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
+    return found
+
+
+def settings_rows(steps: Sequence[StepRun]) -> tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]]:
+    """(settings that differ between the runs, the others), each as (name, value in each run)."""
+    names = sorted({name for step in steps for name in step.settings})
+    rows = [(name, [_setting(step, name) for step in steps]) for name in names]
+    return [row for row in rows if len(set(row[1])) > 1], [row for row in rows if len(set(row[1])) == 1]
+
+
+def metric_rows(step: StepRun) -> list[tuple[str, list[float | None], int]]:
+    """(metric, [first, last, least, greatest], number of values that are not finite) of every metric."""
+    rows = []
+    for name in step.names:
+        values = [value for _, value in step.points(name)]
+        known = [value for value in values if value is not None]
+        extremes = [min(known), max(known)] if known else [None, None]
+        rows.append((name, [values[0], values[-1], *extremes], len(values) - len(known)))
+    return rows
+
+
+def _count(value: Any) -> str:
+    number = finite(value)
+    return "–" if number is None else f"{number:,.0f}"
+
+
+def _setting(step: StepRun, name: str) -> str:
+    if name not in step.settings:
+        return "–"
+    value = step.settings[name]
+    return "null" if value is None else text_of(value)
+
+
+def text_of(value: Any) -> str:
+    """A value of a user's file as text; "" for none."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,1 @@
+"""The form of every page: style, scripts, sections."""

@@ -1,0 +1,153 @@
+"""The report's samples: responses side by side, and ranked responses with their scores, before and after training.
+
+Every text is a model's or a user's, and passes through `escape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import groupby
+
+from training.utils.report.figures.judged import Change, JudgedRow, judged_rows, judges, margins_along
+from training.utils.report.figures.numbers import shown
+from training.utils.report.figures.reading import StepRun
+from training.utils.report.pages.sample_pictures import pictures_shown
+from training.utils.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
+
+
+def samples_section(steps: Sequence[StepRun]) -> str:
+    """What the section holds: of each kind of step its samples; "" without any step."""
+    silent = [step for step in steps if not step.samples and step.lines]
+    labels = ", ".join(dict.fromkeys(step.declaration.label for step in silent))
+    without = f'<p class="soft">No samples of {escape(labels)}: its folder has no samples.jsonl.</p>' if silent else ""
+    by_kind: dict[str, list[StepRun]] = {}
+    for step in sorted((step for step in steps if step.samples), key=lambda step: step.place):
+        by_kind.setdefault(step.declaration.kind, []).append(step)
+    return without + "".join(_kind(own, len(by_kind) > 1) for own in by_kind.values())
+
+
+def _kind(steps: Sequence[StepRun], several: bool) -> str:
+    declaration = steps[0].declaration
+    cards = _judged(steps) if judges(steps[0]) else _side_by_side(steps)
+    title = f'<h3 class="kind">{escape(declaration.label)}</h3>' if several else ""
+    return f'{title}<p class="soft">{escape(declaration.sample_note)}</p>{cards}'
+
+
+def _side_by_side(steps: Sequence[StepRun]) -> str:
+    cards = _titled((row.why, _answers_card(row)) for row in sampled_rows(steps))
+    return cards + "".join(_along(step, len(steps) > 1) for step in steps)
+
+
+def _titled(cards: Iterable[tuple[str, str]]) -> str:
+    """Cards below why they are shown, which is said once for those of one reason. cards: reason and HTML."""
+    parts = []
+    for why, own in groupby(cards, key=lambda each: each[0]):
+        parts += [f"<h3>{escape(why)}</h3>", *(card for _, card in own)]
+    return "".join(parts)
+
+
+def _answers_card(row: Sampled) -> str:
+    truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
+    first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
+    answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
+    return _sample(row.prompt, row.pictures, truth, answers)
+
+
+def _sample(prompt: str, pictures: tuple[str | None, ...], truth: str, answers: str, below: str = "") -> str:
+    return (
+        f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>'
+        f"{pictures_shown(pictures)}{truth}"
+        f'<div class="answers">{answers}</div>{below}</div>'
+    )
+
+
+def _along(step: StepRun, several: bool) -> str:
+    """The first prompts at every evaluation."""
+    rows = answers_along(step)
+    if len({answer.column for row in rows for answer in row.answers}) < 3:
+        return ""  # the first and the last stand above
+    cards = "".join(map(_answers_card, rows))
+    title = f"At every evaluation{f': {step.run}' if several else ''}"
+    return f"<details><summary>{escape(title)}</summary>{cards}</details>"
+
+
+def _answer(answer: SampledAnswer, first: SampledAnswer) -> str:
+    marks = []
+    for name, value in answer.marks:
+        before = dict(first.marks).get(name)
+        moved = value is not None and before is not None and name != "tokens" and value != before
+        is_better = moved and (value < before if name == "loss" else value > before)  # type: ignore[operator]
+        colour = f' class="{"good" if is_better else "bad"}"' if moved else ""
+        marks.append(f"<span>{escape(name)} <b{colour}>{shown(value)}</b></span>")
+    marks += [f"<span>{escape(name)} <b>{shown(value)}</b></span>" for name, value in answer.facts]
+    if not answer.ended:
+        marks.append(f'<span class="bad">cut by the {escape(_LIMITS.get(answer.cut_by, answer.cut_by))} limit</span>')
+    text = "(no response was drawn)" if answer.text is None else escape(answer.text.strip()) or "(empty)"
+    return _box(answer.column, _conversation(answer.parts) if answer.parts else text, "".join(marks))
+
+
+_LIMITS = {"tokens": "length", "turns": "turn", "calls": "call", "seconds": "time"}  # by what a sample calls them
+
+
+def _conversation(parts: Sequence[tuple[str, str]]) -> str:
+    """The parts of a conversation below each other, those of the model apart from what it was told."""
+    return "".join(
+        f'<div class="{"said" if who == "model" else "heard"}"><span class="soft">{escape(who)}</span>'
+        f"<div>{escape(text.strip()) or '(empty)'}</div></div>"
+        for who, text in parts
+    )
+
+
+def _box(title: str, text: str, marks: str) -> str:
+    """A response with its numbers. text, marks: HTML."""
+    return (
+        f'<div class="answer"><p class="soft">{escape(title)}</p>'
+        f'<div class="text" dir="auto" tabindex="0">{text}</div><div class="marks">{marks}</div></div>'
+    )
+
+
+# --- ranked responses
+
+
+def _judged(steps: Sequence[StepRun]) -> str:
+    score = steps[0].declaration.sample_score
+    cards = _titled((row.why, _judged_card(row, score)) for row in judged_rows(steps))
+    return cards + "".join(_margins_along(step, len(steps) > 1) for step in steps)
+
+
+def _judged_card(row: JudgedRow, score: str) -> str:
+    boxes = "".join(
+        _box(label, escape(text.strip()) or "(empty)", _changes(score, scores)) for label, text, scores in row.responses
+    )
+    margin = f'<div class="marks">{_changes("margin", row.margins, has_sign=True)}</div>'
+    return _sample(row.prompt, row.pictures, "", boxes, margin)
+
+
+def _changes(name: str, changes: Sequence[Change], has_sign: bool = False) -> str:
+    """A number before and after training, of each run. has_sign: it is good above 0 and bad below."""
+    marks = []
+    for change in changes:
+        last = change.before if change.after is None else change.after
+        colour = f' class="{"good" if last > 0 else "bad"}"' if has_sign and last else ""
+        text = shown(change.before) if change.after is None else f"{shown(change.before)} → {shown(change.after)}"
+        label = name if len(changes) == 1 else f"{change.run}: {name}"
+        marks.append(f"<span>{escape(label)} <b{colour}>{text}</b></span>")
+    return "".join(marks)
+
+
+def _margins_along(step: StepRun, several: bool) -> str:
+    """The first rows at every evaluation."""
+    rows = margins_along(step)
+    if len({when for _, _, margins in rows for when, _ in margins}) < 3:
+        return ""  # the first and the last stand above
+    cards = "".join(
+        _sample(prompt, pictures, "", "", f'<div class="marks">{_each_margin(margins)}</div>')
+        for prompt, pictures, margins in rows
+    )
+    title = f"Margins at every evaluation{f': {step.run}' if several else ''}"
+    return f"<details><summary>{escape(title)}</summary>{cards}</details>"
+
+
+def _each_margin(margins: Sequence[tuple[str, float | None]]) -> str:
+    return "".join(f"<span>{escape(when)} <b>{shown(margin)}</b></span>" for when, margin in margins)

@@ -1,0 +1,1 @@
+"""Rewards by rule, one per file."""

@@ -1,0 +1,45 @@
+"""Correctness of a mathematical answer in any notation, by the package math-verify."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+from collections.abc import Sequence
+from typing import Any
+
+from training.utils.rewards.calling import Rule
+from training.utils.base.errors import ThreestepError
+
+
+def math_rule() -> Rule:
+    """Return the rule that gives 1.0 if math-verify finds the response's answer equal to the ground truth, else 0.0.
+
+    It runs in a separate process: math-verify aborts an expression after 5 seconds by a signal, which only a main
+    thread receives, and reward functions run in other threads.
+    """
+    if importlib.util.find_spec("math_verify") is None:
+        raise ThreestepError(
+            "the reward 'math' needs the package math-verify, which is not installed; run: pip install math-verify"
+        )
+    pools: list[Any] = []  # filled by the first call
+
+    def math_reward(
+        prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[Any], **columns: Sequence[Any]
+    ) -> list[float]:
+        if not pools:
+            pools.append(multiprocessing.get_context("spawn").Pool(1))
+        return pools[0].apply(answers_match, (list(responses), list(ground_truth)))
+
+    return math_reward
+
+
+def answers_match(responses: Sequence[str], ground_truth: Sequence[Any]) -> list[float]:
+    """One number per response, as above. A truth is also tried as TeX without its $ marks; a missing truth scores 0."""
+    from math_verify import parse, verify
+
+    found = []
+    for response, truth in zip(responses, ground_truth, strict=True):
+        text = "" if truth is None else str(truth)
+        wanted = parse(text) or parse(f"${text}$")
+        found.append(float(truth is not None and bool(wanted) and verify(wanted, parse(response))))
+    return found

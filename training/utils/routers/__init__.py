@@ -1,0 +1,1 @@
+"""Routers of a mixture of experts: their balancing loss, exact for the whole optimizer step."""
