@@ -24,14 +24,15 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2VLConf
 
 from benchmarks.pictured import make_pictured
 from benchmarks.workload import SHAPES, Workload, config_of, make_workload
-from training.utils.images.data.reader import PixelReader, open_image_reader
 from training.utils.contracts.documents import TokenSequence, join, plain
-from training.utils.images.spans import ImagePixels, ImageSpan
+from training.utils.images.data.reader import PixelReader, open_image_reader
 from training.utils.images.kept_features import KeptFeatures
-from training.utils.images.rows.pictures import PixelsOf, RowImages
+from training.utils.images.models.kept_features import open_feature_reader
+from training.utils.images.prompts import PixelsOf
+from training.utils.images.spans import ImagePixels, ImageSpan
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
-from training.utils.images.models.kept_features import open_feature_reader
 from training.utils.models.token_model import PolicyModel
 
 PICTURES, IMAGE, TEXT, LEARNT = 4, 256, 64, 32

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.contracts.rollout import Rollout
 from training.utils.generation.vllm.arguments import VllmArguments
 
 SHORTEST = 16

@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from training.utils.base.seeds import derived_seed
+from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.environments.acting import ActingSettings, acting_engine
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.decoding.decoding import MASKED
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.contracts.rollout import Rollout
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
-from training.utils.base.seeds import derived_seed
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "environments"
 TASKS = {"lookup": ("LookupRows", "Lookup"), "guessing": ("GuessingRows", "Guessing")}

@@ -20,12 +20,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.digests import digest_files
 from training.utils.data.files.json_rows import JsonLines
 from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
 from training.utils.data.registry import register_dataset
-from training.utils.base.errors import ThreestepError
 
 HELD_OUT_EVERY = 5
 ADDRESS = "https://github.com/openai/grade-school-math/tree/master/grade_school_math/data"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.utils.loading.given import GivenModel, GivenObject, given_in, read_numbers, write_given
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.storage import sha256_of
+from training.utils.loading.given import GivenModel, GivenObject, given_in, read_numbers, write_given
 
 _CRITIC = "critic_model_name_or_path"
 _SHOWN = 3  # reasons in a sentence
@@ -143,10 +143,10 @@ def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str, me
 def _plain_model(model: Any, folder: Path) -> Any:
     """What transformers makes of the folder's configuration, without weights: of the kind that the object is, or a
     language model."""
-    from training.utils.loading.configurations import load_config
-    from training.utils.loading.rehearsal import empty_model
     from training.utils.images.models.scalar_class import scalar_model_class
     from training.utils.images.models.vision import language_model_class
+    from training.utils.loading.configurations import load_config
+    from training.utils.loading.rehearsal import empty_model
 
     config = load_config(str(folder))
     kinds = [lambda: language_model_class(config, False), lambda: language_model_class(config, True)]

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from training.utils.flags.arguments import words_of
 from training.utils.base.console import output_may_be_lost
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.disk_errors import disk_error_in, disk_sentence
 from training.utils.base.errors import ThreestepError
-from training.utils.run.launch import RANKS_VARIABLE
 from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
-from training.utils.run.program import no_telemetry
 from training.utils.base.seeds import random_state_kept
 from training.utils.base.user_files import functions_given
+from training.utils.flags.arguments import words_of
+from training.utils.run.launch import RANKS_VARIABLE
+from training.utils.run.program import no_telemetry
 
 _FRONT = Path(__file__).parent
 _MISTAKE = "error: "

@@ -18,9 +18,9 @@ from typing import Any
 from threestep.inputs import address_of_rows, is_in_memory, with_addresses
 from threestep.result import Result, result_of
 from threestep.running import flags_of, run_here, run_on_ranks
-from training.utils.loading.given import GivenObject, objects_given
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.step import Step, known_steps
+from training.utils.loading.given import GivenObject, objects_given
 
 _GIVEN_FOLDER = "given"
 _RUNS = "runs"

@@ -22,20 +22,20 @@ from typing import Any
 
 import yaml
 
-from training.utils.report.writing import report_at_end
-from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.base.credentials import lend, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.run.launch import launch
-from training.utils.run.program import run_program
-from training.utils.run.run_folder import RunFolder
-from training.utils.flags.step import known_steps
 from training.utils.base.typed import (
     COMMAND_VARIABLE,
     OWN_WORDS_VARIABLE,
     WHOLE_RUN_VARIABLE,
     resuming_whole_run,
 )
+from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
+from training.utils.flags.step import known_steps
+from training.utils.report.writing import report_at_end
+from training.utils.run.launch import launch
+from training.utils.run.program import run_program
+from training.utils.run.run_folder import RunFolder
 
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 TOP_LEVEL = {

@@ -18,17 +18,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import PARALLEL_TAGS, PROMPT_STYLES, ChatArguments
 from training.utils.environments.arguments import EnvironmentArguments
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.flags import AUTO, flag, settings_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.flags.arguments import parse_arguments
-from training.utils.base.console import note
-from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.flags import AUTO, flag, settings_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from training.asking.arguments import AskedArguments
+from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.data.build.arguments import OptionalDataArguments
+from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.flags.arguments import parse_arguments
-from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.utils.flags.arguments import ProgramParser
 from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import ProgramParser
 from training.utils.run.program import run_program
 
 PARTS = ("model", "critic", "average")

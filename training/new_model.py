@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments

@@ -19,19 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
-from training.utils.generation.arguments import SamplingArguments
-from training.utils.flags.arguments import parse_arguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
+from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag
+from training.utils.generation.arguments import SamplingArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
+    from training.utils.data.rows.dataset import CachedSplit
     from training.utils.images.data.reader import ImageReader
     from training.utils.images.data.shown import ShownImage
-    from training.utils.data.rows.dataset import CachedSplit
 
 UNSUPERVISED = "unsupervised"
 PHASES = ("1", "2", "3", UNSUPERVISED)

@@ -14,8 +14,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.utils.flags.arguments import ProgramParser
 from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import ProgramParser
 from training.utils.run.program import run_program
 
 

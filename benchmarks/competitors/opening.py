@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from training.utils.contracts.rows import SentenceRow
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.rows.dataset import join_files, write_rows
-from training.utils.contracts.rows import SentenceRow
 
 SIZES = (1_000, 1_000_000)
 ROUNDS = 5

@@ -21,10 +21,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.competitors.rollout import DTYPES, SAMPLES
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, Speculation
-from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
-from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, Speculation
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
 from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.own_forward import own_forward_of

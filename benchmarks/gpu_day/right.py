@@ -16,8 +16,8 @@ from benchmarks.gpu_day import attention, decoding, machine
 from benchmarks.gpu_day.models import SHAPES, random_model
 from benchmarks.gpu_day.programs import ON_CPU, Trained, ran, train, training_case
 from benchmarks.gpu_day.record import NotHere, Report
-from training.utils.models.attention.attention import BY_DOCUMENT, IMPLEMENTATIONS, SDPA
 from training.utils.base.errors import ThreestepError
+from training.utils.models.attention.attention import BY_DOCUMENT, IMPLEMENTATIONS, SDPA
 
 # A step's module, and the metrics whose curves are compared.
 PROGRAMS = {

@@ -11,8 +11,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from training.utils.engine.ranks import rank_watch
 from training.utils.engine.out_of_memory import memory_explained
+from training.utils.engine.ranks import rank_watch
 from training.utils.engine.ranks.startup import started_process_group
 from training.utils.run.program import run_program
 

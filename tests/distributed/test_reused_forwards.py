@@ -20,7 +20,8 @@ SCRIPT = """
     from tests.families.builds import NoTokenizer
     from tests.families.subjects import drawn_ids
     from training.step3_ppo.parts.assembly import checked_roles
-    from training.step3_ppo.parts.roles import RolesNeeded, Tokenizers, load_roles
+    from training.step3_ppo.roles.loading import RolesNeeded, load_roles
+    from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.mtp.arguments import MtpArguments
     from training.utils.data.chat.arguments import ChatArguments

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed.launch import report
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import folder as checkpoint_folder
 from training.utils.checkpoints import parts as checkpoint_parts
 from training.utils.checkpoints.arguments import CheckpointArguments
@@ -24,7 +25,6 @@ from training.utils.checkpoints.plan import plan_checkpoints
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import RunFolder
 
 PLACE = Path(sys.argv[1])

@@ -103,11 +103,9 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
     import torch
     from transformers import AutoModelForCausalLM
 
-    from training.utils.generation.decoding import captured
-    from training.utils.generation.decoding import decoding
-    from training.utils.generation.decoding import drawn
-    from training.utils.generation.engines import hf
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+    from training.utils.generation.decoding import captured, decoding, drawn
+    from training.utils.generation.engines import hf
     from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
     found, in_graph, last = list[dict[str, int]](), [0], dict[str, int]()
@@ -290,11 +288,11 @@ def estimates_and_losses() -> dict[str, list[str]]:
     from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyTokens
-    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-    from training.utils.layout.planner import PlanSettings
     from training.utils.base.errors import Mistakes
+    from training.utils.layout.planner import PlanSettings
 
     device = torch.device("cuda")
     ppo = PpoArguments(num_samples_per_prompt=2)

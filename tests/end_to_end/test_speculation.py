@@ -58,8 +58,8 @@ def trained(place: Path) -> tuple[Any, Any, Any]:
 
 def requests_of(tokenizer: Any, changed: dict[str, Any]) -> list[Any]:
     """One for each batch of prompts."""
-    from training.utils.data.sources.made.embedded import EmbeddedDataset
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+    from training.utils.data.sources.made.embedded import EmbeddedDataset
 
     source = EmbeddedDataset("", 1, 0, "embedded")
     prompts = [source.get_prompt(source.get_train_data()[index]) for index in range(PROMPTS)]
@@ -93,10 +93,10 @@ def is_border(model: Any, request: Any, row: int, one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_thousand_sequences(kind, trained):
-    from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
-    from training.utils.generation.engines.hf import TransformersRollout
-    from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
     from training.utils.generation.decoding.stop_strings import stop_strings
+    from training.utils.generation.engines.hf import TransformersRollout
+    from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
+    from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
 
     model, tokenizer, head = trained
     decode, frequent, counts = partial(tokenizer.decode), FrequentTokens(), GuessCounts()

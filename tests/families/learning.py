@@ -31,16 +31,16 @@ from tests.families.subjects import (
     true_logprobs,
     true_scores,
 )
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.arguments import ADAM_BETAS, EngineSettings
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, full_tensors
 from training.utils.layout.rows import TokenRows, padded_rows
 from training.utils.loading.models import load_scalar_model
 from training.utils.models.layout_check import notes_on
-from training.utils.routers.routers import RouterRecord, balance_of, balancing_loss, router_sums
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.base.errors import ThreestepError
+from training.utils.routers.routers import RouterRecord, balance_of, balancing_loss, router_sums
 
 STEPS, RATE = 2, 3e-3
 # Two optimizer steps on tiny gradients: AdamW makes steps of one size from them, whatever rounding left.

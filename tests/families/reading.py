@@ -30,15 +30,15 @@ from tests.families.subjects import (
     one_by_one,
     true_logprobs,
 )
-from training.utils.engine.training_engine import full_tensors
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.engine.training_engine import full_tensors
+from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.rows import TokenRows, packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
+from training.utils.models.adapters.saving import save_model
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import own_forward_of
-from training.utils.models.adapters.saving import save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 

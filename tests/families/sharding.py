@@ -22,13 +22,13 @@ from tests.families.configs import PAD
 from tests.families.learning import engine_of
 from tests.families.reading import answers_of_rollout, load, saved
 from tests.families.subjects import LONG, Subject, alone, documents, true_logprobs
+from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.ranks.startup import DTYPES, Ranks
 from training.utils.engine.whole_model import WholeModel
-from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
-from training.utils.models.layout_check import notes_on
 from training.utils.models.adapters.one_precision import ROUNDS
+from training.utils.models.layout_check import notes_on
 from training.utils.models.token_model import PolicyModel
 from training.utils.opening.setup import load_under, may_pack
 

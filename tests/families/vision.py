@@ -23,9 +23,9 @@ from tests.families.judge import refused, verdict, why_not_built
 from tests.families.reading import CPU, answers_of_rollout, answers_of_rows, load
 from tests.families.subjects import Subject, alone, known, true_logprobs
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
-from training.utils.images.data.reader import unread_because
 from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
-from training.utils.images.rows.pictures import RowImages
+from training.utils.images.data.reader import unread_because
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import TokenRows, packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed

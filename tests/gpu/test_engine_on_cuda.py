@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.ranks.collectives import summed
 from training.utils.engine.ranks.startup import started_process_group
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.rows import TokenRows, padded_rows
 from training.utils.models.token_model import PolicyModel
 from training.utils.opening.setup import load_under

@@ -254,13 +254,13 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
     """(the engine, the transformers model in it). head_of: gives the head that is trained with a model."""
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
+    from training.utils.base.seeds import seed_everything
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.models.compiled import compile_blocks
     from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.opening.setup import load_under
-    from training.utils.base.seeds import seed_everything
 
     recipe = Recipe()
     settings = EngineSettings(
@@ -319,11 +319,11 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.data_flags import data_flags
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.routers.step_loss import router_loss
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
+    from training.utils.routers.step_loss import router_loss
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
 

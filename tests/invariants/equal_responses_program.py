@@ -114,8 +114,8 @@ def settings_of(ranks: Any, packed: bool, number: int) -> Any:
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-    from training.utils.layout.planner import PlanSettings
     from training.utils.base.errors import Mistakes
+    from training.utils.layout.planner import PlanSettings
 
     estimator = ESTIMATORS[number % len(ESTIMATORS)]
     forms = {

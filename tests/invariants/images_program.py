@@ -190,8 +190,8 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.vision_models import FAMILIES
     from training.utils.data.rows.documents import responses_document, sentence_document
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.opening.one_model_run import loop_settings
     from training.utils.images.run.row_images import images_of, with_kept_features
+    from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
@@ -273,11 +273,11 @@ def counted_lacking(trainer: Any, of_pairs: bool) -> int:
 
 def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any, Any]:
     from tests.invariants.plain import Recipe
+    from training.utils.base.seeds import seed_everything
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.opening.setup import load_under
-    from training.utils.base.seeds import seed_everything
 
     recipe = Recipe(total_steps=STEPS)
     settings = EngineSettings(

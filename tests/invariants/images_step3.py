@@ -101,19 +101,20 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
 
 def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> Any:
     from tests.invariants.images_program import SEED
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.assembly import balanced_roles
     from training.step3_ppo.parts.kept_pictures import with_kept_pictures
-    from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.prompt_source import PromptSource
-    from training.step3_ppo.parts.roles import RolesNeeded, Tokenizers, load_roles
-    from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.step3_ppo.roles.loading import RolesNeeded, load_roles
+    from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.trainer import PpoTrainer
+    from training.utils.base.seeds import seed_everything
     from training.utils.data.rows.documents import prompt_document
     from training.utils.generation.engines.hf import TransformersRollout
-    from training.utils.models.own_forward import own_forward_of
     from training.utils.images.run.row_images import images_of
+    from training.utils.models.own_forward import own_forward_of
     from training.utils.run.metrics import MetricsWriter
-    from training.utils.base.seeds import seed_everything
 
     flags = RolesArguments(
         str(models / case.family),
@@ -156,17 +157,17 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
     from tests.invariants.images_program import SEED
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
-    from training.step3_ppo.kl import KL_ESTIMATORS
-    from training.step3_ppo.kl.control import KlControl
-    from training.step3_ppo.losses import POLICY_LOSSES
-    from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.experience.settings import (
+    from training.step3_ppo.contracts.settings import (
         ExperienceSettings,
         KlSettings,
         LearningSettings,
         LengthSettings,
         PpoSettings,
     )  # fmt: skip
+    from training.step3_ppo.kl import KL_ESTIMATORS
+    from training.step3_ppo.kl.control import KlControl
+    from training.step3_ppo.losses import POLICY_LOSSES
+    from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.layout.planner import PlanSettings
     from training.utils.rewards.weighted import Reward, Rewards

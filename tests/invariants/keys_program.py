@@ -231,8 +231,8 @@ def run(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[st
 
 
 def _trained(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[str, Any]:
-    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.checkpoint_files import load_engine
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import DTYPES
     from training.utils.engine.training_engine import TrainingEngine
 

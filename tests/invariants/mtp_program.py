@@ -114,9 +114,9 @@ def speculated(engine: Any, model: Any, mtp: Any, ranks: Any) -> Any:
     import torch
 
     from tests.invariants.engine_program import END, PAD
+    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, Speculation
     from training.utils.engine.ranks.collectives import gathered
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, Speculation
     from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.mtp.head import new_head
     from training.utils.mtp.lending import WholeHead

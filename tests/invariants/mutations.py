@@ -136,8 +136,8 @@ def data_file(dice: random.Random, tokenizer: Any) -> None:
 
 def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: dict[str, Any]) -> None:
     from tests.support.data_flags import data_flags
-    from training.utils.data.build.build import build_phase
     from training.utils.base.errors import Mistakes
+    from training.utils.data.build.build import build_phase
 
     split = ",".join("1" if place == phase else "0" for place in (1, 2, 3))
     name = f"{reader}:{path}"

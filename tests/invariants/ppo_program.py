@@ -110,22 +110,23 @@ def make_trainer(
     from tests.invariants import tiny
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
-    from training.step3_ppo.parts.assembly import balanced_roles
-    from training.step3_ppo.parts.evaluation import Evaluator
-    from training.step3_ppo.kl import KL_ESTIMATORS
-    from training.step3_ppo.kl.control import KlControl
-    from training.step3_ppo.learning.learning import Updates
-    from training.step3_ppo.losses import POLICY_LOSSES
-    from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.parts.roles import RolesNeeded, Tokenizers, load_roles
-    from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.step3_ppo.experience.settings import (
+    from training.step3_ppo.contracts.settings import (
         ExperienceSettings,
         KlSettings,
         LearningSettings,
         LengthSettings,
         PpoSettings,
     )  # fmt: skip
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.step3_ppo.kl import KL_ESTIMATORS
+    from training.step3_ppo.kl.control import KlControl
+    from training.step3_ppo.learning.learning import Updates
+    from training.step3_ppo.losses import POLICY_LOSSES
+    from training.step3_ppo.losses.tokens import PolicyLossSettings
+    from training.step3_ppo.parts.assembly import balanced_roles
+    from training.step3_ppo.parts.evaluation import Evaluator
+    from training.step3_ppo.roles.loading import RolesNeeded, load_roles
+    from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.generation.engines.hf import TransformersRollout
@@ -362,8 +363,8 @@ def paths(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
     import torch
 
     from tests.invariants import tiny
-    from training.utils.engine.ranks.collectives import gathered
     from training.utils.contracts.rollout_engine import PathSampling
+    from training.utils.engine.ranks.collectives import gathered
 
     found = {}
     for layout in cases:
@@ -431,8 +432,8 @@ def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
     import torch
 
     from tests.support.tries import forked_conversations, forked_sequences
-    from training.step3_ppo.learning.learning import Learner
     from training.step3_ppo.experience.sequences import TrainingSequence
+    from training.step3_ppo.learning.learning import Learner
 
     drawn = [each for seed in (0, 3) for each in forked_sequences(seed, 24, most_tokens=40) if each.is_target.any()]
     drawn += [each.tokens for each in forked_conversations(4, 24) if max(map(len, each.tokens.parts)) <= 40]
@@ -577,9 +578,9 @@ def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
     """After an update: reference and actor of a LoRA run on one sequence, and rollouts against the training forward."""
     import torch
 
+    from training.utils.base.seeds import seed_everything
     from training.utils.contracts.documents import join
     from training.utils.layout.rows import padded_rows
-    from training.utils.base.seeds import seed_everything
 
     found = {}
     rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)

@@ -271,8 +271,8 @@ def accuracies(folder: Path) -> tuple[list[float], list[float]]:
 
 @cache
 def lora_trained_plainly(models: Path, kind: str, regularized: bool) -> tuple[plain.Trained, dict[str, torch.Tensor]]:
-    from training.utils.loading.models import load_causal_lm
     from training.utils.base.seeds import seed_everything
+    from training.utils.loading.models import load_causal_lm
 
     case = Case("lora", lora_dim=engine_program.LORA_DIM)
     seed_everything(SEED, rank=0)

@@ -15,6 +15,7 @@ from training.step2_reward import loss as reward
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.advantages.whiten import moments, whiten
+from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.aggregation import StepTotals
@@ -26,7 +27,6 @@ from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, REJECTIONS
 from training.step3_ppo.mismatch.figures import mismatch_measures
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.step3_ppo.mismatch.weights import corrected, loss_weights, sequences_of
-from training.step3_ppo.experience.reward_shaping import shaped_rewards
 
 B, R = 6, 5
 LENGTHS_B = torch.tensor([5, 3, 1, 4, 2, 5])

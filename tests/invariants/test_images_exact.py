@@ -19,12 +19,12 @@ from tests.invariants.conftest import LAUNCH_SECONDS
 from tests.invariants.images_program import BETA, CASES, LORA_ALPHA, LORA_DIM, ORDINARY, PER_STEP, SEED, STEPS, Case
 from tests.invariants.test_engine_exact import assert_weights_equal, loaded
 from tests.support.vision_models import FAMILIES, Family, PlainScorer, awake
-from training.utils.data.rows.documents import responses_document, sentence_document
-from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
+from training.utils.base.seeds import seed_everything
 from training.utils.contracts.documents import Document, join, unshared
 from training.utils.contracts.documents import plain as plain_document
+from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
+from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.images.models.scalar_class import scalar_model_class
-from training.utils.base.seeds import seed_everything
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(2400)]  # the long form on a busy machine
 

@@ -77,8 +77,8 @@ def trained_plainly(models: Path, case: Case) -> tuple[plain.Trained, list[tuple
 
 def model_of(models: Path, case: Case) -> torch.nn.Module:
     """In float64, with the adapters that the engine's model starts with."""
-    from training.utils.loading.models import load_causal_lm
     from training.utils.base.seeds import seed_everything
+    from training.utils.loading.models import load_causal_lm
 
     if not case.lora_dim:
         return copy.deepcopy(start_of(models / case.model, case.kind))

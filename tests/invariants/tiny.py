@@ -27,8 +27,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow, TextBlock
-from training.utils.layout.parallel import ParallelTags
 
 VOCAB = 211
 END, PAD = 0, 1

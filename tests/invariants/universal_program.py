@@ -118,8 +118,8 @@ def head_step(engine: Any, number: int, ranks: Any) -> None:
     """A step on states and embeddings that are drawn: what a model would give them does not matter."""
     from tests.invariants.engine_program import PAD
     from training.utils.data.rows.documents import sentence_document
-    from training.utils.mtp.layout.entries import mtp_entries
     from training.utils.layout.rows import packed_rows
+    from training.utils.mtp.layout.entries import mtp_entries
 
     documents = [sentence_document(row) for row in sentences_of(number, ranks)]
     rows = packed_rows([[document] for document in documents], PAD, with_before=True)

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.data_flags import data_flags
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
 from training.utils.data.rows.views import continuation, runs_of
 from training.utils.data.sources.create import create_raw_dataset
-from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
 
 # A message is <role>content, the assistant's ends with the end token; contents must be text, as for most models.

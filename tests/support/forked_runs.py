@@ -306,10 +306,10 @@ def import_everything() -> None:
     import training.step2_dpo.trainer
     import training.step2_reward.main
     import training.step2_reward.trainer
-    import training.step3_ppo.parts.assembly
     import training.step3_ppo.flags.checks
-    import training.step3_ppo.parts.inputs
     import training.step3_ppo.main
+    import training.step3_ppo.parts.assembly
+    import training.step3_ppo.parts.inputs
     import training.step3_ppo.trainer
     import training.utils.checkpoints.loop
     import training.utils.models.adapters.saving

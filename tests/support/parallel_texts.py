@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from training.utils.contracts.documents import TokenSequence
-from training.utils.layout.parallel import ParallelTags
+from training.utils.contracts.paths import ParallelTags
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)  # ordinary tokens are 10 and up
 WRITTEN_TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]

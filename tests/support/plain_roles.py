@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
-from training.step3_ppo.parts.roles import Reference, Roles
+from training.step3_ppo.roles.roles import Reference, Roles
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import StepReport
 from training.utils.engine.whole_model import WholeModel

@@ -12,9 +12,9 @@ import yaml
 
 from training import all_steps
 from training.new_model import GROUPS
-from training.utils.flags.arguments import parse_arguments, read_yaml, words_of
 from training.utils.base.errors import ThreestepError
 from training.utils.base.typed import WHOLE_RUN_VARIABLE
+from training.utils.flags.arguments import parse_arguments, read_yaml, words_of
 
 VALUES = {
     "output_dir": "runs/x",

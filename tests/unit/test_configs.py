@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from training.utils.data.sources import registry
 from training.utils.base import user_files
+from training.utils.data.sources import registry
 
 TRAINING = Path(__file__).parents[2] / "training"
 RECIPES = sorted(path for path in TRAINING.glob("step*/configs/*.yaml"))

@@ -6,8 +6,8 @@ import pytest
 
 from training import export
 from training.export import engine_of, find_checkpoint, main
-from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.base.errors import ThreestepError
+from training.utils.checkpoints.folder import CheckpointFolder
 
 
 @pytest.fixture

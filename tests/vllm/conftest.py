@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.forked_programs import FORKS_VARIABLE
-from training.utils.generation.vllm.engine import VllmRollout
 from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.generation.vllm.engine import VllmRollout
 
 LONGEST_TOKENS = 64
 # Attention on a CPU knows heads of 32 numbers and more.

@@ -25,11 +25,11 @@ def main(folder: Path) -> None:
     from tests.distributed.launch import report
     from tests.unit.utils.generation.engines.test_hf import spelt
     from tests.vllm.conftest import started
+    from training.utils.contracts.rollout_engine import Speculation
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.contracts.rollout_engine import Speculation
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel

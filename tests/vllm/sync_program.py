@@ -38,10 +38,10 @@ def run_case(
 ) -> dict[str, Any]:
     from tests.support.tiny_models import VOCABULARY
     from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts
+    from training.utils.contracts.rollout_engine import RolloutRequest
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.contracts.rollout_engine import RolloutRequest
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel

@@ -16,10 +16,10 @@ from tests.vllm.conftest import SHAPES
 from training import chat, evaluate
 from training.asking.model import engine_maker, load_asked_model
 from training.asking.talk import Talk
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm.arguments import VllmArguments
-from training.utils.base.errors import ThreestepError
 
 VLLM = ["--rollout_engine", "vllm", "--vllm_cache_gib", "0.05"]
 LONGEST_TOKENS = 120

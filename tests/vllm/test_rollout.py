@@ -11,13 +11,22 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.engines.test_hf import (
+    GREEDY,
+    PAD,
+    PLAIN,
+    frequent_token,
+    prompts,
+    responses,
+    roll,
+    spelt,
+)
 from tests.unit.utils.generation.test_conversations import END, SAMPLING, converse
-from tests.unit.utils.generation.engines.test_hf import GREEDY, PAD, PLAIN, frequent_token, prompts, responses, roll, spelt
 from tests.vllm.conftest import SHAPES, started
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.engines.hybrid import _logprobs
-from training.utils.contracts.rollout import Rollout
-from training.utils.base.errors import ThreestepError
 
 CUT = {"top_k": 20, "top_p": 0.8, "min_p": 0.02}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.engine.config.arguments import EngineArguments
 from training.utils.base.errors import Mistakes
+from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import flag
 
 SPLITS = ("eval", "train")

@@ -12,13 +12,13 @@ from training.asking.acting import Acting, stream_acted
 from training.asking.chat_images import Picture, open_picture
 from training.asking.model import Answer, AskedModel, prompt_of, stream_answer
 from training.asking.scorer import Scorer
-from training.utils.data.sources.formats.messages import Message
-from training.utils.generation.arguments import SamplingArguments
-from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.flags.flags import note_mistakes
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import parse_json
+from training.utils.data.sources.formats.messages import Message
+from training.utils.flags.flags import note_mistakes
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.loading.tokenizers import same_tokenizer
 
 
 @dataclass

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from training.asking.talk import Talk
-from training.utils.images.data.values import MOST_FILE_BYTES
 from training.utils.base.errors import ThreestepError
+from training.utils.images.data.values import MOST_FILE_BYTES
 from training.utils.serving.asgi import GuardedApp, listening, server_of
 from training.utils.serving.door import Door
 

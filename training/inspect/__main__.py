@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.flags.arguments import parse_arguments
-from training.utils.base.console import note
-from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
-from training.utils.opening.flags import OneModelFlags
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import flag
+from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
+from training.utils.opening.flags import OneModelFlags
 
 
 @dataclass

@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 
-from training.utils.data.rows.collate import collate_prompts
+from training.utils.base.console import log
+from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow, SentenceRow
+from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.spans import ImageSpan, images_between
-from training.utils.images.rows.pictures import RowImages
+from training.utils.layout.pictures import RowImages
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.samples import EvaluationSamples, sample_uid
-from training.utils.base.console import log
 
 MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few forwards
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from training.step2_dpo.arguments import DpoArguments
-from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 from training.utils.compat.hf_flags import HF_DPO_FLAGS
 from training.utils.compat.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS, Needless
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
+from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
 STEP = Step(
     name="step2_dpo",

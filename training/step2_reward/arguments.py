@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.opening.flags import OneModelFlags
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.flags import flag
+from training.utils.opening.flags import OneModelFlags
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow

@@ -16,18 +16,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.compat.old_flags import SCORING_OLD_FLAGS
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.engine.config.arguments import DTYPE_NAMES, EngineArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import flag, settings_of
-from training.utils.compat.old_flags import SCORING_OLD_FLAGS
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
-    from training.utils.images.data.reader import PixelReader
     from training.utils.contracts.rows import ResponsesRow
+    from training.utils.images.data.reader import PixelReader
     from training.utils.preference.evaluation import ScoredResponses
 
 SPLITS = ("eval", "train")
@@ -93,17 +93,17 @@ def main(argv: Sequence[str]) -> None:
 
     from training.step2_reward.pair_file import read_pairs, write_scores
     from training.step2_reward.report import report_text
+    from training.utils.base.console import log
     from training.utils.data.build.build import build_phase
     from training.utils.data.chat.chat import adopt_style
     from training.utils.data.rows.documents import responses_document
     from training.utils.engine.ranks.startup import started_process_group
-    from training.utils.loading.folder_kinds import check_model_folder
-    from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.images.run.image_reader import reader_of_folder, why_unread
     from training.utils.images.run.row_images import images_of
+    from training.utils.loading.folder_kinds import check_model_folder
+    from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.preference.evaluation import evaluate
     from training.utils.preference.scorer import ScorerSettings, load_scorer
-    from training.utils.base.console import log
     from training.utils.run.run_folder import RunFolder
 
     check_model_folder(flags.model_name_or_path)

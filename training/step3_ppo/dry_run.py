@@ -32,10 +32,10 @@ from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
-from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
-from training.utils.models.quantized.quantized import rounded_elements
-from training.utils.images.run.image_reader import picture_of_model
 from training.utils.flags.arguments import resolved_settings
+from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
+from training.utils.images.run.image_reader import picture_of_model
+from training.utils.models.quantized.quantized import rounded_elements
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
 

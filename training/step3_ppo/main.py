@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.flags.arguments import parse_arguments, resolved_settings
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import run_program
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def main(argv: Sequence[str]) -> None:
 
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
+    from training.step3_ppo.flags.checks import check_beside_images, check_models
+    from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.assembly import (
         check_roles_saving,
         checked_roles,
@@ -56,18 +58,16 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         wanted_score_scale,
         with_head,
     )
-    from training.step3_ppo.flags.checks import check_beside_images, check_models
     from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers
-    from training.step3_ppo.learning.learning import Updates
-    from training.step3_ppo.parts.roles import RolesNeeded, load_roles
+    from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.trainer import PpoTrainer
+    from training.utils.base.console import log
     from training.utils.checkpoints.loop import checkpointed_run
     from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.checkpoints.plan import plan_checkpoints
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.opening.setup import start_run, with_head_chunk
     from training.utils.outputs.room import check_room
-    from training.utils.base.console import log
     from training.utils.run.run_folder import BAD_STEPS
 
     run, settings = flags.run, resolved_settings(flags)

@@ -17,13 +17,13 @@ from training.asking.acting import load_acting, stream_acted
 from training.asking.model import Acted, AskedModel, load_asked_model
 from training.asking.talk import Talk
 from training.asking.web import _columns
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.build.arguments import DataArguments
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.base.errors import ThreestepError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
 LOOKUP, GUESSING = (f"{EXAMPLES / file}" for file in ("lookup.py:Lookup", "guessing.py:Guessing"))

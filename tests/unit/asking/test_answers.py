@@ -18,22 +18,23 @@ from training.asking.model import AskedModel, engine_maker, load_asked_model
 from training.asking.scorer import Scorer, load_answer_scorer
 from training.asking.talk import Talk
 from training.asking.web import _columns
+from training.utils.base.errors import ThreestepError
+from training.utils.base.seeds import derived_seed
+from training.utils.contracts.documents import TokenSequence
+from training.utils.contracts.paths import ParallelTags
+from training.utils.contracts.rollout_engine import PathSampling, RolloutRequest, Sampling
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.startup import Ranks
+from training.utils.flags.flags import settings_of
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.contracts.rollout_engine import PathSampling, RolloutRequest, Sampling
 from training.utils.generation.vllm.arguments import VllmArguments
-from training.utils.contracts.documents import TokenSequence
-from training.utils.layout.parallel import ParallelTags, drawn_document
+from training.utils.layout.parallel import drawn_document
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import ScalarModel
 from training.utils.rewards.weighted import Reward
-from training.utils.base.errors import ThreestepError
-from training.utils.flags.flags import settings_of
-from training.utils.base.seeds import derived_seed
 
 ALONE = Ranks(0, 0, 1, CPU)
 PATHS = SamplingArguments(max_new_tokens=20, parallel_paths=3, max_path_tokens=6)

@@ -22,11 +22,11 @@ from training.asking.model import (
     prompt_of,
     stream_answer,
 )
-from training.utils.generation.arguments import SamplingArguments
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.loading.configurations import positions_of
-from training.utils.base.errors import ThreestepError
 
 TALK = [
     {"role": "user", "content": "Hi"},

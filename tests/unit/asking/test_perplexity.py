@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from training.asking.perplexity import row_losses
-from training.utils.data.rows.documents import sentence_document
-from training.utils.contracts.rows import SentenceRow
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import SentenceRow
+from training.utils.data.rows.documents import sentence_document
 
 
 def test_row_losses_beside_plain_cross_entropy(asked):

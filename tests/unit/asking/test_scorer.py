@@ -10,9 +10,9 @@ from tests.conftest import train_tokenizer
 from tests.support.data_flags import data_flags
 from tests.unit.asking.conftest import CPU
 from training.asking.scorer import load_answer_scorer
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.base.errors import ThreestepError
 
 ALONE = Ranks(0, 0, 1, CPU)
 MESSAGES = [{"role": "user", "content": "Sort these words: pear fig."}]

@@ -10,11 +10,11 @@ from tests.unit.asking.conftest import CPU
 from training.asking.model import Answer, load_asked_model
 from training.asking.scorer import load_answer_scorer
 from training.asking.talk import COMMANDS, Talk
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.formats.messages import read_messages
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.base.errors import ThreestepError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from training.asking import web
 from training.asking.talk import Talk
-from training.utils.generation.arguments import SamplingArguments
 from training.utils.base.errors import ThreestepError
+from training.utils.generation.arguments import SamplingArguments
 
 
 def test_a_missing_package_is_one_sentence(asked, monkeypatch):

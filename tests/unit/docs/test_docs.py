@@ -16,8 +16,8 @@ from tests.support import command_lines, pages
 from tests.support.command_lines import WrongCommand, check_call
 from tests.support.pages import HISTORY, ROOT, page_name
 from threestep.command import PROGRAMS
-from training.utils.data.sources import registry
 from training.utils.base import user_files
+from training.utils.data.sources import registry
 
 PAGES = pages.all_pages()
 NOW = [path for path in PAGES if page_name(path) not in HISTORY]

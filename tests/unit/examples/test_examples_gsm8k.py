@@ -10,9 +10,9 @@ import pytest
 
 from examples.gsm8k import MODELS, Gsm8k, final_answer
 from tests.support.data_flags import data_flags, raw_dataset_of
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
-from training.utils.base.errors import Mistakes, ThreestepError
 
 ROOT = Path(__file__).parents[3]
 SHARED = Path(os.environ.get("THREESTEP_SHARED_DATA", ROOT.parent / "shared" / "data")) / "gsm8k"

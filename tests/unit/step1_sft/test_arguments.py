@@ -9,8 +9,8 @@ import pytest
 
 from training.step1_sft import main, samples, trainer
 from training.step1_sft.arguments import SftArguments, check_noise
-from training.utils.engine.config.arguments import EngineArguments
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import note_mistakes
 
 

@@ -13,14 +13,14 @@ import torch
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from training.step1_sft import samples as sft_samples
 from training.step1_sft.samples import Drawn, GreedyDrawing, Parts, open_drawing, parts_of, sentence_samples
+from training.utils.base.seeds import random_state
+from training.utils.contracts.rollout_engine import Sampling
 from training.utils.contracts.rows import SentenceRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
-from training.utils.contracts.rollout_engine import Sampling
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.spans import ImageSpan
 from training.utils.opening.samples import EvaluationSamples, sample_uid
-from training.utils.base.seeds import random_state
 
 CPU = torch.device("cpu")
 NEVER = VOCABULARY + 1

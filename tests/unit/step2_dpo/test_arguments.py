@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from training.step2_dpo.arguments import DpoArguments, check_reference
-from training.utils.models.arguments import ModelArguments
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
+from training.utils.models.arguments import ModelArguments
 
 
 def sentences(**given) -> list[str]:

@@ -10,9 +10,9 @@ import pytest
 
 from training.step2_reward.arguments import RewardModelArguments, check_margins, check_sharing
 from training.step2_reward.main import main
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.config.arguments import EngineArguments
-from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from training.step2_reward.evaluate import RewardEvaluationArguments
-from training.utils.preference.scorer import ScorerSettings
 from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import note_mistakes, settings_of
+from training.utils.preference.scorer import ScorerSettings
 
 
 def sentences(**given) -> list[str]:

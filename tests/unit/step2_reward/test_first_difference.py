@@ -12,8 +12,8 @@ import torch
 from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.trainer import read_differing_tokens
-from training.utils.data.rows.documents import responses_document
 from training.utils.contracts.rows import ResponsesRow
+from training.utils.data.rows.documents import responses_document
 from training.utils.layout.ranked import ranked_rows
 from training.utils.preference.batches import PreferenceBatch
 

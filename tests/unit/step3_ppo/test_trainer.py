@@ -13,22 +13,22 @@ import torch
 
 from tests.support.plain_roles import plain_roles
 from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.contracts.records import Experience
+from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.learning.learning import Updates, _row_ids_of_all_ranks
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
+from training.step3_ppo.learning.learning import Updates, _row_ids_of_all_ranks
 from training.step3_ppo.parts.prompt_source import PromptSource
-from training.step3_ppo.experience.records import Experience
-from training.step3_ppo.experience.settings import PpoSettings
 from training.step3_ppo.trainer import PpoTrainer, _shown
-from training.utils.contracts.rows import PromptRow
-from training.utils.engine.ranks.startup import Ranks
-from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
-from training.utils.contracts.rollout import Rollout
-from training.utils.layout.planner import PlanSettings
 from training.utils.base.errors import Mistakes
 from training.utils.base.seeds import derived_seed
+from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
+from training.utils.contracts.rows import PromptRow
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.layout.planner import PlanSettings
 
 PROMPTS = [PromptRow(index, np.array([10 + index], dtype=np.int32), f"prompt {index}", None) for index in range(20)]
 

@@ -13,9 +13,9 @@ import pytest
 from tests.support.heavy import heavy_modules_after
 from threestep import command
 from training import __version__
-from training.utils.run import launch
-from training.utils.flags.step import known_steps
 from training.utils.base.typed import COMMAND_VARIABLE
+from training.utils.flags.step import known_steps
+from training.utils.run import launch
 
 ROOT = Path(__file__).parents[3]
 

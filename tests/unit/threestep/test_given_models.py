@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from threestep.given_models import folder_of_model, trained_object
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.given import FILE, GivenObject, copy_of_object, given_in, objects_given, proven, write_given
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 NAME = "model_name_or_path"
 

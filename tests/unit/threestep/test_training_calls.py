@@ -17,8 +17,8 @@ import torch
 import threestep
 from tests.support.tiny_models import tiny_causal_lm
 from threestep import running, training_calls
-from training.utils.engine.ranks import startup
 from training.utils.base.seeds import random_state_kept, seed_everything
+from training.utils.engine.ranks import startup
 
 ROWS = [{"prompt": "a", "completion": "b"}]
 

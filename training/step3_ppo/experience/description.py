@@ -12,14 +12,14 @@ from functools import reduce
 import torch
 
 from training.step3_ppo.advantages.inputs import discounted_sums
+from training.step3_ppo.contracts.records import Experience
+from training.step3_ppo.contracts.settings import ExperienceSettings
 from training.step3_ppo.experience.dynamic_sampling import equal_groups
 from training.step3_ppo.measures.measures import NOTHING, Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.figures import PROBABILITIES, mismatch_measures
-from training.step3_ppo.experience.records import Experience
-from training.step3_ppo.experience.settings import ExperienceSettings
+from training.utils.contracts.rollout import CUTS
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.environments.episodes import FAILURES
-from training.utils.contracts.rollout import CUTS
 
 
 def described(experiences: Sequence[Experience], settings: ExperienceSettings) -> dict[str, float]:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from training.step3_ppo.experience.records import LeftOut, Samples, Scored
-from training.step3_ppo.experience.settings import ExperienceSettings
+from training.step3_ppo.contracts.records import LeftOut, Samples, Scored
+from training.step3_ppo.contracts.settings import ExperienceSettings
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.collectives import gathered, several_ranks
-from training.utils.contracts.rollout import Rollout
 
 
 def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from training.step3_ppo.experience.settings import ExperienceSettings
+from training.step3_ppo.contracts.settings import ExperienceSettings
+from training.utils.contracts.documents import TokenSequence
 from training.utils.data.rows.pictures import span_numbers, spans_of
 from training.utils.engine.ranks.collectives import gathered, several_ranks
-from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.rows import TokenRows
 from training.utils.layout.transfer import moved
 

@@ -11,11 +11,17 @@ from typing import Any
 
 import torch
 
-from training.step3_ppo.experience.exchange import Packed, packed_sequences, packed_values, unpacked_sequences, unpacked_values
-from training.step3_ppo.experience.records import Experience, sequence_number
+from training.step3_ppo.contracts.records import Experience, sequence_number
+from training.step3_ppo.experience.exchange import (
+    Packed,
+    packed_sequences,
+    packed_values,
+    unpacked_sequences,
+    unpacked_values,
+)
+from training.utils.contracts.documents import TokenSequence, join
 from training.utils.contracts.rows import TextBlock
 from training.utils.engine.ranks.collectives import gathered, several_ranks
-from training.utils.contracts.documents import TokenSequence, join
 
 
 @dataclass(frozen=True)

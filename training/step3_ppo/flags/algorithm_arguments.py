@@ -11,8 +11,8 @@ from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES, PolicyLoss
 from training.utils.base.errors import Mistakes
-from training.utils.flags.flags import flag
 from training.utils.base.tables import either
+from training.utils.flags.flags import flag
 
 KL_CONTROLS = ("fixed", "adaptive")
 NORMS = ("group", "batch")

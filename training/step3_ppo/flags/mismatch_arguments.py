@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, RECIPES, REJECTED, REJECTIONS
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
-from training.utils.generation.table import WITH_OTHER_LOGPROBS
 from training.utils.base.errors import Mistakes
-from training.utils.flags.flags import flag
 from training.utils.base.tables import either
+from training.utils.flags.flags import flag
+from training.utils.generation.table import WITH_OTHER_LOGPROBS
 
 _PREFIX = "mismatch_"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from training.utils.base.errors import Mistakes
 from training.utils.engine.config.arguments import (
     ADAM_BETAS,
     ADAM_EPSILON,
@@ -27,6 +28,7 @@ from training.utils.engine.config.arguments import (
     check_zero3_limits,
 )
 from training.utils.engine.config.schedules import SCHEDULES
+from training.utils.flags.flags import flag, settings_of
 from training.utils.models.arguments import (
     FREEZE_PROJECTOR_HELP,
     FREEZE_TOWER_HELP,
@@ -45,8 +47,6 @@ from training.utils.models.quantized.quantization import (
     check_ranks,
 )
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import Mistakes
-from training.utils.flags.flags import flag, settings_of
 
 
 @dataclass

@@ -14,6 +14,16 @@ from typing import NamedTuple
 
 import torch
 
+from training.step3_ppo.contracts.records import Experience, Forward
+from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
+from training.step3_ppo.experience.sequences import (
+    TokenColumns,
+    TrainingSequence,
+    counted_by_the_actor,
+    sequences_of_all_ranks,
+    text_sequence,
+    training_sequences,
+)
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.covariance import covariance_sums, covariances, smallest_selected_key, tokens_to_select
@@ -23,29 +33,19 @@ from training.step3_ppo.losses.tokens import PolicyTokens
 from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
-from training.step3_ppo.experience.records import Experience, Forward
-from training.step3_ppo.parts.roles import Roles
-from training.step3_ppo.experience.sequences import (
-    TokenColumns,
-    TrainingSequence,
-    counted_by_the_actor,
-    sequences_of_all_ranks,
-    text_sequence,
-    training_sequences,
-)
-from training.step3_ppo.experience.settings import ExperienceSettings, LearningSettings, PpoSettings
+from training.step3_ppo.roles.roles import Roles
+from training.utils.base.seeds import derived_seed
+from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.contracts.rows import PromptRow, TextBlock
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered, summed_numbers
-from training.utils.routers.step_loss import StepRouterLoss
-from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
 from training.utils.layout.rows import TokenRows
 from training.utils.layout.transfer import moved, pinned
 from training.utils.models.target_head import TokenLogprobs
+from training.utils.routers.step_loss import StepRouterLoss
 from training.utils.run.ahead import Ahead
-from training.utils.base.seeds import derived_seed
 
 
 class FigurePart(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.data.rows.dataset import CachedSplit
+from training.utils.contracts.rollout_engine import RolloutEngine
 from training.utils.contracts.rows import PromptRow
+from training.utils.data.rows.dataset import CachedSplit
 from training.utils.environments.acting import ActingSettings, acting_engine
 from training.utils.environments.loading import COLUMN, Environments
-from training.utils.contracts.rollout_engine import RolloutEngine
 from training.utils.generation.conversations import ActingRollout
 
 

@@ -10,41 +10,42 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.step3_ppo.parts.acting import deciding_flags, engine_of_rows
+from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.checks import Components
-from training.step3_ppo.parts.evaluation import Evaluator, PpoResult, closing_sentence
 from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.step3_ppo.flags.roles_arguments import RolesArguments
+from training.step3_ppo.parts.acting import deciding_flags, engine_of_rows
+from training.step3_ppo.parts.evaluation import Evaluator, PpoResult, closing_sentence
 from training.step3_ppo.parts.inputs import Inputs
 from training.step3_ppo.parts.kept_pictures import with_kept_pictures
 from training.step3_ppo.parts.replay import make_engine
-from training.step3_ppo.parts.roles import Roles, Tokenizers
-from training.step3_ppo.flags.roles_arguments import RolesArguments
-from training.step3_ppo.experience.settings import PpoSettings
+from training.step3_ppo.roles.roles import Roles, Tokenizers
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.guessers import BY_HEAD
+from training.utils.contracts.rollout_engine import Decode, PathSampling, RolloutEngine, Sampling
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.files.digests import digest_files
-from training.utils.routers.step_loss import RouterLoss, router_loss
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
-from training.utils.contracts.rollout_engine import Decode, PathSampling, RolloutEngine, Sampling
-from training.utils.generation.guessing.guessers import BY_HEAD
+from training.utils.images.models.processors import write_beside
+from training.utils.images.models.vision import placeholder_id
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import model_files
 from training.utils.loading.models import check_no_dropout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
+from training.utils.models.adapters.saving import save_model
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
-from training.utils.images.models.processors import write_beside
-from training.utils.routers.routers import has_routers
-from training.utils.models.adapters.saving import save_model
 from training.utils.models.stop_tokens import set_stop_tokens
-from training.utils.images.models.vision import placeholder_id
 from training.utils.mtp.head import new_head
 from training.utils.mtp.lending import WholeHead
 from training.utils.mtp.opening import head_writer, open_head
@@ -53,9 +54,8 @@ from training.utils.opening.setup import compute_meter, may_pack
 from training.utils.outputs.final_models import FinalModels
 from training.utils.report.writing import close_run
 from training.utils.rewards.weighted import Rewards
-from training.utils.base.console import log
-from training.utils.base.errors import ThreestepError
-from training.utils.flags.flags import settings_of
+from training.utils.routers.routers import has_routers
+from training.utils.routers.step_loss import RouterLoss, router_loss
 from training.utils.run.run_folder import RunFolder
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from training.step3_ppo.parts.roles import Roles
-from training.utils.images.rows.pictures import RowImages
-from training.utils.layout.rows import TokenRows
+from training.step3_ppo.roles.roles import Roles
 from training.utils.images.run.row_images import why_not_kept, with_kept_features
+from training.utils.layout.pictures import RowImages
+from training.utils.layout.rows import TokenRows
 
 
 def with_kept_pictures(

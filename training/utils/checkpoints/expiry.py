@@ -13,8 +13,8 @@ from pathlib import Path
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.flags import AUTO
 from training.utils.base.tables import either
+from training.utils.flags.flags import AUTO
 
 # Variables in which schedulers tell when a job ends, in seconds since 1970: Slurm, Volcengine's ML platform, SageMaker.
 VARIABLES = (

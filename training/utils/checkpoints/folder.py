@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from training.utils.checkpoints.arguments import LATEST
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import flush_to_disk, sha256_of, sha256_of_object
+from training.utils.checkpoints.arguments import LATEST
 
 MANIFEST = "manifest.json"
 # 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the flags' defaults.

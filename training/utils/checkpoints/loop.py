@@ -17,6 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.console import log
+from training.utils.base.disk_errors import disk_errors
+from training.utils.base.seeds import derived_seed
+from training.utils.base.storage import flush_to_disk, new_rescue_folder
+from training.utils.base.typed import WHOLE_RUN_VARIABLE, resuming_command
 from training.utils.checkpoints.best import Best, greater_wins, is_better, metric_in
 from training.utils.checkpoints.expiry import Deadline, expiry_of
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
@@ -28,13 +33,8 @@ from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
 from training.utils.report.trackers import open_trackers
-from training.utils.base.console import log
-from training.utils.base.disk_errors import disk_errors
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
-from training.utils.base.seeds import derived_seed
-from training.utils.base.storage import flush_to_disk, new_rescue_folder
-from training.utils.base.typed import WHOLE_RUN_VARIABLE, resuming_command
 
 _TRAINER_FILE = "trainer.json"
 _OUT_OF_TIME = len(SIGNALS) + 1

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.disk_errors import disk_errors
+from training.utils.base.seeds import random_state, seed_everything, set_random_state
 from training.utils.checkpoints import universal
 from training.utils.checkpoints.export import DESCRIPTIONS, average_file, average_shares
 from training.utils.engine.checkpoint_files import load_engine
@@ -23,10 +25,8 @@ from training.utils.engine.ranks.collectives import barrier, gathered, on_main, 
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
-from training.utils.models.adapters.description import write_description
 from training.utils.images.models.processors import copy_files
-from training.utils.base.disk_errors import disk_errors
-from training.utils.base.seeds import random_state, seed_everything, set_random_state
+from training.utils.models.adapters.description import write_description
 
 
 @dataclass(frozen=True)

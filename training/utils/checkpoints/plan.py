@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.console import log
+from training.utils.base.credentials import redacted_value
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import (
     KEPT_AS_BEGUN,
     LATEST,
@@ -21,9 +24,6 @@ from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.base.console import log
-from training.utils.base.credentials import redacted_value
-from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.checkpoint_files import (
     SHARD_FILE,
     WHOLE_FILE,
@@ -31,7 +32,6 @@ from training.utils.engine.checkpoint_files import (
 from training.utils.engine.state_files import file_of, read_state, write_state
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.models.tensors.sharding import whole_shape
-from training.utils.base.errors import ThreestepError
 
 _STATES = ("exp_avg", "exp_avg_sq")
 _MODEL_FILES = (WHOLE_FILE, SHARD_FILE)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, join
 from training.utils.images.spans import ImageSpan
-from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

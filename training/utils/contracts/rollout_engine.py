@@ -11,26 +11,31 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from training.utils.engine.whole_model import WholeModel
-from training.utils.generation.guessing.guessers import BY_HEAD
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.guessers import BY_HEAD
+from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.turns import Turns
-from training.utils.generation.vllm.arguments import VllmArguments
-from training.utils.layout.parallel import ParallelTags
-from training.utils.images.rows.pictures import PromptImages
-from training.utils.models.own_forward import OwnForward
-from training.utils.base.errors import ThreestepError
 from training.utils.flags.flags import AUTO
+from training.utils.images.prompts import PromptImages
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
 # Lends a head for multi-token prediction (`mtp.head.MtpHead`) with whole weights; every rank must enter together.
 LentHead = Callable[[], AbstractContextManager[Any]]
+
+
+class Lender(Protocol):
+    """Lends a model with whole weights; every rank must enter together."""
+
+    def lent(self) -> AbstractContextManager[PreTrainedModel]: ...
+
+
 # Each further guess is right less often.
 _MOST_GUESSES = 8
 
@@ -181,7 +186,7 @@ class RolloutEngine(ABC):
         """Raise ThreestepError if a package that the engine needs is missing; imports none."""
 
     @classmethod
-    def create(cls, decode: Decode | None, longest_tokens: int, vllm: VllmArguments) -> RolloutEngine:
+    def create(cls, decode: Decode | None, longest_tokens: int, vllm: Any) -> RolloutEngine:
         """Return an engine for prompts with responses of at most `longest_tokens` together."""
         return cls(decode)
 
@@ -200,7 +205,7 @@ class RolloutEngine(ABC):
                 return
 
     @contextlib.contextmanager
-    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+    def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
         """Inside, the engine draws from the trained model's current weights. Every rank must enter together."""
         with actor.lent() as model:
             yield model
@@ -211,12 +216,12 @@ class RolloutEngine(ABC):
         where guesses need no head. tell: prints a sentence."""
         raise NotImplementedError(f"{type(self).__name__} has no speculative rollouts")
 
-    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+    def check(self, lent: AbstractContextManager[PreTrainedModel], own: Any) -> list[str]:
         """Before the first rollout: choose how to draw from a model, so that its log-probabilities are its own; return
         sentences on what that costs. ThreestepError if there is no way.
 
         lent: gives the model, or the copy that rollouts are lent. Not entered where another program draws.
-        own: what the model computed when it was loaded.
+        own: what the model computed when it was loaded, a `models.own_forward.OwnForward`.
         """
         return []
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from training.utils.divergence.signs import History, Uniform, signs
 from training.utils.base.console import log
+from training.utils.divergence.signs import History, Uniform, signs
 from training.utils.run.run_folder import DIVERGENCE, METRICS
 from training.utils.run.run_log import RunLog
 

@@ -23,9 +23,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from training.utils.images.models.vision import is_of_vision, pixel_inputs
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.target_head import CHUNK_MB
-from training.utils.images.models.vision import is_of_vision, pixel_inputs
 
 if TYPE_CHECKING:
     from training.utils.images.spans import ImagePixels

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import load_config
 from training.utils.loading.models import prepared
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +24,9 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     tokenizer."""
     import torch
 
-    from training.utils.models.quantized.quantized import quantize_layers
     from training.utils.images.models.scalar_class import scalar_model_class
     from training.utils.images.models.vision import language_model_class
+    from training.utils.models.quantized.quantized import quantize_layers
 
     config = load_config(settings.name_or_path, settings.trust_remote_code)
     config.pad_token_id = None  # some families look for it in the ids, which have no values here

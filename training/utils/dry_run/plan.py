@@ -15,12 +15,12 @@ from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
+from training.utils.images.models.vision import is_of_vision
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.quantized.quantized import count_weights, quantized_layers
 from training.utils.models.settings import ModelSettings
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
-from training.utils.images.models.vision import is_of_vision
 from training.utils.mtp.head import new_head
 from training.utils.mtp.settings import MtpSettings
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.state_files import PICKLED_SUFFIX, file_of, plain_torch_files, read_state
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.base.errors import ThreestepError
 
 # Of weights and engine, below ZeRO-3 and in it (deepspeed 0.19, engine.py: _get_ckpt_name).
 WHOLE_FILE = "mp_rank_00_model_states.pt"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from training.utils.layout.rows import PAD_SEGMENT, TokenRows
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.layout.rows import PAD_SEGMENT, TokenRows
 
 _SHOWN_ROWS = 16
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from training.utils.engine.config.arguments import EngineSettings
-from training.utils.engine.ranks.collectives import largest
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
+from training.utils.engine.ranks.collectives import largest
 from training.utils.engine.ranks.startup import DTYPES, Ranks
 from training.utils.models.tensors.sharding import count_elements
 

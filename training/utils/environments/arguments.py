@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from training.utils.base.errors import Mistakes
+from training.utils.base.user_files import check_address, is_address
 from training.utils.environments.parsers import PARSERS
 from training.utils.environments.python_tool import IN_BUBBLEWRAP, NO_SANDBOX
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import AUTO, flag
-from training.utils.base.user_files import check_address, is_address
 
 TOOLS = "tools"  # the environment that --tools makes
 

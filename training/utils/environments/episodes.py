@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeVar
 
+from training.utils.base.errors import ThreestepError, first_line
 from training.utils.environments.calls import Caller, Outcome, bounded
 from training.utils.environments.interface import AssistantMessage, EnvironmentReply, Opening
-from training.utils.base.errors import ThreestepError, first_line
 
 _Result = TypeVar("_Result")
 OPENING_ROLES = ("system", "developer", "user", "assistant", "tool")

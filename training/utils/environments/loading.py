@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
+from training.utils.base.console import log, note
+from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
+from training.utils.base.user_files import load_function
 from training.utils.environments.arguments import TOOLS, EnvironmentArguments
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings, takes_seed
@@ -14,9 +17,6 @@ from training.utils.environments.interface import AssistantMessage
 from training.utils.environments.python_tool import IN_BUBBLEWRAP, NO_SANDBOX, isolation_of, python_tool
 from training.utils.environments.schemas import schema_of
 from training.utils.environments.tool_environment import CallLimits, Tool, ToolEnvironment
-from training.utils.base.console import log, note
-from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
-from training.utils.base.user_files import load_function
 
 COLUMN = "environment"  # of a row: its environment
 

@@ -25,9 +25,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from training.utils.base.errors import ThreestepError
 from training.utils.environments.calls import as_text
 from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Message, Opening
-from training.utils.base.errors import ThreestepError
 
 
 class OpenEnvironment:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from training.utils.environments.interface import AssistantMessage, Call
 from training.utils.base.errors import ThreestepError, first_line, nearest_names
-from training.utils.flags.flags import AUTO
 from training.utils.base.user_files import is_address, load_function
+from training.utils.environments.interface import AssistantMessage, Call
+from training.utils.flags.flags import AUTO
 
 LONGEST_CALL = 100_000  # characters of text with a call in it; a longer one is not read
 _UNREADABLE = (ValueError, SyntaxError, RecursionError, MemoryError)  # of json and ast, for text of any kind

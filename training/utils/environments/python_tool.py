@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from training.utils.base.errors import ThreestepError
 from training.utils.environments import supervised
 from training.utils.environments.isolation import BUBBLEWRAP, DISK_BYTES, DISK_FILES, Isolation, strongest
-from training.utils.base.errors import ThreestepError
 
 NO_SANDBOX, IN_BUBBLEWRAP = "python_no_sandbox", "python_bubblewrap"  # in --tools
 MEMORY_BYTES = 1 << 30  # of each process, and of all together

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from training.utils.base.errors import first_line, nearest_names
 from training.utils.environments.calls import Caller, RunningCall, as_text, bounded
 from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Message, Opening
 from training.utils.environments.schemas import argument_problem
-from training.utils.base.errors import first_line, nearest_names
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.typed import typed_command
+from training.utils.compat.old_flags import OldFlag, flags_with_values, old_defaults, translated
 from training.utils.flags.flag_names import nearest_flags
 from training.utils.flags.flags import OWN_KEYS, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, asked_topic, help_page
 from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
-from training.utils.compat.old_flags import OldFlag, flags_with_values, old_defaults, translated
-from training.utils.base.typed import typed_command
 
 _MOST_VALUES = 100_000  # of a configuration whose aliases are written out
 _MOST_CONFIG_BYTES = 4 << 20

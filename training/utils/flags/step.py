@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.utils.flags.arguments import defaults_of, list_defaults_of
 from training.utils.compat.old_flags import OldFlag
+from training.utils.flags.arguments import defaults_of, list_defaults_of
 
 _PACKAGE = "training"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from training.utils.engine.config.arguments import DTYPE_NAMES
-from training.utils.generation.table import ENGINES_HELP
 from training.utils.base.errors import Mistakes
+from training.utils.engine.config.arguments import DTYPE_NAMES
 from training.utils.flags.flags import flag
+from training.utils.generation.table import ENGINES_HELP
 
 DEFAULT_PATHS = 2  # of a block, as in Parallel-R1
 PATH_FLAGS = ("parallel_paths", "max_path_tokens")

@@ -30,16 +30,7 @@ from dataclasses import astuple, dataclass
 import torch
 
 from training.utils.contracts.documents import Document, Segment, TokenSequence, together
-
-
-@dataclass(frozen=True)
-class ParallelTags:
-    """The token ids of `<Parallel>`, `<Path>`, `</Path>` and `</Parallel>`; no two are the same."""
-
-    open_block: int
-    open_path: int
-    close_path: int
-    close_block: int
+from training.utils.contracts.paths import ParallelTags
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from training.utils.contracts.paths import ParallelTags
 from training.utils.layout.dealing import dealt
-from training.utils.layout.parallel import ParallelTags
 
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6

@@ -10,7 +10,7 @@ import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.layout.parallel import drawn_document
-from training.utils.images.rows.pictures import RowImages, lacks_images, laid_out
+from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import TokenRows
 from training.utils.layout.transfer import pinned

@@ -12,7 +12,7 @@ from itertools import combinations
 import torch
 
 from training.utils.contracts.documents import Document, unshared
-from training.utils.images.rows.pictures import RowImages, laid_out
+from training.utils.layout.pictures import RowImages, laid_out
 from training.utils.layout.rows import TokenRows
 
 

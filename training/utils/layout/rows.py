@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import PAD_SEGMENT, Document, Segment, TokenSequence, plain
 from training.utils.images.spans import ImagePixels, ImageSpan, position_axes
 from training.utils.layout.runs import RunLengths, lengths_of, runs_of
 from training.utils.layout.transfer import moved
-from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import CONFIG, AdapterFolder
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, counted
@@ -24,8 +26,6 @@ from training.utils.loading.weight_files import StoredTensor, read_header
 from training.utils.models.adapters.lora import ADAPTER, add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.models.tensors.sharding import whole_to_change
-from training.utils.base.console import log, started_as_main_rank
-from training.utils.base.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch

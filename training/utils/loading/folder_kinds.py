@@ -11,11 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.storage import parse_json
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER
 from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
 from training.utils.loading.weight_files import read_header, weight_files
-from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.base.storage import parse_json
 
 _MOST_LEVELS = 100  # of a configuration's JSON; Python copies and compares some three times as many
 _LARGE_BYTES = 4 << 20

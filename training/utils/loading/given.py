@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.loading.judgement import HEAD
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import ThreestepError, first_line
+from training.utils.loading.judgement import HEAD
 
 if TYPE_CHECKING:
     import torch

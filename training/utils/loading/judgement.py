@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.utils.loading.folder_kinds import saved_again
-from training.utils.loading.weight_files import StoredTensor
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import ThreestepError
+from training.utils.loading.folder_kinds import saved_again
+from training.utils.loading.weight_files import StoredTensor
 
 HEAD = "score."  # transformers' name of a scalar head
 # What wraps a model when its state is saved, and stays in the names of the tensors.

@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.images.models.scalar_class import scalar_model_class
+from training.utils.images.models.vision import is_vision_config, language_model_class
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import check_reads_text, errors_explained, load_config, set_pad_token
@@ -21,21 +25,17 @@ from training.utils.loading.given import copy_of_object, only_as_object, proven,
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.quantized_folders import forget_quantization
-from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
-from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.adapters.freezing import freeze_vision
 from training.utils.models.adapters.lora import add_lora
-from training.utils.images.models.scalar_class import scalar_model_class
+from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
+from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.settings import ModelSettings
-from training.utils.images.models.vision import is_vision_config, language_model_class
-from training.utils.base.console import log, started_as_main_rank
-from training.utils.base.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from training.utils.images.rows.pictures import RowImages
+    from training.utils.layout.pictures import RowImages
 
 
 def load_causal_lm(

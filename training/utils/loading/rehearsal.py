@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, LoadReport, WantedModel, judge
 from training.utils.loading.quantized_folders import is_quantized
 from training.utils.loading.weight_files import INDEX, ONE_FILE, StoredTensor, read_header, weight_files
-from training.utils.base.errors import ThreestepError, first_line
 
 _LOGGER = "transformers.modeling_utils"  # which reports what was loaded
 _DTYPES = {

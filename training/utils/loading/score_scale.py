@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.loading.configurations import load_config
 from training.utils.base.errors import ThreestepError
+from training.utils.loading.configurations import load_config
 
 _MEAN, _STD = "threestep_score_mean", "threestep_score_std"
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.errors import ThreestepError
+from training.utils.images.models.scalar_class import own_scalar_class
 from training.utils.loading.configurations import set_pad_token
 from training.utils.loading.models import prepared
-from training.utils.images.models.scalar_class import own_scalar_class
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.images.rows.pictures import RowImages
+    from training.utils.layout.pictures import RowImages
 
 
 def scalar_model_on_trunk(

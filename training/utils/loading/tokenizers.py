@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

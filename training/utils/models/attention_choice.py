@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from training.utils.base.errors import ThreestepError, first_line
 from training.utils.models.attention.attention import AUTO, FLEX, SDPA, VARLEN, set_text_attention, text_attention
 from training.utils.models.attention.document_attention import (
     attention_by_document,
@@ -25,10 +26,14 @@ from training.utils.models.attention.document_attention import (
     use_document_attention,
 )
 from training.utils.models.attention.flex_attention import use_flex_attention
+from training.utils.models.attention.varlen_attention import (
+    CHANGES_SCORES,
+    LARGEST_HEAD,
+    use_varlen_attention,
+    why_no_kernel,
+)
 from training.utils.models.own_forward import OwnForward, difference_now
 from training.utils.models.tensors.sharding import whole_where_used
-from training.utils.models.attention.varlen_attention import CHANGES_SCORES, LARGEST_HEAD, use_varlen_attention, why_no_kernel
-from training.utils.base.errors import ThreestepError, first_line
 
 _NOTING = "noted_attention"
 _ANOTHER_NAME = "the family computes something else under another name"

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from training.utils.images.models.vision import language_part
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import ThreestepError, first_line
+from training.utils.images.models.vision import language_part
 
 # Of one code: a mask or none, one row or several, with gradients or without, in train mode or eval mode: 16 for each
 # kind of block, and some families have two.

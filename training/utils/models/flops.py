@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from training.utils.contracts.documents import Document
+from training.utils.images.models.vision import is_of_vision
 from training.utils.models.quantized.quantized import rounded_elements
 from training.utils.models.tensors.sharding import whole_shape
-from training.utils.images.models.vision import is_of_vision
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # names in configurations of how many there are
 

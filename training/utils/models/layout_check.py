@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from training.utils.base.errors import ThreestepError, first_line
 from training.utils.contracts.documents import Document, unshared
+from training.utils.images.models.pictured import why_not_pictured
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS, text_attention
 from training.utils.models.attention_choice import take_next
 from training.utils.models.own_forward import OwnForward, own_forward_of
-from training.utils.images.models.pictured import why_not_pictured
 from training.utils.models.tensors.rounding import rms
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.base.errors import ThreestepError, first_line
 
 Read = Callable[[TokenRows], torch.Tensor]
 

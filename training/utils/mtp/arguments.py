@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
 from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import flag
+from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
 
 
 @dataclass

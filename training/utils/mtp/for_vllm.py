@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.weight_files import INDEX, ONE_FILE, weight_files
 from training.utils.mtp.folder import FINAL_NORM, layers_in, save_head, stored_state
 from training.utils.mtp.public_names import FORMS, before_the_norm, to_public
-from training.utils.base.errors import ThreestepError
 
 DRAFT = "draft"
 MTP_FILE = "mtp.safetensors"

@@ -22,11 +22,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from training.utils.mtp.layout.entries import MtpEntries
+from training.utils.base.errors import ThreestepError
 from training.utils.models.attention.attention import model_inputs
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import head_is_linear
-from training.utils.base.errors import ThreestepError
+from training.utils.mtp.layout.entries import MtpEntries
 
 _ONE_LAYER = {"num_hidden_layers": 1}
 # Of configurations that describe each layer: which of them the one layer is.

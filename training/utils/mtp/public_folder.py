@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.weight_files import StoredTensor, read_header, weight_files
 from training.utils.mtp.folder import FINAL_NORM, fill_head
 from training.utils.mtp.head import MtpHead
@@ -18,7 +19,6 @@ from training.utils.mtp.public_names import (
     from_public,
     names_in_head,
 )
-from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     import torch

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
+from training.utils.contracts.documents import Document
 from training.utils.engine.ranks.collectives import summed_numbers
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_weights import whole_weights
-from training.utils.contracts.documents import Document
-from training.utils.mtp.layout.entries import MtpEntries, mtp_entries, mtp_targets
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
 from training.utils.mtp.folder import FOLDER
 from training.utils.mtp.head import MtpHead
+from training.utils.mtp.layout.entries import MtpEntries, mtp_entries, mtp_targets
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from training.utils.dry_run.plan import (
 )
 from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
+from training.utils.images.run.image_reader import picture_of_model
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.opening.flags import OneModelFlags
-from training.utils.images.run.image_reader import picture_of_model
 
 
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:

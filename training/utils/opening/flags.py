@@ -8,13 +8,13 @@ from typing import Any, get_type_hints
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.engine.config.arguments import EngineArguments
+from training.utils.flags.arguments import resolved_settings
+from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
 from training.utils.mtp.settings import MtpSettings
 from training.utils.report.arguments import ReportArguments
-from training.utils.flags.arguments import resolved_settings
 from training.utils.run.run_arguments import FaultArguments, RunArguments
-from training.utils.flags.step import Step
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.images.spans import ImageSpan
 from training.utils.layout.order import ShuffledStream
-from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from torch import nn
 
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.models.tensors.sharding import whole_shape
-from training.utils.base.console import log
-from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.engine.training_engine import TrainingEngine
@@ -30,8 +32,6 @@ from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import PreferenceBatch, preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
-from training.utils.base.console import log
-from training.utils.base.errors import ThreestepError
 from training.utils.run.progress import progress_bar
 
 # PreferenceBatch -> float32 [B], the summed log-probability of each of its sequences; in eval mode, without gradients.

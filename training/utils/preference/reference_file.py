@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from training.utils.base.storage import flush_to_disk
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import PhaseData
 from training.utils.data.files.digests import digest_files, hash_parts
 from training.utils.loading.configurations import model_files
-from training.utils.base.storage import flush_to_disk
 
 FORMAT = "1"
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from training.utils.flags.arguments import defaults_of
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
-from training.utils.flags.step import Step, step_of
 from training.utils.base.storage import read_json_object, replace_file
+from training.utils.flags.arguments import defaults_of
+from training.utils.flags.step import Step, step_of
 
 CARD = "README.md"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.utils.report.card import write_card
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, first_line
+from training.utils.report.card import write_card
 
 
 def open_repository(settings: Mapping[str, Any], api: Any = None) -> None:

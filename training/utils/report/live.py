@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from training.utils.report.pages.page import page, parts_of
-from training.utils.report.figures.reading import RunReader
 from training.utils.base.errors import ThreestepError
+from training.utils.report.figures.reading import RunReader
+from training.utils.report.pages.page import page, parts_of
 from training.utils.serving.door import SAFE_HEADERS, Door
 from training.utils.serving.threaded import BoundedServer
 

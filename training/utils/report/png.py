@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.utils.report.figures.charts import Chart, HistogramChart, LineChart, ScatterChart, running_mean
-from training.utils.report.pages.page import step_charts
-from training.utils.report.figures.reading import ReportedRun, read_runs
 from training.utils.base.errors import ThreestepError
+from training.utils.report.figures.charts import Chart, HistogramChart, LineChart, ScatterChart, running_mean
+from training.utils.report.figures.reading import ReportedRun, read_runs
+from training.utils.report.pages.page import step_charts
 
 _COLOURS = ("#2a78d6", "#d9622b", "#179267", "#a4561f", "#c04f86", "#5f7a12", "#5a48b5", "#b3372f")
 _INCHES, _DOTS_PER_INCH = (6.0, 3.6), 160

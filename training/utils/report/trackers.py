@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.utils.report.arguments import ReportArguments
 from training.utils.base.errors import ThreestepError
-from training.utils.run.metrics import Tracker
-from training.utils.flags.step import Step, step_of
 from training.utils.base.storage import read_json_object
+from training.utils.flags.step import Step, step_of
+from training.utils.report.arguments import ReportArguments
+from training.utils.run.metrics import Tracker
 
 PROJECT = "threestep"
 _IDS = "tracker_runs.json"  # in the run's folder: the services' names for the run, for resuming

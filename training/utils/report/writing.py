@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.utils.report.hub import publish_model
-from training.utils.report.pages.page import page
-from training.utils.report.figures.reading import read_runs
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.run.run_folder import RunFolder
 from training.utils.base.storage import replace_file
+from training.utils.report.figures.reading import read_runs
+from training.utils.report.hub import publish_model
+from training.utils.report.pages.page import page
+from training.utils.run.run_folder import RunFolder
 
 REPORT_NAME = "report.html"
 

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from training.utils.rewards.table import RULES
 from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import flag
+from training.utils.rewards.table import RULES
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from training.utils.rewards.calling import Rule
+from training.utils.rewards.calling.calling import Rule
 from training.utils.rewards.rules.embedded import embedded_reward
 from training.utils.rewards.rules.exact_match import exact_match_reward
 from training.utils.rewards.rules.gsm8k import gsm8k_reward

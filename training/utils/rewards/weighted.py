@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.contracts.rows import PromptRow
-from training.utils.contracts.rollout import Rollout
-from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.calling import Rule
-from training.utils.rewards.table import RULES, RuleFlags
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_function
+from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rows import PromptRow
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.calling.calling import Rule
+from training.utils.rewards.table import RULES, RuleFlags
 
 MODEL, ENVIRONMENT = "model", "environment"
 _WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from training.utils.base.console import log
 from training.utils.engine.ranks.collectives import summed
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.rows import TokenRows
@@ -26,7 +27,6 @@ from training.utils.routers.routers import (
     largest_load,
     router_sums,
 )
-from training.utils.base.console import log
 
 
 class Routed(NamedTuple):

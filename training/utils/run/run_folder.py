@@ -10,8 +10,8 @@ from typing import Any
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.disk_errors import in_words
-from training.utils.run.run_log import RunLog
 from training.utils.base.storage import replace_file
+from training.utils.run.run_log import RunLog
 
 BAD_STEPS = "bad_steps.jsonl"
 SAMPLE_PICTURES = "sample_pictures"  # a folder: small copies of the pictures that samples.jsonl names, NAME.png

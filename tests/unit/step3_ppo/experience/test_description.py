@@ -8,15 +8,15 @@ import math
 import pytest
 import torch
 
-from training.step3_ppo.experience import description
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
+from training.step3_ppo.contracts.records import Experience
+from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.step3_ppo.experience import description
 from training.step3_ppo.experience.description import described, reward_means
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.mismatch.settings import MismatchSettings
-from training.step3_ppo.experience.records import Experience
-from training.step3_ppo.experience.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 

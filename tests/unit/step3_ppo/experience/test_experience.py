@@ -14,14 +14,14 @@ from tests.unit.utils.generation.engines import test_parallel as in_parallel
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.gae import gae
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.contracts.records import Samples, Scored
+from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.step3_ppo.experience.experience import make_experience
+from training.step3_ppo.experience.scoring import outcome_scores, score
+from training.step3_ppo.experience.sequences import training_sequences
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
-from training.step3_ppo.experience.records import Samples, Scored
-from training.step3_ppo.experience.scoring import outcome_scores, score
-from training.step3_ppo.experience.sequences import training_sequences
-from training.step3_ppo.experience.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import rank_share

@@ -13,11 +13,11 @@ import torch
 from training.step3_ppo.experience import scoring
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import start_scoring
-from training.utils.contracts.rows import PromptRow
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rows import PromptRow
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
-from training.utils.base.errors import ThreestepError
 from training.utils.run.phase_clock import PhaseClock
 
 from .test_experience import how

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from training.step3_ppo.experience.records import Experience
+from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.experience.sequences import TokenColumns, training_sequences
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.rows import padded_rows

@@ -16,13 +16,13 @@ from training.step3_ppo.flags.algorithm import (
 )
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.step3_ppo.mismatch import RECIPES
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.utils.layout.planner import PlanSettings
 from training.utils.base.errors import Mistakes
+from training.utils.layout.planner import PlanSettings
 
 PLAN = PlanSettings(1)
 FOUR = {"num_samples_per_prompt": 4, "per_device_generation_batch_size": 4}

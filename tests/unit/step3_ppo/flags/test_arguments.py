@@ -8,10 +8,10 @@ import pytest
 
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
-from training.utils.engine.config.arguments import EngineSettings
-from training.utils.models.settings import ModelSettings
 from training.utils.base.errors import Mistakes
+from training.utils.engine.config.arguments import EngineSettings
 from training.utils.flags.flags import note_mistakes
+from training.utils.models.settings import ModelSettings
 
 
 def mistakes_of(arguments) -> list[str]:

@@ -10,12 +10,12 @@ from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from training.step3_ppo.flags import checks
 from training.step3_ppo.flags.checks import check_beside_images, check_models, checked_components
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import Speculation
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.spans import ImagePixels
-from training.utils.images.rows.pictures import RowImages
+from training.utils.layout.pictures import RowImages
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
-from training.utils.base.errors import ThreestepError
 
 
 def names_of(critic: str = "c", reward: str = "model:1.0", *, roles=None, kl=None, **ppo):

@@ -10,25 +10,25 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
-from training.step3_ppo.learning import learning
+from training.step3_ppo.contracts.records import Experience
+from training.step3_ppo.experience.sequences import text_sequence, training_sequences
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
+from training.step3_ppo.learning import learning
 from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.step3_ppo.losses.value import value_loss
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.experience.records import Experience
-from training.step3_ppo.experience.sequences import text_sequence, training_sequences
-from training.utils.contracts.rows import TextBlock
-from training.utils.routers.step_loss import RouterLoss
+from training.utils.base.errors import Mistakes
 from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rows import TextBlock
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.mtp.training import MultiTokenPrediction
-from training.utils.base.errors import Mistakes
+from training.utils.routers.step_loss import RouterLoss
 
 CPU = torch.device("cpu")
 

@@ -13,31 +13,31 @@ import torch
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
-from training.step3_ppo.parts.acting import check_rows, deciding_flags, engine_of_rows
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
+from training.step3_ppo.contracts.records import Samples, Scored
+from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.step3_ppo.experience.description import conversation_means
-from training.step3_ppo.parts.evaluation import conversation_columns
 from training.step3_ppo.experience.experience import make_experience
-from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.experience.records import Samples, Scored
-from training.step3_ppo.parts.replay import make_engine
 from training.step3_ppo.experience.scoring import outcome_scores, score, start_scoring
-from training.step3_ppo.experience.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.step3_ppo.kl.control import KlControl
+from training.step3_ppo.parts.acting import check_rows, deciding_flags, engine_of_rows
+from training.step3_ppo.parts.evaluation import conversation_columns
+from training.step3_ppo.parts.replay import make_engine
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Rollout
+from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.contracts.rows import PromptRow
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.turns import TurnTokens
 from training.utils.data.rows.dataset import ROWS_PER_BATCH, CachedSplit, write_rows
-from training.utils.contracts.rows import PromptRow
 from training.utils.environments.acting import history_habit
 from training.utils.environments.loading import load_environments
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
-from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.run.phase_clock import PhaseClock
 
 from .test_experience import how

@@ -12,12 +12,12 @@ from tests.invariants import tiny
 from tests.support.plain_roles import plain_roles
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.parts.assembly import _plan, balanced_roles, wanted_score_scale
-from training.step3_ppo.parts.roles import Roles
 from training.step3_ppo.flags.roles_arguments import RolesArguments
+from training.step3_ppo.parts.assembly import _plan, balanced_roles, wanted_score_scale
+from training.step3_ppo.roles.roles import Roles
+from training.utils.base.errors import ThreestepError
 from training.utils.layout.planner import PlanSettings
 from training.utils.loading.score_scale import ScoreScale, set_score_scale
-from training.utils.base.errors import ThreestepError
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers, pictures_of
-from training.step3_ppo.parts.roles import Tokenizers
+from training.step3_ppo.roles.roles import Tokenizers
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.style import SavedStyle, save_style, saved_style
 from training.utils.images.data.reader import PixelReader
-from training.utils.contracts.rows import PromptRow
 from training.utils.images.spans import ImageSpan
-from training.utils.base.errors import ThreestepError
 
 
 def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):

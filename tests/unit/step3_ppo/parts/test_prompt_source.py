@@ -11,6 +11,7 @@ import torch
 
 from examples.curriculum import SureQuestions, WorstAgain
 from tests.distributed.launch import run_ranks
+from training.step3_ppo.contracts.records import Experience, LeftOut
 from training.step3_ppo.parts.prompt_source import (
     EpochSampler,
     PromptDataset,
@@ -19,12 +20,11 @@ from training.step3_ppo.parts.prompt_source import (
     SampledPrompts,
     open_prompt_source,
 )
-from training.step3_ppo.experience.records import Experience, LeftOut
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.contracts.rollout import Rollout
 from training.utils.layout.order import ShuffledStream
-from training.utils.base.errors import ThreestepError
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 END = 9

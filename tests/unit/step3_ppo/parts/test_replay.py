@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll
 from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout, file_of, make_engine
-from training.utils.contracts.rows import PromptRow
-from training.utils.contracts.rollout_engine import PathSampling, RolloutRequest, rolled_out
-from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.contracts.rollout import Rollout
-from training.utils.images.spans import ImagePixels, ImageSpan
-from training.utils.layout.parallel import ParallelTags
-from training.utils.images.rows.pictures import PromptImages
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.paths import ParallelTags
+from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout_engine import PathSampling, RolloutRequest, rolled_out
+from training.utils.contracts.rows import PromptRow
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.images.prompts import PromptImages
+from training.utils.images.spans import ImagePixels, ImageSpan
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import yaml
 
 from training import chat
 from training.utils.base import credentials
-from training.utils.flags.arguments import ProgramParser, parse_arguments, resolved_settings
 from training.utils.base.console import log, note
 from training.utils.base.credentials import (
     ADDRESSES_VARIABLE,
@@ -24,8 +23,9 @@ from training.utils.base.credentials import (
     restored,
 )
 from training.utils.base.errors import ThreestepError
-from training.utils.run.run_folder import RunFolder
+from training.utils.flags.arguments import ProgramParser, parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
+from training.utils.run.run_folder import RunFolder
 
 PASSWORD, SIGNATURE = "Pa55w0rd-of-mine", "0123456789abcdef0123456789abcdef"
 ADDRESS = f"https://me:{PASSWORD}@host.example/rows.jsonl?X-Amz-Date=20261124&X-Amz-Signature={SIGNATURE}"

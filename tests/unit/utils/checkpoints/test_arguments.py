@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments, seconds_of
 from training.utils.flags.arguments import parse_arguments, words_of
-from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
 
 

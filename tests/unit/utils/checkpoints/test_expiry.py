@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import expiry
 from training.utils.checkpoints.expiry import Deadline, Expiry, expiry_of, moment_of
-from training.utils.base.errors import ThreestepError
 
 MAY_1 = 1777649400.0  # 2026-05-01 15:30 in London's winter time
 

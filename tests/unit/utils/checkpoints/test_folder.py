@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from training.utils.checkpoints.folder import FORMAT, MANIFEST, CheckpointFolder, damage, read_manifest, stranger
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import sha256_of_object
+from training.utils.checkpoints.folder import FORMAT, MANIFEST, CheckpointFolder, damage, read_manifest, stranger
 
 
 def write(folder: CheckpointFolder, step: int) -> Path:

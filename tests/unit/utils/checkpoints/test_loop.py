@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from training.utils.base.errors import ThreestepError
+from training.utils.base.typed import WHOLE_RUN_VARIABLE
 from training.utils.checkpoints import expiry, loop
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
@@ -23,9 +25,7 @@ from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import RunFolder
-from training.utils.base.typed import WHOLE_RUN_VARIABLE
 
 SETTINGS = {"learning_rate": 0.5, "seed": 7, "max_train_steps": 3}
 

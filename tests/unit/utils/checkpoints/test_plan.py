@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
-from training.utils.base.errors import ThreestepError
 
 SFT = {
     "ranks": 2, "zero_stage": 2, "offload": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,

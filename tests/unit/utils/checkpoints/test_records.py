@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.base.errors import ThreestepError
+from training.utils.checkpoints.records import check_keys, record_of
 
 
 @dataclass(frozen=True)

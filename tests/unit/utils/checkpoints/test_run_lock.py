@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked_programs import Program, start_python
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import run_lock
 from training.utils.checkpoints.run_lock import only_run
-from training.utils.base.errors import ThreestepError
 
 HOLD = """
 import sys, time

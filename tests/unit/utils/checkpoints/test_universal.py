@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from training.utils.checkpoints import universal
 from training.utils.base.errors import ThreestepError
+from training.utils.checkpoints import universal
 
 
 def engine(stage: int = 0) -> Any:

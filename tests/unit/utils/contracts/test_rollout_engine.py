@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.unit.utils.generation.engines.test_hf import PLAIN
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
-from training.utils.contracts.rollout import Rollout
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 
 REQUEST = RolloutRequest(torch.ones(2, 3).long(), torch.ones(2, 3).bool(), PLAIN, [0, 1, 2, 3], samples_per_prompt=2)
 GOOD = Rollout(

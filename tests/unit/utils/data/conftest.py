@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.data_flags import data_flags
+from training.utils.base import user_files
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources import registry
-from training.utils.base import user_files
 
 
 def pair_rows(count: int) -> list[dict[str, str]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.data_utils import get_raw_dataset_split_index
-from training.utils.base.errors import ThreestepError
 
 # As DeepSpeed-Chat's classes look: the base class by the import of this project, everything else by theirs.
 CLASS = """

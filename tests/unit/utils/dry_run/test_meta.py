@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.models.quantized.quantized import count_weights, quantized_layers, weight_bytes
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 SHAPE = dict(model_type="llama", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              vocab_size=64)  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.dry_run.table import MemoryLine, Moment, most_at_once, print_memory, print_plan, ranks_of_dry_run
 from training.utils.flags.arguments import parse_arguments
-from training.utils.base.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
 
 

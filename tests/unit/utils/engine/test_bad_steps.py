@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.training_engine import CheckedAdamW
-from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import BAD_STEPS
 from training.utils.run.run_log import RunLog
 

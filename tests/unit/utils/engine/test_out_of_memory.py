@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.utils.engine.out_of_memory import memory_explained, rows_in_words
-from training.utils.contracts.documents import TokenSequence, plain
-from training.utils.layout.rows import packed_rows
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.documents import TokenSequence, plain
+from training.utils.engine.out_of_memory import memory_explained, rows_in_words
+from training.utils.layout.rows import packed_rows
 
 
 def rows(*lengths: tuple[int, ...]):

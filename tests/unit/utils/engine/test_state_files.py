@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.state_files import (
     file_of,
     plain_checkpoint_engine,
@@ -21,7 +22,6 @@ from training.utils.engine.state_files import (
     read_state,
     write_state,
 )
-from training.utils.base.errors import ThreestepError
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings
 from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
-from training.utils.base.errors import ThreestepError
 
 USER = {"role": "user", "content": "go"}
 HELLO = AssistantMessage("hello", "hello")

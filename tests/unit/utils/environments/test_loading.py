@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.environments.interface import AssistantMessage, Call
 from training.utils.environments.loading import load_environments
-from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
 
 FILE = '''

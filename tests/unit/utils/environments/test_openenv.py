@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.environments.interface import AssistantMessage, Call
 from training.utils.environments.openenv import OpenEnvironment
-from training.utils.base.errors import ThreestepError
 
 IS_THERE = importlib.util.find_spec("openenv") is not None
 needs_openenv = pytest.mark.skipif(not IS_THERE, reason="needs the package openenv")

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.environments.interface import Call
 from training.utils.environments.parsers import LONGEST_CALL, PARSERS, Parsed, parser_of, read_message
-from training.utils.base.errors import ThreestepError
 
 ADD, NOW = Call("add", {"a": 1, "b": "x y"}), Call("now", {})
 WRITTEN = {

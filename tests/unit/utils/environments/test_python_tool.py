@@ -15,6 +15,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.environments import python_tool as module
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.environments.interface import AssistantMessage, Call
@@ -29,7 +30,6 @@ from training.utils.environments.python_tool import (
     isolation_of,
     python_tool,
 )
-from training.utils.base.errors import Mistakes, ThreestepError
 
 SECONDS = 5.0
 _NUMBERS = itertools.count(1)

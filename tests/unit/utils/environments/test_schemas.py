@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from training.utils.environments.schemas import argument_problem, schema_of
 from training.utils.base.errors import ThreestepError
+from training.utils.environments.schemas import argument_problem, schema_of
 
 
 def move(steps: int, speed: float = 1.0, way: Literal["up", "down"] = "up", note: str | None = None) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 import yaml
 
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags import arguments
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, resolved_settings
-from training.utils.base.errors import Mistakes, ThreestepError
 
 # Each level has ten of the level before: of a list 10^12 values, of merged mappings as much work.
 ALIASES = b"\n".join(b"a%d: &a%d {<<: [%s]}" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 13))

@@ -13,10 +13,10 @@ from training.step2_dpo import main as dpo
 from training.step2_reward import evaluate
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
-from training.utils.flags import deepspeed_chat
-from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.old_flags import DEEPSPEED_CHAT, SCORING_OLD_FLAGS, Same, translated
+from training.utils.flags import deepspeed_chat
+from training.utils.flags.arguments import parse_arguments, resolved_settings
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_deepspeed_chat.md"
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.utils.flags.arguments import parse_arguments
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, note_mistakes, settings_of
 
 

@@ -9,8 +9,8 @@ import typing
 
 import pytest
 
-from training.utils.flags.arguments import _parts
 from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import _parts
 from training.utils.flags.flags import UNIT, flag
 from training.utils.flags.help_page import as_typed, asked_topic, entries_of, help_page
 from training.utils.flags.step import known_steps

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from training.step1_sft import STEP
-from training.utils.flags.arguments import parse_arguments
 from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.launcher_flags import as_variables
 
 

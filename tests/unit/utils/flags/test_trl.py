@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from training.utils.flags import trl
-from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.old_flags import HUGGING_FACE
+from training.utils.flags import trl
+from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_trl.md"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.generation.arguments import SamplingArguments
 from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import note_mistakes
+from training.utils.generation.arguments import SamplingArguments
 
 
 @pytest.mark.parametrize(

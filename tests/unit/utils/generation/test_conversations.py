@@ -14,18 +14,18 @@ import torch
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PAD, PLAIN, prompts, responses
+from training.utils.base.errors import ThreestepError
+from training.utils.base.seeds import derived_seed
+from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
+from training.utils.contracts.turns import Turns
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.turns import TurnTokens
-from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.generation.conversations import ActingRollout, ConversationLimits, Speech, _Awaited
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.turns import Turns
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
-from training.utils.base.seeds import derived_seed
 
 END, CALL, HEARD = 2, 5, 7  # ends a turn; a call; begins what an environment says
 LIMITS = ConversationLimits(turns=5, calls=None, seconds=None, prompt_tokens=50, answer_interval=32)

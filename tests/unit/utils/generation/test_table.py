@@ -9,13 +9,13 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import GREEDY
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.generation.table import ENGINES, WITH_OTHER_LOGPROBS, checked_engine, engine_class
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.engines.hybrid import HybridRollout
-from training.utils.generation.vllm.engine import VllmRollout
+from training.utils.generation.table import ENGINES, WITH_OTHER_LOGPROBS, checked_engine, engine_class
 from training.utils.generation.vllm.arguments import VllmArguments
-from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.generation.vllm.engine import VllmRollout
 
 OWN = """
 from training.utils.generation.engines.hf import TransformersRollout

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.utils.base.errors import ThreestepError
 from training.utils.layout import context_slices
 from training.utils.layout.context_slices import zigzag_slice, zigzag_unslice
-from training.utils.base.errors import ThreestepError
 
 
 def test_the_worked_examples():

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.rows import PAD_SEGMENT, TokenRows, packed_rows, padded_rows
-from training.utils.base.errors import ThreestepError
 
 
 def run(ids: list[int], targets: list[int] = ()) -> TokenSequence:

@@ -10,10 +10,10 @@ import torch
 from tests.support.tries import forked_sequences
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
 from training.utils.images.spans import ImageSpan
-from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.layout.trie import NEVER, joined, prompt_groups, trie_document, trie_tokens
+from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 
 
 def sequence(text: str, images: tuple[ImageSpan, ...] = ()) -> TokenSequence:

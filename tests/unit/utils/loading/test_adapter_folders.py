@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.adapter_folders import adapter_in, find_adapter, model_of
 from training.utils.loading.configurations import load_config, model_files
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.loading.tokenizers import load_tokenizer
-from training.utils.base.errors import ThreestepError
 
 
 def adapter_at(folder: Path, base: object, weights: bool = True, **settings: object) -> Path:

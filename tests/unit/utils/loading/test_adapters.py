@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 IDS = torch.arange(3, 33)[None]
 LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}

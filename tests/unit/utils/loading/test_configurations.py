@@ -9,6 +9,7 @@ import pytest
 from transformers import Gemma3Config
 
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import (
     check_positions,
     check_trains,
@@ -18,7 +19,6 @@ from training.utils.loading.configurations import (
     set_pad_token,
 )
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 
 def test_positions_by_the_configuration_alone(tmp_path):

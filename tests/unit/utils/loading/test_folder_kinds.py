@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 
 from tests.support.forked_programs import run_python
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 CONFIG = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
 

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import LlamaForSequenceClassification
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.given import (
     GivenModel,
     GivenObject,
@@ -22,7 +23,6 @@ from training.utils.loading.given import (
 )
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 NORM, PROJECTION = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.configurations import load_config
@@ -19,7 +20,6 @@ from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_p
 from training.utils.models.own_forward import difference_now, own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
-from training.utils.base.errors import ThreestepError
 
 TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
 

@@ -13,18 +13,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from tests.support.vision_models import FAMILIES, answers, awake, sequence
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain, shared_prompt, unshared
-from training.utils.images.rows.pictures import RowImages
+from training.utils.images.models.pictured import own_inputs, why_not_pictured
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
+from training.utils.models.adapters.saving import save_model
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import own_forward_of, read_again
-from training.utils.images.models.pictured import own_inputs, why_not_pictured
-from training.utils.models.adapters.saving import save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
-from training.utils.base.errors import ThreestepError
 
 CPU = torch.device("cpu")
 

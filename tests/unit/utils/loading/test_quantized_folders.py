@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import check_trains, load_config
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 BLOCK = 16
 

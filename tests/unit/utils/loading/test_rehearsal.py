@@ -15,13 +15,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.forked_programs import run_python
 from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES
+from training.utils.base.errors import ThreestepError
 from training.utils.loading import rehearsal
 from training.utils.loading.configurations import load_config
 from training.utils.loading.judgement import WantedModel
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 WRAPPERS = ["module.", "_orig_mod.", "base_model.model.", "module._orig_mod.", "pretrained_model."]
 

@@ -10,13 +10,13 @@ from transformers import AutoModelForSequenceClassification
 
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm
 from tests.support.two_roles import read_while_learning, trained
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import join
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
-from training.utils.base.errors import ThreestepError
 
 ROWS = padded_rows([join(torch.tensor(p), torch.tensor(r)) for p, r in (([5, 9], [3, 4, 7]), ([8], [6, 3]))], 0)
 ACTOR, CRITIC = ModelSettings("", lora_dim=3), ModelSettings("", lora_dim=2, lora_alpha=6.0)

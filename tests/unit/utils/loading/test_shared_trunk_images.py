@@ -11,16 +11,16 @@ import torch
 from tests.support.two_roles import read_while_learning, trained
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
 from training.utils.contracts.documents import plain, shared_prompt, together
-from training.utils.images.rows.pictures import RowImages
+from training.utils.images.models.scalar_class import scalar_model_class
+from training.utils.images.models.vision import is_of_vision
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of, read_own_forward
-from training.utils.images.models.scalar_class import scalar_model_class
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
-from training.utils.images.models.vision import is_of_vision
 
 ACTOR = ModelSettings("", lora_dim=3, takes_images=True)
 CRITIC = ModelSettings("", lora_dim=2, lora_alpha=6.0, takes_images=True)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.tokenizers import (
     add_tokens,
     load_padding_tokenizer,
@@ -16,7 +17,6 @@ from training.utils.loading.tokenizers import (
     same_tokenizer,
     with_pad_apart,
 )
-from training.utils.base.errors import ThreestepError
 
 TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
 

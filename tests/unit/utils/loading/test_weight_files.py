@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.loading.weight_files import read_header, weight_files
-from training.utils.base.errors import ThreestepError
 
 TENSORS = {
     "b": torch.ones(3, 2, dtype=torch.bfloat16),

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from training.utils.models.arguments import ModelArguments
-from training.utils.models.settings import ModelSettings
 from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import note_mistakes
+from training.utils.models.arguments import ModelArguments
+from training.utils.models.settings import ModelSettings
 
 
 def mistakes_of(**given) -> list[str]:

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.varlen_reference import varlen_attn
+from training.utils.base.errors import ThreestepError
 from training.utils.layout.rows import TokenRows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models import attention_choice, layout_check
@@ -21,7 +22,6 @@ from training.utils.models.layout_check import notes_on, why_not_packed
 from training.utils.models.own_forward import OwnForward, own_forward_of, read_again
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
 
 CPU = torch.device("cpu")
 HALF = torch.bfloat16
@@ -185,7 +185,8 @@ def test_rollouts_of_the_second_choice_are_plain():
     assert chosen(model)[0] == "flex_attention"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "training.utils.models.attention.flex_attention.flex_attention_forward", lambda *_, **__: pytest.fail("flex")
+            "training.utils.models.attention.flex_attention.flex_attention_forward",
+            lambda *_, **__: pytest.fail("flex"),
         )
         assert torch.equal(model.generate(**prompt, max_new_tokens=5, do_sample=False), before)
 

@@ -9,17 +9,17 @@ import torch
 
 from tests.support.random_rows import random_rows
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models import compiled
-from training.utils.models.compiled import check_compiler, compile_blocks
-from training.utils.models.attention.document_attention import share_keys_of_few_tokens
-from training.utils.models.layout_check import check_padded
 from training.utils.models.adapters.lora import add_lora
+from training.utils.models.attention.document_attention import share_keys_of_few_tokens
+from training.utils.models.compiled import check_compiler, compile_blocks
+from training.utils.models.layout_check import check_padded
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.base.errors import ThreestepError
 
 
 @pytest.fixture(autouse=True)

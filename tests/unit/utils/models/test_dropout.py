@@ -14,11 +14,11 @@ from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.versions import since
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.models import check_no_dropout, prepared
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import difference_now, read_own_forward
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 RATE = 0.3
 # Each has names or modules that others lack: layer drop, embedding, residual, activation, hidden and probability rates,

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
-from training.utils.models.flops import ComputeMeter, ModelShape, model_shape, training_flops, visible_pairs
 from training.utils.models.adapters.lora import add_lora
+from training.utils.models.flops import ComputeMeter, ModelShape, model_shape, training_flops, visible_pairs
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from training.utils.base.errors import ThreestepError
 from training.utils.layout.rows import TokenRows
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.base.errors import ThreestepError
 
 CPU = torch.device("cpu")
 GOOD = ["llama", "qwen3", "gpt2", "opt", "gemma3_text"]

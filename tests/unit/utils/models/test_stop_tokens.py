@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.support.chat_templates import chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.tokenizers import add_tokens
 from training.utils.models.stop_tokens import (
     joined_stop_tokens,
@@ -19,7 +20,6 @@ from training.utils.models.stop_tokens import (
     stop_tokens_in,
     unused_stop_tokens,
 )
-from training.utils.base.errors import ThreestepError
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.mtp.arguments import MtpArguments
 from training.utils.mtp.settings import MtpSettings
-from training.utils.base.errors import Mistakes, ThreestepError
 
 
 def test_the_defaults_train_no_head():

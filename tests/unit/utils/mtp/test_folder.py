@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.mtp.folder import FOLDER, layers_in, read_head, save_head
 from training.utils.mtp.head import new_head
-from training.utils.base.errors import ThreestepError
 
 
 def test_a_head_comes_back_and_transformers_does_not_see_it(tmp_path, capfd):

@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, join, plain, shared_prompt
-from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 from training.utils.mtp.head import new_head
-from training.utils.base.errors import ThreestepError
+from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 
 
 def _ids(generator, count):

@@ -14,10 +14,10 @@ from transformers.modeling_layers import MtpModel
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from tests.unit.utils.mtp.test_public_names import CASES, drawn_head, model_of
+from training.utils.base.errors import ThreestepError
 from training.utils.mtp.head import new_head
 from training.utils.mtp.public_folder import public_head_in
 from training.utils.mtp.public_names import FORMS, to_public
-from training.utils.base.errors import ThreestepError
 
 
 def checkpoint(folder, model, form, head, changes=None):

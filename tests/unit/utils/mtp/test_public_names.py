@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.families import configs
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.mtp.head import MtpHead, new_head
 from training.utils.mtp.public_names import (
     FORMS,
@@ -18,7 +19,6 @@ from training.utils.mtp.public_names import (
     from_public,
     to_public,
 )
-from training.utils.base.errors import ThreestepError
 
 LAYERS = 2
 # Of each form a family whose heads have it, or whose block is of that shape, and a number of modules.

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from training.utils.layout.context_slices import zigzag_slice
 from training.utils.contracts.documents import join, plain
-from training.utils.mtp.layout.entries import mtp_entries
-from training.utils.mtp.layout.masks import whole_row_mask
+from training.utils.layout.context_slices import zigzag_slice
 from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 from training.utils.mtp import rolled as module
 from training.utils.mtp.head import new_head
+from training.utils.mtp.layout.entries import mtp_entries
+from training.utils.mtp.layout.masks import whole_row_mask
 from training.utils.mtp.rolled import rolled, rolled_logprob_sums
 
 

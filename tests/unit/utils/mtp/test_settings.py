@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.mtp.settings import MtpSettings, check_mtp
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.mtp.settings import MtpSettings, check_mtp
 
 
 def test_a_weight_without_a_head_is_a_mistake():

@@ -10,6 +10,7 @@ import torch
 
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.console import LogPace
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
@@ -17,7 +18,6 @@ from training.utils.models.flops import model_shape
 from training.utils.opening.one_model_run import loop_settings
 from training.utils.opening.training_run import LoopSettings
 from training.utils.report.arguments import ReportArguments
-from training.utils.base.console import LogPace
 from training.utils.run.run_arguments import RunArguments
 
 

@@ -11,8 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
-from training.utils.opening.saving_check import SavedModel, check_saving
 from training.utils.base.errors import ThreestepError
+from training.utils.opening.saving_check import SavedModel, check_saving
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.plan import CheckpointPlan
@@ -19,7 +20,6 @@ from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.opening import setup
 from training.utils.opening.setup import load_under, may_pack, start_run, whole_steps, with_head_chunk
-from training.utils.base.errors import ThreestepError
 from training.utils.run.run_arguments import RunArguments
 
 

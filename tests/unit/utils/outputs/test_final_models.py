@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.outputs import final_models
 from training.utils.outputs.final_models import FinalModels
-from training.utils.base.errors import ThreestepError
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 

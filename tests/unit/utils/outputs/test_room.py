@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.outputs import room
 from training.utils.outputs.room import RoomNeeded, check_room, free_bytes, in_gigabytes, room_needed
-from training.utils.base.errors import ThreestepError
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 

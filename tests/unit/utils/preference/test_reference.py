@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.order import ShuffledStream
@@ -26,7 +27,6 @@ from training.utils.preference.reference import (
     taken_rows,
 )
 from training.utils.preference.reference_file import ReferenceFile
-from training.utils.base.errors import ThreestepError
 from training.utils.run.metrics import MetricsWriter
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_scalar_model
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.preference import scoring
 from training.utils.preference.scoring import chosen_alone, score_responses, without_end
-from training.utils.base.errors import ThreestepError
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 

@@ -6,11 +6,11 @@ import importlib.util
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import parse_arguments
 from training.utils.report import arguments as report_arguments
 from training.utils.report.arguments import PACKAGES, ReportArguments, trackers_in
 from training.utils.report.trackers import TRACKERS
-from training.utils.flags.arguments import parse_arguments
-from training.utils.base.errors import ThreestepError
 
 
 def parsed(*words: str) -> ReportArguments:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from training.utils.report.card import base_of, model_card, write_card
 from training.utils.flags.arguments import defaults_of
 from training.utils.flags.step import known_steps
+from training.utils.report.card import base_of, model_card, write_card
 
 SFT = {**defaults_of(known_steps()["step1_sft"].groups), "model_name_or_path": "acme/base", "seed": 7}
 SUMMARY = {"eval_loss_before": 3.0, "eval_loss_after": 1.25, "eval_accuracy": None}

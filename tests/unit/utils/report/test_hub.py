@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from training.utils.report.hub import open_repository, publish_model
 from training.utils.base.errors import ThreestepError
+from training.utils.report.hub import open_repository, publish_model
 
 SETTINGS = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True}
 

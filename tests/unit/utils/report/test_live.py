@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from training.utils.report import live
-from training.utils.report.pages import page as page_module
-from training.utils.report.live import LivePage, answer_to, make_server
 from training.utils.base.errors import ThreestepError
+from training.utils.report import live
+from training.utils.report.live import LivePage, answer_to, make_server
+from training.utils.report.pages import page as page_module
 from training.utils.serving.door import Door
 
 

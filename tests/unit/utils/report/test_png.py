@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.report.png import named_charts, write_pictures
-from training.utils.report.figures.reading import read_runs
 from training.utils.base.errors import ThreestepError
+from training.utils.report.figures.reading import read_runs
+from training.utils.report.png import named_charts, write_pictures
 
 
 def test_every_chart_has_a_picture(tmp_path, ppo_run):

@@ -13,10 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from training.utils.report.trackers import chart_layout, open_trackers, run_name, sample_table, shown_samples
 from training.utils.base.errors import ThreestepError
-from training.utils.run.metrics import MetricsWriter
 from training.utils.flags.step import UNKNOWN_STEP, known_steps
+from training.utils.report.trackers import chart_layout, open_trackers, run_name, sample_table, shown_samples
+from training.utils.run.metrics import MetricsWriter
 
 SETTINGS = {"learning_rate": 0.1, "data_path": ["a"], "limit": None, "padded": False}
 SAMPLE = {"prompt": "p", "response": "# r", "reward": 1.0, "response_tokens": 3, "ended": True}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.report import writing
 from training.utils.report.writing import report_at_end, write_report
-from training.utils.base.errors import ThreestepError
 
 
 def test_the_page_is_written(tmp_path, ppo_run):

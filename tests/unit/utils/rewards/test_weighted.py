@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 from training.utils.rewards.rules.think_format import format_reward
 from training.utils.rewards.weighted import MODEL_ALONE, found_rule, named_rewards, reads_model
-from training.utils.base.errors import Mistakes, ThreestepError
 
 
 def named(reward: str, **flags):

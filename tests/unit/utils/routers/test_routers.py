@@ -13,11 +13,11 @@ from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.versions import needs_transformers, since
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
-from training.utils.routers.routers import RouterRecord, balance_of, balancing_loss, largest_load, router_sums
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
+from training.utils.routers.routers import RouterRecord, balance_of, balancing_loss, largest_load, router_sums
 
 FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "jetmoe", "dbrx"]
 

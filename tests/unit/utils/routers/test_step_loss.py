@@ -10,10 +10,10 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.routers.test_routers import run, tiny
-from training.utils.routers.step_loss import RouterLoss, router_loss
 from training.utils.contracts.documents import plain
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.token_model import PolicyModel
+from training.utils.routers.step_loss import RouterLoss, router_loss
 
 
 def engine_of(model: Any) -> Any:

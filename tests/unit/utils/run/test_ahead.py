@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from training.utils.run.ahead import Ahead
 from training.utils.base.errors import ThreestepError
+from training.utils.run.ahead import Ahead
 
 
 def names() -> list[str]:

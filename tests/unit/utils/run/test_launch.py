@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from training.utils.run import launch
 from training.utils.base.errors import ThreestepError
+from training.utils.run import launch
 
 PACKAGE = str(Path(launch.__file__).parents[2])
 

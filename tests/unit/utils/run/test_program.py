@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from training.utils.run import program
 from training.utils.base.errors import ThreestepError
+from training.utils.run import program
 
 MISTAKEN = """
 from training.utils.base.errors import ThreestepError

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from training.utils.run import progress
 from training.utils.base.console import LogPace, log
+from training.utils.run import progress
 from training.utils.run.progress import ShownFigure, progress_bar, show
 
 EVERY_STEP = LogPace(1, 0.0)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.paths import ParallelTags
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.rows.documents import written_tokens
-from training.utils.layout.parallel import Block, MalformedBlocks, ParallelTags, find_blocks
-from training.utils.base.errors import ThreestepError
+from training.utils.layout.parallel import Block, MalformedBlocks, find_blocks
 
 
 def parallel_tags(chat: ChatArguments, tokenizer: Any) -> ParallelTags | None:

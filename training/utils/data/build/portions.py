@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from training.utils.data.build.arguments import SplitArguments
-from training.utils.data.build.splits import carve_eval, parse_data_split, pick_rows, share_rows, split_indices
-from training.utils.contracts.rows import PHASES
-from training.utils.data.sources.arguments import NO_DATA, SourceArguments
-from training.utils.data.sources.create import create_raw_dataset
-from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
 from training.utils.base.typed import WHOLE_RUN_VARIABLE
+from training.utils.contracts.rows import PHASES
+from training.utils.data.build.arguments import SplitArguments
+from training.utils.data.build.splits import carve_eval, parse_data_split, pick_rows, share_rows, split_indices
+from training.utils.data.sources.arguments import NO_DATA, SourceArguments
+from training.utils.data.sources.create import create_raw_dataset
+from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 _WHOLE_INTO_PHASE_1 = "1,0,0"
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.build.parallel_thinking import ParallelCheck
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_pictures import RowPictures, after_cut
@@ -22,12 +24,10 @@ from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece, fit_conversation, joined
 from training.utils.data.rows.arguments import RowArguments
-from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
 from training.utils.data.sources.formats.messages import BadConversation
 from training.utils.images.spans import ImageSpan
 from training.utils.layout.parallel import MalformedBlocks
-from training.utils.base.errors import ThreestepError
 
 ROWS_PER_CALL = 1024  # of the tokenizer
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from training.utils.data.chat.chat import TextPiece
-from training.utils.images.data.families import ImageText
-from training.utils.images.data.placeholders import place_images
-from training.utils.images.data.reader import ImageReader
-from training.utils.images.data.values import image_bytes
 from training.utils.data.rows.pictures import Pictures
 from training.utils.data.rows.tokenize import Dropped, Ids
 from training.utils.data.sources.formats.media import BadConversation
 from training.utils.data.sources.formats.messages import REASONING_KEYS, Message
+from training.utils.images.data.families import ImageText
+from training.utils.images.data.placeholders import place_images
+from training.utils.images.data.reader import ImageReader
+from training.utils.images.data.values import image_bytes
 from training.utils.images.spans import ImageSpan
 
 

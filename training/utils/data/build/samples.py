@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.sentences import KINDS, has_sentences, prompt_of_sentences
 from training.utils.data.rows.tokenize import Dropped
 from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.base.errors import ThreestepError
 
 # Arguments of every reward function besides a row's columns (step 3).
 _REWARD_ARGUMENTS = ("prompts", "responses")

@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from training.utils.contracts.rows import PHASES
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PHASES
 
 # Streams for different permutations: rows held out for evaluation, rows divided between phases, rows picked.
 _CARVE, _SHARE, _PICK = 1, 2, 3

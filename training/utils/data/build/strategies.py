@@ -23,8 +23,8 @@ from training.utils.data.sources.formats.messages import (
     messages_of_text,
     response_message,
 )
-from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
+from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 
 @dataclass(frozen=True)

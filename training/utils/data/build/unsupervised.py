@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from training.utils.base.credentials import redacted
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import TextBlock
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.row_code import code_of_rows
 from training.utils.data.build.row_maker import ROWS_PER_CALL
@@ -20,13 +23,10 @@ from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.rows.dataset import CachedSplit, token_runs, write_rows
-from training.utils.contracts.rows import TextBlock
 from training.utils.data.rows.pictures import Pictures
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.raw_dataset import load_by_name
-from training.utils.base.credentials import redacted
-from training.utils.base.errors import ThreestepError
 
 
 def build_unsupervised(

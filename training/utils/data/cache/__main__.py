@@ -22,11 +22,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import try_lock, try_to_own
 from training.utils.data.cache.arguments import CacheArguments
 from training.utils.data.cache.cache import BUILDING, LOCK, OLD, damage_of, entries_of, read_manifest
-from training.utils.base.errors import ThreestepError
 from training.utils.run.program import run_program
-from training.utils.base.storage import try_lock, try_to_own
 
 _DAY_SECONDS = 86400.0
 _GIGABYTE = 10**9

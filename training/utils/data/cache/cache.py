@@ -23,9 +23,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.utils.data.cache.shard_files import drop_shards, keep_finished_shards
-from training.utils.data.cache.workers import BuildStopped
-from training.utils.data.files.digests import hash_parts
 from training.utils.base.storage import (
     flush_to_disk,
     read_json_object,
@@ -35,6 +32,9 @@ from training.utils.base.storage import (
     write_json,
     xxh3_of,
 )
+from training.utils.data.cache.shard_files import drop_shards, keep_finished_shards
+from training.utils.data.cache.workers import BuildStopped
+from training.utils.data.files.digests import hash_parts
 
 if TYPE_CHECKING:
     from training.utils.data.rows.dataset import CachedSplit

@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from training.utils.contracts.rows import Row
 from training.utils.data.cache.cache import Log
 from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.shard_files import (
@@ -26,7 +27,6 @@ from training.utils.data.cache.shard_files import (
 )
 from training.utils.data.cache.workers import run_jobs, worker_count
 from training.utils.data.rows.dataset import join_files, picture_keys, write_rows
-from training.utils.contracts.rows import Row
 from training.utils.data.rows.pictures import Pictures, PictureWriter, copy_pictures
 from training.utils.run.progress import progress_bar
 

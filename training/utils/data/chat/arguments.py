@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from training.utils.base.errors import Mistakes
-from training.utils.flags.flags import AUTO, flag
 from training.utils.base.storage import parse_json
+from training.utils.flags.flags import AUTO, flag
 
 HUMAN_ASSISTANT, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "chat_template")
 TRAIN_TURNS = ("all", "last")

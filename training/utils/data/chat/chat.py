@@ -17,6 +17,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.paths import ParallelTags
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, ChatArguments
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
@@ -24,8 +26,6 @@ from training.utils.data.chat.style import SavedStyle, in_words, reason_of_style
 from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, named_tokenizer
 from training.utils.data.sources.formats.messages import BadConversation, Conversation
-from training.utils.layout.parallel import ParallelTags
-from training.utils.base.errors import ThreestepError
 from training.utils.flags.flags import AUTO
 
 _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles

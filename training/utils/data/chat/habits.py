@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
 
-from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused, mask_messages
 from training.utils.base.errors import ThreestepError
+from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused, mask_messages
 
 
 @dataclass(frozen=True)

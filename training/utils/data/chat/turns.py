@@ -17,11 +17,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.spans import TurnFinder
 from training.utils.data.rows.tokenize import Ids
-from training.utils.data.sources.formats.messages import BadConversation, Conversation, Message, checked_messages, checked_tools
-from training.utils.base.errors import ThreestepError
+from training.utils.data.sources.formats.messages import (
+    BadConversation,
+    Conversation,
+    Message,
+    checked_messages,
+    checked_tools,
+)
 
 _KEPT = 4096  # encoded replies; environments often say the same
 # Parts a control token that a message quotes into two texts: a code point that is no character.

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, cast
 
-from training.utils.data.files.digests import digest_file, hash_text
 from training.utils.base.credentials import redacted, redacted_value
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files.digests import digest_file, hash_text
 
 _ZSTANDARD = ".zst"
 _COMPRESSED = (".gz", ".bz2", ".xz", _ZSTANDARD)

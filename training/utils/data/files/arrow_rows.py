@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import mapped, open_local, open_stream, spool_file
 from training.utils.data.files.columns import Expected, FileRow, JoinedRows, Kinds, check_kinds, column_names
-from training.utils.base.errors import ThreestepError
 
 _ROWS_PER_BATCH = 1024
 

@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import mapped, open_local, open_stream
 from training.utils.data.files.columns import Expected, FileRow, Kinds, check_row, column_names, note_kinds
-from training.utils.base.errors import ThreestepError
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _START_BYTES = 4096  # blanks before the first sign are fewer

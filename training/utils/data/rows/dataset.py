@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from training.utils.base.storage import HashedFile, share
 from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
 from training.utils.data.rows.pictures import KEY_AT, SPAN_NUMBERS, PictureStore, span_numbers, spans_of
-from training.utils.base.storage import HashedFile, share
 
 ROWS_PER_BATCH = 2048
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt
-from training.utils.layout.parallel import ParallelTags, drawn_document, parallel_document, shared_prompt_in_parallel
+from training.utils.contracts.paths import ParallelTags
+from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
+from training.utils.layout.parallel import drawn_document, parallel_document, shared_prompt_in_parallel
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import joined, trie_document, trie_tokens
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from training.utils.layout.parallel import ParallelTags
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.paths import ParallelTags
 
 Ids = list[int]
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.utils.data.rows.documents import responses_document, sentence_document
-from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.contracts.documents import Document, TokenSequence, plain
+from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.layout.rows import packed_rows
 
 Decode = Callable[[Sequence[int]], str]

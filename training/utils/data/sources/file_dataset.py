@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import FileRow, column_names, kind_of
 from training.utils.data.files.readers import Rows
 from training.utils.data.files.stored import stored_rows
@@ -19,11 +20,10 @@ from training.utils.data.sources.formats.image_columns import image_values
 from training.utils.data.sources.formats.marks import read_mark
 from training.utils.data.sources.formats.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
 from training.utils.data.sources.formats.messages import Message, from_json, prompt_text, read_tools, response_text
-from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.formats.recognition import Recognition, recognition_of
 from training.utils.data.sources.formats.records import Record, value_of
 from training.utils.data.sources.formats.trees import TreeRows, holds_trees
-from training.utils.base.errors import ThreestepError
+from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 _REWARD_MODEL, _GROUND_TRUTH = "reward_model", "ground_truth"  # verl's column, and the reference in it
 _EXTRA_INFO, _IN_EXTRA_INFO = "extra_info", ("index", "tools_kwargs", "interaction_kwargs")  # verl's, too

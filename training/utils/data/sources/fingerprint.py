@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.storage import HashedFile
 from training.utils.data.files.digests import digest_files, hash_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.base.storage import HashedFile
 
 
 def code_of_class(dataset_class: type) -> str:

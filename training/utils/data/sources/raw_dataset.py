@@ -9,9 +9,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from training.utils.data.sources.formats.media import ONLY_TEXT
-from training.utils.data.sources.formats.recognition import Recognition
 from training.utils.base.errors import ThreestepError
+from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.data.sources.formats.messages import response_begins
+from training.utils.data.sources.formats.recognition import Recognition
 
 ALL_PHASES = (1, 2, 3)
 
@@ -184,12 +185,6 @@ class PromptRawDataset:
         Override it where rows come from large files: `digests.digest_files` hashes a file once.
         """
         return None
-
-
-def response_begins(messages: Sequence[dict[str, Any]]) -> int:
-    """The index of the last message if it is the assistant's, otherwise the number of messages."""
-    answered = bool(messages) and messages[-1].get("role") == "assistant"
-    return len(messages) - answered
 
 
 def _joined(prompt: str | None, response: str | None) -> str | None:

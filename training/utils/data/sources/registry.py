@@ -18,11 +18,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
+from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.user_files import load_module
 from training.utils.data.files.readers import READERS, split_reader
 from training.utils.data.files.stored import check_stored
 from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.base.user_files import load_module
 
 _BUILT_IN_MODULES = ("training.utils.data.sources.made.embedded", "training.utils.data.sources.made.shapes")
 _BUILT_IN_PACKAGE = "training.utils.data.sources.hub"  # every module in it registers its classes

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
 from training.utils.base.errors import Mistakes
+from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
 from training.utils.flags.flags import flag, settings_of
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")

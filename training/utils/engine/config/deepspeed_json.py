@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.engine.config import deepspeed_keys as keys
 from training.utils.engine.config.arguments import DTYPE_NAMES, EngineSettings
-from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 
 _SECTIONS = ("zero_optimization", "bf16", "fp16", "comms_logger")  # that DeepSpeed checks by models
 _LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.collectives import barrier, wait_for_main
 from training.utils.engine.ranks.devices import device_of, set_allocator, set_threads, take_accelerator
 from training.utils.engine.ranks.host_memory import keep_freed_memory
 from training.utils.engine.ranks.rank_watch import leave_process_group, started_watch
 from training.utils.models.adapters.one_precision import ROUNDED
-from training.utils.base.errors import ThreestepError
 from training.utils.run.launch import free_port
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from training.utils.generation.decoding.bad_words import BadWords
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.decoding.decoding import Decoding
 from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.decoding.bad_words import BadWords
+from training.utils.generation.decoding.decoding import Decoding
 from training.utils.generation.decoding.sampling import draw, further_numbers
 from training.utils.generation.decoding.stop_strings import StopStrings
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.images.spans import left_padded_axes, positions_taken
-from training.utils.images.rows.pictures import PromptImages
 from training.utils.images.models.kept_features import image_inputs
+from training.utils.images.prompts import PromptImages
+from training.utils.images.spans import left_padded_axes, positions_taken
 
 _SEES_ITSELF = "token_type_ids"  # 1 where a token is of an image that sees itself (Gemma 3, transformers 5.19)
 

@@ -20,16 +20,16 @@ from types import SimpleNamespace
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from training.utils.base.errors import ThreestepError
+from training.utils.base.seeds import derived_seed
+from training.utils.contracts.rollout import Rollout, check_numbers
 from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest, Sampling
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
-from training.utils.contracts.rollout import Rollout, check_numbers
 from training.utils.generation.decoding.stop_strings import StopStrings, first_completed, stop_strings
 from training.utils.layout.rows import padded_rows
 from training.utils.models.own_forward import OwnForward
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
-from training.utils.base.seeds import derived_seed
 
 # Sequences per forward that reads log-probabilities.
 _FORWARD_SEQUENCES = 8

@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
+from training.utils.base.seeds import derived_seed
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.ragged_rows import Held, RaggedRows, arranged
-from training.utils.contracts.rollout import Rollout
 from training.utils.generation.decoding.sampling import draw
-from training.utils.base.seeds import derived_seed
 
 
 @dataclass

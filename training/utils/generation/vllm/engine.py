@@ -23,12 +23,20 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout import Rollout, check_numbers
+from training.utils.contracts.rollout_engine import (
+    Decode,
+    LentHead,
+    RolloutEngine,
+    RolloutRequest,
+    Sampling,
+    Speculation,
+)
+from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.whole_model import WholeModel
-from training.utils.contracts.rollout_engine import Decode, LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
-from training.utils.contracts.rollout import Rollout, check_numbers
 from training.utils.generation.decoding.stop_strings import stop_strings
-from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.generation.vllm.draft import VllmDraft
 from training.utils.generation.vllm.image_check import why_other_images
@@ -36,7 +44,6 @@ from training.utils.generation.vllm.images import PlacedImage, placed_images
 from training.utils.generation.vllm.instance import VllmInstance, vllm_at_work
 from training.utils.generation.vllm.turns import VllmTurns, add_request
 from training.utils.models.own_forward import OwnForward
-from training.utils.base.errors import ThreestepError
 
 _HOW_TO_INSTALL = (
     "on a machine with a GPU type `pip install -c constraints.txt -e .[vllm]`; without one type `bash "

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from training.utils.contracts.documents import Document
 from training.utils.generation.vllm.images import PlacedImage, engine_prompt, placed_images
 from training.utils.generation.vllm.instance import VllmInstance, vllm_at_work
-from training.utils.contracts.documents import Document
-from training.utils.images.rows.pictures import PromptImages
 from training.utils.images.models.pictured import PicturedForward
+from training.utils.images.prompts import PromptImages
 from training.utils.models.tensors.rounding import rms
 
 

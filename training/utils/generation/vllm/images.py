@@ -25,7 +25,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from training.utils.images.rows.pictures import PromptImages
+from training.utils.images.prompts import PromptImages
 
 _MODALITY = "image"
 _TOWER_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from training.utils.base.errors import ThreestepError
 from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.generation.vllm.draft import VllmDraft, expand_batch_to_tokens
 from training.utils.generation.vllm.images import read_weights, start_settings
 from training.utils.generation.vllm.weights import send_draft, send_weights
-from training.utils.base.errors import ThreestepError
 
 # Read by vLLM at its start. One process, because the weights are handed over in memory. On a CPU, threads are not
 # bound: vLLM would bind two ranks to the same cores.

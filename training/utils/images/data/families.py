@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.images.data.tiled import TileSizes, joined_tokens
 from training.utils.images.spans import ImagePixels
-from training.utils.base.errors import ThreestepError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from training.utils.base.errors import ThreestepError, first_line
 from training.utils.data.files.digests import hash_text
+from training.utils.data.sources.formats.media import ONLY_TEXT, BadConversation
 from training.utils.images.data.decoding import decoded
 from training.utils.images.data.families import (
     ImageFamily,
@@ -24,9 +26,7 @@ from training.utils.images.data.families import (
     knows,
     pixels_of_picture,
 )
-from training.utils.data.sources.formats.media import ONLY_TEXT, BadConversation
 from training.utils.images.spans import ImagePixels, joined_pixels
-from training.utils.base.errors import ThreestepError, first_line
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _SIZES_KEPT = 4096  # whose texts are not measured anew

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.data.files.columns import kind_of
-from training.utils.images.data.fetching import fetched
 from training.utils.data.sources.formats.media import BadConversation
+from training.utils.images.data.fetching import fetched
 
 MOST_FILE_BYTES = 2**26  # of one encoded picture
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:", re.ASCII)

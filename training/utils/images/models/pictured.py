@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
+from training.utils.base.errors import ThreestepError, first_line
 from training.utils.contracts.documents import Document, TokenSequence
-from training.utils.images.rows.pictures import PixelsOf, RowImages
+from training.utils.images.models.vision import pixel_inputs
+from training.utils.images.prompts import PixelsOf
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.tensors.rounding import rms, rounded_once_more
-from training.utils.images.models.vision import pixel_inputs
-from training.utils.base.errors import ThreestepError, first_line
 
 _NOISE_FACTOR = 5.0
 _NOISE_SEED = 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from training.utils.contracts.rows import PromptRow
 from training.utils.images.data.reader import PixelReader
 from training.utils.images.data.shown import shown_images
-from training.utils.contracts.rows import PromptRow
 from training.utils.images.spans import ImageSpan
 from training.utils.run.run_folder import SAMPLE_PICTURES, RunFolder
 

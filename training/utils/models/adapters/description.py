@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.models.adapters.lora import ADAPTER
 from training.utils.images.models.scalar_class import scalar_model_class
 from training.utils.images.models.vision import language_model_class
+from training.utils.models.adapters.lora import ADAPTER
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.utils.models.adapters.lora import is_adapter_tensor
-from training.utils.images.models.vision import is_of_projector, is_of_vision
 from training.utils.base.errors import ThreestepError
+from training.utils.images.models.vision import is_of_projector, is_of_vision
+from training.utils.models.adapters.lora import is_adapter_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

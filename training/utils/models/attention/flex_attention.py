@@ -20,9 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from training.utils.base.console import log, started_as_main_rank
 from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 from training.utils.layout.rows import TokenRows
-from training.utils.base.console import log, started_as_main_rank
 
 _BLOCKS = (
     "kv_num_blocks",

@@ -22,10 +22,10 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from training.utils.base.errors import ThreestepError
 from training.utils.layout.runs import RunLengths
 from training.utils.models.attention.attention import VARLEN, set_text_attention
 from training.utils.models.attention.document_attention import attention_by_document
-from training.utils.base.errors import ThreestepError
 
 LARGEST_HEAD = 256  # of FlashAttention 2 in torch 2.11 to 2.13
 # Arguments of transformers' attention functions that change the scores, which the kernel cannot (transformers 5.19).

@@ -22,9 +22,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from training.utils.images.models.vision import is_of_vision
 from training.utils.models.quantized.quantization import BLOCK, SCALES_BLOCK, Quantization
 from training.utils.models.tensors.sharding import count_elements
-from training.utils.images.models.vision import is_of_vision
 
 
 class QuantizedLinear(nn.Linear):

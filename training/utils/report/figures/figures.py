@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from training.utils.flags.step import Curve
 from training.utils.report.figures.charts import (
     Chart,
     ChartLine,
@@ -20,7 +21,6 @@ from training.utils.report.figures.charts import (
     histogram_of,
 )
 from training.utils.report.figures.reading import StepRun, finite
-from training.utils.flags.step import Curve
 
 _PHASE = re.compile(r"^(?:.*/)?time[/_](?P<name>.+?)(?:_seconds)?$")
 _OF_LINES = {"train": "training", "eval": "evaluation", "reference": "reading the reference"}

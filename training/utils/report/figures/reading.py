@@ -17,8 +17,8 @@ import yaml
 
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
-from training.utils.run.run_folder import DIVERGENCE
 from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
+from training.utils.run.run_folder import DIVERGENCE
 
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")
 _FIRST_PROMPTS, _EVALUATIONS = 3, 12  # shown of every evaluation

@@ -12,7 +12,7 @@ from itertools import groupby
 from training.utils.report.figures.judged import Change, JudgedRow, judged_rows, judges, margins_along
 from training.utils.report.figures.numbers import shown
 from training.utils.report.figures.reading import StepRun
-from training.utils.report.pages.sample_pictures import pictures_shown
+from training.utils.report.figures.sample_pictures import pictures_shown
 from training.utils.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
 
 

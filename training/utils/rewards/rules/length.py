@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from training.utils.rewards.calling import Rule
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.calling.calling import Rule
 
 
 def length_rule(target_characters: int | None) -> Rule:

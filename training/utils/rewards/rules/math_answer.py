@@ -7,8 +7,8 @@ import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
-from training.utils.rewards.calling import Rule
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.calling.calling import Rule
 
 
 def math_rule() -> Rule:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from training.utils.rewards.calling import Rule
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.calling.calling import Rule
 
 
 def regex_rule(pattern: str | None) -> Rule:

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from training.utils.base.errors import Mistakes
 from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import note_mistakes
 
 

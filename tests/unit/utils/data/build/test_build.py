@@ -19,10 +19,10 @@ import pytest
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, Own, all_rows, many
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
 from training.utils.data.cache.workers import BuildStopped
-from training.utils.base.errors import ThreestepError
 
 
 def test_prompt_ids_are_the_same_in_all_phases(flags, tiny_tokenizer):

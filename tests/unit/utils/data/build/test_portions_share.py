@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.base.typed import WHOLE_RUN_VARIABLE
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.portions import divide_rows, open_sources, share_sentence
 from training.utils.data.sources.file_dataset import FileDataset
-from training.utils.base.typed import WHOLE_RUN_VARIABLE
 
 
 @pytest.fixture(autouse=True)

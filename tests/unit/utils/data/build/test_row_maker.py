@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, all_rows, many
-from training.utils.data.build.build import build_phase
-from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
+from training.utils.data.build.build import build_phase
 
 
 def test_phase_1_is_a_sentence(flags, tiny_tokenizer):

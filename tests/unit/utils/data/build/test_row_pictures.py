@@ -12,13 +12,13 @@ import torch
 
 from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_of
 from tests.support.pair_rows import all_rows
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build import build as building
 from training.utils.data.build.build import build_phase
 from training.utils.data.cache import cache
+from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.images.data import reader as reading
 from training.utils.images.data.decoding import decoded
-from training.utils.data.rows.documents import responses_document, sentence_document
-from training.utils.base.errors import ThreestepError
 
 RED, WIDE, BLUE = picture(), picture(84, 28), picture(28, 56, (0, 0, 250))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.sentences import prompt_of_sentences
-from training.utils.base.errors import ThreestepError
 
 TALK = "Human: Hi Assistant: Yes? Human: Two and two? Assistant:"
 ONLY_SENTENCES = {

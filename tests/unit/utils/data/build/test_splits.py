@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.splits import (
     carve_eval,
     parse_data_split,
@@ -18,7 +19,6 @@ from training.utils.data.build.splits import (
     shuffled_order,
     split_indices,
 )
-from training.utils.base.errors import ThreestepError
 
 weights = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).filter(any)
 seeds = st.integers(0, 2**32 - 1)

@@ -7,12 +7,12 @@ import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import data_flags, with_flags
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
 from training.utils.loading.tokenizers import add_tokens
-from training.utils.base.errors import ThreestepError
 
 TALK = [
     {"role": "user", "content": "one"},

@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import with_flags
-from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.base.errors import ThreestepError
+from training.utils.data.build.unsupervised import build_unsupervised
 
 OTHER_TOKENIZER = [*SENTENCES, "so very many other words to merge, so very many"]
 

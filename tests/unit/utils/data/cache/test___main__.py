@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from training.utils.base import storage
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import TextBlock
 from training.utils.data.cache import cache
 from training.utils.data.cache.__main__ import main
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.rows.dataset import write_rows
-from training.utils.contracts.rows import TextBlock
-from training.utils.base import storage
-from training.utils.base.errors import ThreestepError
 
 DAY_SECONDS = 86400
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import TextBlock
 from training.utils.data.cache import cache
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.rows.dataset import write_rows
-from training.utils.contracts.rows import TextBlock
-from training.utils.base.errors import ThreestepError
 
 PARTS = {"datasets": "a", "seed": "1", "length": "2"}
 

@@ -20,15 +20,15 @@ import pytest
 
 from tests.support.small_disk import small_disk
 from tests.unit.utils.data.conftest import pair_rows
+from training.utils.base import storage
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import TextBlock
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.cache import shards
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.cache.shards import SplitPlan, build_shards, shard_ranges
 from training.utils.data.cache.workers import BuildStopped
-from training.utils.contracts.rows import TextBlock
-from training.utils.base import storage
-from training.utils.base.errors import ThreestepError
 
 RAW_ROWS = 5000
 

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.cache import workers
 from training.utils.data.cache.workers import BuildStopped, run_jobs, worker_count
-from training.utils.base.errors import ThreestepError
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])

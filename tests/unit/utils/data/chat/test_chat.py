@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.unit.utils.data.rows.test_tokenize import with_a_space_of_its_own
+from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import (
     ChatTokenizer,
@@ -31,7 +32,6 @@ from training.utils.data.chat.chat import (
 )
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.formats.messages import Conversation, checked_messages
-from training.utils.base.errors import ThreestepError
 
 NAMES = ("chatml", "llama3", "strips_thinking", "merges_tools")
 

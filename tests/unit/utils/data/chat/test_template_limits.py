@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.chat import template_limits
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
-from training.utils.base.errors import ThreestepError
 
 GOOD = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
+from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer, joined
 from training.utils.data.chat.turns import TurnTokens
 from training.utils.data.sources.formats.messages import Conversation
-from training.utils.base.errors import ThreestepError
 
 TOOLS = [
     {

@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import (
     check_address,
     content_of_files,
@@ -17,7 +18,6 @@ from training.utils.data.files.addresses import (
     open_stream,
     share_files,
 )
-from training.utils.base.errors import ThreestepError
 
 
 def touch(folder: Path, *names: str) -> list[str]:

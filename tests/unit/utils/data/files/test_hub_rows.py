@@ -11,11 +11,11 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.files.hub_rows import HubAddress, HubRows, parse_hub_address
 from training.utils.data.sources.registry import find_dataset
-from training.utils.base.errors import ThreestepError
 
 ONE, TWO = "1" * 40, "2" * 40
 REFUSED = SimpleNamespace(headers={}, request=None, status_code=404)

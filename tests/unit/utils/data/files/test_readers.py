@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.json_rows import JsonLines, JsonList
 from training.utils.data.files.readers import files_of, open_rows, split_reader
-from training.utils.base.errors import ThreestepError
 
 GOOD = {"prompt": "Human: hé? Assistant:", "chosen": " yes", "rejected": " no"}
 EXPECTED = Expected({"prompt": "prompt_column"}, ("prompt", "chosen", "rejected"))

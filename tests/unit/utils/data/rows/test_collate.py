@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from training.utils.data.rows.collate import collate_prompts
-from training.utils.contracts.rows import PromptRow
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow
+from training.utils.data.rows.collate import collate_prompts
 
 
 def prompt(*ids: int) -> PromptRow:

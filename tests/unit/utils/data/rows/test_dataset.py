@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.utils.base.storage import try_to_own
+from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow, TextBlock
 from training.utils.data.rows import dataset
 from training.utils.data.rows.dataset import CachedSplit, join_files, token_runs, write_rows
-from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow, TextBlock
-from training.utils.base.storage import try_to_own
 
 
 def ids(*values: int) -> np.ndarray:

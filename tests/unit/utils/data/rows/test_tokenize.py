@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.rows.tokenize import (
     Dropped,
     TextTokenizer,
@@ -18,7 +19,6 @@ from training.utils.data.rows.tokenize import (
     named_tokenizer,
     require_pad_token,
 )
-from training.utils.base.errors import ThreestepError
 
 PROMPT, RESPONSE = "Human: What is 2 + 3? Assistant:", " 2 + 3 is 5."
 

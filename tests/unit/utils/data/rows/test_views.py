@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.utils.data.rows import views
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
+from training.utils.data.rows import views
 from training.utils.data.rows.views import Style
 
 pytestmark = pytest.mark.unit

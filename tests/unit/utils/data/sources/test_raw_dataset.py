@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.data.sources.raw_dataset import PromptRawDataset, load_by_name
 from training.utils.base.errors import ThreestepError
+from training.utils.data.sources.raw_dataset import PromptRawDataset, load_by_name
 
 
 class Plain(PromptRawDataset):

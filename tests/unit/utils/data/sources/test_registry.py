@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from tests.support.data_flags import raw_dataset_of
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import (
@@ -17,7 +18,6 @@ from training.utils.data.sources.registry import (
     register_dataset,
     registered_names,
 )
-from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from training.utils.engine.config.arguments import EngineArguments, EngineSettings
 from training.utils.base.errors import Mistakes
+from training.utils.engine.config.arguments import EngineArguments, EngineSettings
 from training.utils.flags.flags import note_mistakes
 
 

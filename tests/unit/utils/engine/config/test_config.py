@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.config.deepspeed_json import filled_in_keys, users_config
-from training.utils.base.errors import ThreestepError
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.config import deepspeed_keys as keys
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.config.deepspeed_json import users_config, without_effect
-from training.utils.base.errors import ThreestepError
 
 
 def nested(dotted: str, value: object) -> dict:

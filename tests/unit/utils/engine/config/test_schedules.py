@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import get_scheduler
 
+from training.utils.base.errors import Mistakes
 from training.utils.engine.config.arguments import EngineArguments, EngineSettings
 from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.training_engine import _scheduler
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import note_mistakes
 
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.utils.engine.ranks import devices
-from training.utils.engine.ranks.devices import chosen_accelerator, device_of, set_allocator, set_threads, take_accelerator
-from training.utils.engine.out_of_memory import memory_explained
 from training.utils.base.errors import ThreestepError
+from training.utils.engine.out_of_memory import memory_explained
+from training.utils.engine.ranks import devices
+from training.utils.engine.ranks.devices import (
+    chosen_accelerator,
+    device_of,
+    set_allocator,
+    set_threads,
+    take_accelerator,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

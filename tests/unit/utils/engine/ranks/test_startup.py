@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.forked_programs import run_python
-from training.utils.engine.ranks.startup import DTYPES, Ranks, check_dtype
 from training.utils.base.errors import ThreestepError
+from training.utils.engine.ranks.startup import DTYPES, Ranks, check_dtype
 
 ALONE = """
 import os

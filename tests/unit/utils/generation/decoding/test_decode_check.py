@@ -14,17 +14,16 @@ from transformers import AutoModelForCausalLM
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, roll, shapes_of_inputs, spelt
-from training.utils.generation.decoding import decode_check
-from training.utils.generation.decoding import fixed_steps
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.generation.decoding import decode_check, fixed_steps
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.engines.hybrid import HybridRollout
-from training.utils.contracts.rollout import Rollout
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
-from training.utils.base.errors import ThreestepError
 
 # Family: (prompts of different lengths may be one batch, whose cache)
 CASES = {
@@ -187,7 +186,8 @@ def test_a_copy_that_computes_something_else_is_refused():
 def test_a_model_that_cannot_be_decoded_is_refused(monkeypatch):
     model, own = known("llama")
     monkeypatch.setattr(
-        "training.utils.generation.decoding.decode_check.why_not_decoded", lambda *_: "its forward fails (ValueError: no)"
+        "training.utils.generation.decoding.decode_check.why_not_decoded",
+        lambda *_: "its forward fails (ValueError: no)",
     )
     with pytest.raises(ThreestepError, match="LlamaForCausalLM cannot roll out prompts of one length .* nor in a"):
         TransformersRollout().check(nullcontext(model), own)

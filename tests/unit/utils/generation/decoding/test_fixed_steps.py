@@ -11,10 +11,16 @@ import torch
 from tests.support.taped_step import TapedStep
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_decode_check import known
-from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll, shapes_of_inputs
-from training.utils.generation.decoding import cache
-from training.utils.generation.decoding import fixed_steps
+from tests.unit.utils.generation.engines.test_hf import (
+    PLAIN,
+    frequent_token,
+    prompts,
+    responses,
+    roll,
+    shapes_of_inputs,
+)
 from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.generation.decoding import cache, fixed_steps
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, Decoding
 from training.utils.generation.decoding.fixed_steps import leave_now

@@ -12,20 +12,20 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.vision_models import FAMILIES, IMAGE_ID, Family, answers, awake, gemma3, sequence
-from training.utils.generation.decoding import decoding
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.documents import TokenSequence, plain, together
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
+from training.utils.generation.decoding import decoding
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, of_one_length
-from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.decoding.prompt_inputs import prompt_inputs
-from training.utils.contracts.documents import TokenSequence, plain, together
+from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.kept_features import KeptFeatures
-from training.utils.images.rows.pictures import RowImages, laid_out
-from training.utils.models.attention_choice import settle_attention
 from training.utils.images.models.kept_features import open_feature_reader
+from training.utils.layout.pictures import RowImages, laid_out
+from training.utils.models.attention_choice import settle_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
 
 SAMPLES = 2
 SAMPLING = Sampling(6, 1.0, 0, 1.0, end_token_id=-1, pad_token_id=0, bad_words=((IMAGE_ID,),))

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.contracts.rollout_engine import Sampling
-from training.utils.generation.decoding.sampling import _next_uniform, _nucleus, _nucleus_in_rounds, draw, rounds_of_nucleus
+from training.utils.generation.decoding.sampling import (
+    _next_uniform,
+    _nucleus,
+    _nucleus_in_rounds,
+    draw,
+    rounds_of_nucleus,
+)
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0, -3.0, 1.5, -0.5])
 

@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.taped_step import WAITS
 from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES, VOCABULARY, tiny_causal_lm
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, Decoding
 from training.utils.generation.engines.hf import TransformersRollout, end_check_tokens
-from training.utils.contracts.rollout import Rollout
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
 
 PAD = 0
 NEVER = VOCABULARY + 1  # an end token that no model here can draw

@@ -9,11 +9,20 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import GREEDY, PAD, PLAIN, frequent_token, prompts, responses, roll, spelt
+from tests.unit.utils.generation.engines.test_hf import (
+    GREEDY,
+    PAD,
+    PLAIN,
+    frequent_token,
+    prompts,
+    responses,
+    roll,
+    spelt,
+)
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.engines.hybrid import HybridRollout
-from training.utils.contracts.rollout import Rollout
-from training.utils.base.errors import ThreestepError
 
 
 def theirs(model, how: Sampling, samples: int = 1, seed: int = 0, decode=None) -> Rollout:

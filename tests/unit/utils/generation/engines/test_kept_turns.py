@@ -12,15 +12,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.utils.generation.test_conversations import LIMITS, SAMPLING, Scripted, converse, model_that_turns
 from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, spelt
+from tests.unit.utils.generation.test_conversations import LIMITS, SAMPLING, Scripted, converse, model_that_turns
 from training.utils.contracts.rollout_engine import RolloutRequest, Speculation
+from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.decoding import FIXED, MASKED
+from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.engines.kept_turns import KeptTurns
-from training.utils.generation.decoding.ragged_rows import RaggedRows
-from training.utils.contracts.turns import NextTurn
 
 LENGTHS = (3, 11, 1, 7, 5) * 2
 CUT = replace(SAMPLING, top_p=0.9, temperature=0.7, bad_words=((9,), (5, 2), (7, 11)), stop=(spelt([8]), spelt([6, 2])))

@@ -10,17 +10,18 @@ import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PAD, prompts, responses, shapes_of_inputs
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.documents import Document, TokenSequence
+from training.utils.contracts.paths import ParallelTags
+from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import PathSampling, RolloutEngine, RolloutRequest, Sampling
 from training.utils.generation.decoding.decode_check import fitting_way
-from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.decoding.ragged_rows import arranged
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.documents import Document, TokenSequence
-from training.utils.layout.parallel import ParallelTags, drawn_blocks, drawn_document
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.layout.parallel import drawn_blocks, drawn_document
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of, read_own_forward
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)
 OPEN, PATH, END_PATH, CLOSE, END = 3, 4, 5, 6, 2

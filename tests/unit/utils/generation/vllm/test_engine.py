@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.unit.utils.generation.engines.test_hf import PLAIN, spelt
-from training.utils.generation.vllm import turns as vllm_turns
-from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.generation.decoding.stop_strings import StopStrings
-from training.utils.contracts.turns import NextTurn
-from training.utils.generation.vllm.engine import VllmRollout
-from training.utils.generation.vllm.arguments import VllmArguments
-from training.utils.generation.vllm.instance import one_line
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.contracts.turns import NextTurn
+from training.utils.generation.decoding.stop_strings import StopStrings
+from training.utils.generation.vllm import turns as vllm_turns
+from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.generation.vllm.engine import VllmRollout
+from training.utils.generation.vllm.instance import one_line
 
 
 def test_without_vllm_the_command_that_installs_it_is_told(monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.vision_models import FAMILIES, sequence
 from training.utils.generation.vllm.images import _torchvision_named, placed_images
-from training.utils.images.rows.pictures import PromptImages
+from training.utils.images.prompts import PromptImages
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "llava", "llava_next"])

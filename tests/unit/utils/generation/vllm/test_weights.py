@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.utils.generation.vllm.weights import BitSums, send_draft
 from training.utils.base.errors import ThreestepError
+from training.utils.generation.vllm.weights import BitSums, send_draft
 
 
 def sums(**tensors: torch.Tensor) -> BitSums:

@@ -10,8 +10,8 @@ import zlib
 import pytest
 from PIL import Image
 
-from training.utils.images.data.decoding import FORMATS, decoded, encoded, picture_size
 from training.utils.data.sources.formats.media import BadConversation
+from training.utils.images.data.decoding import FORMATS, decoded, encoded, picture_size
 
 WHERE = "rows.jsonl, line 3, image 1"
 

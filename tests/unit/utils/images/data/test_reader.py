@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from tests.support.image_readers import picture, reader_of, tokenizer_of, write_folder
+from training.utils.base.errors import ThreestepError
 from training.utils.images.data.reader import PixelReader, open_image_reader
 from training.utils.images.data.shown import counting_placeholders, shown_images
 from training.utils.images.spans import ImageSpan
-from training.utils.base.errors import ThreestepError
 
 
 def config_of(folder):

@@ -7,10 +7,10 @@ import os
 import pytest
 from PIL import Image
 
-from training.utils.images.data.decoding import decoded
-from training.utils.images.data.values import MOST_FILE_BYTES, image_bytes
 from training.utils.data.sources.formats.image_columns import image_values
 from training.utils.data.sources.formats.media import BadConversation
+from training.utils.images.data.decoding import decoded
+from training.utils.images.data.values import MOST_FILE_BYTES, image_bytes
 
 WHERE = "rows.jsonl, line 3, image 1"
 

@@ -12,10 +12,10 @@ import torch
 from tests.support.vision_models import FAMILIES, answers, awake, llava, sequence
 from training.utils.contracts.documents import shared_prompt
 from training.utils.images.kept_features import KeptFeatures
-from training.utils.images.rows.pictures import RowImages
+from training.utils.images.models.kept_features import open_feature_reader
+from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.models.adapters.freezing import freeze_vision
-from training.utils.images.models.kept_features import open_feature_reader
 from training.utils.models.token_model import PolicyModel
 
 # Families that cannot, while their projector trains, and when it does not.

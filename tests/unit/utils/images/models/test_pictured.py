@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.support.vision_models import FAMILIES, awake, sequence
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain
-from training.utils.images.rows.pictures import RowImages
+from training.utils.images.models.pictured import why_not_pictured
+from training.utils.layout.pictures import RowImages
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import read_again, read_own_forward
-from training.utils.images.models.pictured import why_not_pictured
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
 
 CPU = torch.device("cpu")
 

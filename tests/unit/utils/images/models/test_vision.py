@@ -7,12 +7,12 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemm
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
+from training.utils.images.models.vision import is_of_projector, is_of_vision, language_model_class, language_part
 from training.utils.models.attention.attention import BY_DOCUMENT, text_attention
-from training.utils.models.compiled import compile_blocks
 from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.compiled import compile_blocks
 from training.utils.models.flops import model_shape
 from training.utils.models.quantized.quantized import quantizable_layers
-from training.utils.images.models.vision import is_of_projector, is_of_vision, language_model_class, language_part
 
 PROJECTORS = {
     "qwen2_vl": {"model.visual.merger"},

@@ -9,10 +9,10 @@ from transformers import LlamaConfig, Mistral3Config
 
 from tests.support.data_flags import data_flags
 from tests.support.image_readers import tokenizer_of, write_folder
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.images.run.image_reader import reader_of_model, why_unread
-from training.utils.base.errors import ThreestepError
 
 
 def test_why_the_images_of_rows_are_not_read(tmp_path):

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from tests.support.vision_models import answers, awake, llava, sequence
-from training.utils.data.rows.documents import sentence_document
-from training.utils.contracts.rows import SentenceRow
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
-from training.utils.images.spans import ImageSpan
-from training.utils.images.rows.pictures import RowImages
+from training.utils.contracts.rows import SentenceRow
+from training.utils.data.rows.documents import sentence_document
 from training.utils.images.models import kept_features
+from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
+from training.utils.images.spans import ImageSpan
+from training.utils.layout.pictures import RowImages
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel
-from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
-from training.utils.base.errors import ThreestepError
 
 
 def row(length, *keys):

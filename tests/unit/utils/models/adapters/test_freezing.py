@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import llava, qwen2_vl
+from training.utils.base.errors import ThreestepError
 from training.utils.loading.models import prepared
 from training.utils.models.adapters.freezing import freeze_vision
 from training.utils.models.settings import ModelSettings
-from training.utils.base.errors import ThreestepError
 
 TOWERS = {qwen2_vl: "model.visual.", llava: "model.vision_tower."}
 

@@ -11,14 +11,14 @@ from torch import nn
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
-from training.utils.engine.training_engine import full_tensors
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import join
+from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.rows import padded_rows
 from training.utils.models.adapters.lora import adapters_off, add_lora
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import ThreestepError
 
 LORA = ModelSettings("unused", lora_dim=4, lora_alpha=6.0)
 IDS = torch.arange(3, 15)[None]

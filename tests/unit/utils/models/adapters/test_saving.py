@@ -12,15 +12,15 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm, tiny_scalar_model
-from training.utils.engine.training_engine import full_tensors
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence
+from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer, with_pad_apart
 from training.utils.models.adapters.saving import mend_settings, plain_skeleton, save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
-from training.utils.base.errors import ThreestepError
 
 
 def state_of(model) -> dict[str, torch.Tensor]:

@@ -10,17 +10,17 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.flags.flags import note_mistakes
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.loading.models import load_causal_lm
-from training.utils.models.attention import attention
 from training.utils.models.arguments import ModelArguments
+from training.utils.models.attention import attention
 from training.utils.models.layout_check import why_not_packed
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
-from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.flags import note_mistakes
 
 CPU = torch.device("cpu")
 # The families whose attention takes FlashAttention's arguments and whose positions are explicit.

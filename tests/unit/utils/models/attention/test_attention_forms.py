@@ -14,8 +14,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from tests.support.varlen_reference import varlen_attn
 from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention import attention_forms
-from training.utils.models.attention import varlen_attention
+from training.utils.models.attention import attention_forms, varlen_attention
 from training.utils.models.attention.attention_forms import FORMS, attention_of, seconds_of_forms, time_on_first_rows
 from training.utils.models.token_model import PolicyModel
 

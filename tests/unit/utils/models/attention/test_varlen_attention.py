@@ -16,13 +16,18 @@ from tests.support.random_rows import parallel_row, random_rows
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.tries import trie_row
 from tests.support.varlen_reference import varlen_attn
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.attention import varlen_attention
 from training.utils.models.attention.attention import VARLEN
+from training.utils.models.attention.varlen_attention import (
+    VarlenAttention,
+    torch_kernel,
+    use_varlen_attention,
+    why_no_kernel,
+)
 from training.utils.models.token_model import PolicyModel
-from training.utils.models.attention.varlen_attention import VarlenAttention, torch_kernel, use_varlen_attention, why_no_kernel
-from training.utils.base.errors import ThreestepError
 
 
 def tokens(length: int) -> TokenSequence:

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.engine.training_engine import full_tensors
-from training.utils.models.flops import model_shape
 from training.utils.models.adapters.lora import adapters_off, add_lora
+from training.utils.models.flops import model_shape
 from training.utils.models.quantized.quantization import Quantization
 from training.utils.models.quantized.quantized import (
     QuantizedLinear,

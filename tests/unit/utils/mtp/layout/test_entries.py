@@ -7,9 +7,9 @@ import torch
 from tests.support.parallel_texts import TAGS, Path, Text
 from tests.support.random_rows import random_rows
 from training.utils.contracts.documents import TokenSequence, join, plain, shared_prompt
-from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 from training.utils.layout.parallel import parallel_document
 from training.utils.layout.rows import packed_rows, padded_rows
+from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 
 
 def test_the_worked_example():

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.utils.mtp.layout import masks as mtp_masks
-from training.utils.layout.context_slices import zigzag_slice, zigzag_unslice
-from training.utils.mtp.layout.masks import whole_row_mask
 from training.utils.base.errors import ThreestepError
+from training.utils.layout.context_slices import zigzag_slice, zigzag_unslice
+from training.utils.mtp.layout import masks as mtp_masks
+from training.utils.mtp.layout.masks import whole_row_mask
 
 
 def test_the_worked_examples():

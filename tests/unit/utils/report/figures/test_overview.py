@@ -6,10 +6,10 @@ import json
 
 import yaml
 
-from training.utils.report.figures.overview import changed_settings, facts_of
-from training.utils.report.figures.reading import read_runs
 from training.utils.flags.arguments import defaults_of, list_defaults_of
 from training.utils.flags.step import known_steps
+from training.utils.report.figures.overview import changed_settings, facts_of
+from training.utils.report.figures.reading import read_runs
 
 
 def settings_of(step: str, **changed) -> dict:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training.utils.report.figures.reading import RunReader, finite, read_runs, short_names
 from training.utils.base.errors import ThreestepError
+from training.utils.report.figures.reading import RunReader, finite, read_runs, short_names
 
 
 def only_step(folder):

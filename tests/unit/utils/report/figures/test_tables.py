@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.unit.utils.report.conftest import write_lines
 from training.utils.report.figures.reading import read_runs
-from training.utils.report.pages.samples_section import samples_section
 from training.utils.report.figures.tables import clipped, left_out, metric_rows, sampled_rows, settings_rows
+from training.utils.report.pages.samples_section import samples_section
 
 
 def steps_of(*folders):

@@ -9,9 +9,9 @@ import re
 
 import pytest
 
+from training.utils.report.figures.reading import read_runs
 from training.utils.report.pages import page as page_module
 from training.utils.report.pages.page import page
-from training.utils.report.figures.reading import read_runs
 
 WHEN = datetime.datetime(2026, 1, 2, 3, 4)
 VOID = {"meta", "br", "hr", "img", "link", "input"}

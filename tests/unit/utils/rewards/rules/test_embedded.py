@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.rewards.rules import embedded
 from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.rules import embedded
 from training.utils.rewards.table import RULES
 
 

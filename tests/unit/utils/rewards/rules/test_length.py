@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.rewards.rules.length import length_rule
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.rules.length import length_rule
 
 
 def test_by_hand():

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.rules.math_answer import answers_match, math_rule
 from training.utils.rewards.table import RULES
-from training.utils.base.errors import ThreestepError
 
 
 def test_without_the_package(monkeypatch):

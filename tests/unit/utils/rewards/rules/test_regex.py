@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.rewards.rules.regex import regex_rule
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.rules.regex import regex_rule
 
 
 def test_the_pattern_is_searched_for():

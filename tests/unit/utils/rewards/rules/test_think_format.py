@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.table import RULES
 from training.utils.rewards.rules.think_format import format_reward
+from training.utils.rewards.table import RULES
 
 
 @pytest.mark.parametrize(

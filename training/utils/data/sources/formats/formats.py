@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.data.files.columns import Kinds, column_names
 from training.utils.data.sources.formats.marks import COLUMNS as MARK_COLUMNS
 from training.utils.data.sources.formats.marks import reader_of_marked
@@ -22,7 +23,6 @@ from training.utils.data.sources.formats.records import (
     read_ranked,
     read_text,
 )
-from training.utils.base.errors import ThreestepError, nearest_names
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from training.utils.data.sources.formats.records import Record, Roles, value_of
 from training.utils.base.errors import ThreestepError
+from training.utils.data.sources.formats.records import Record, Roles, value_of
 
 COLUMNS = ("kto_tag", "label")
 _GOOD = ("true", "1", "1.0", "yes", "good", "desirable", "chosen", "positive")

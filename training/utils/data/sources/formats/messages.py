@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.formats.media import ONLY_TEXT, BadConversation, joined_text
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import parse_json
+from training.utils.data.files.columns import kind_of
+from training.utils.data.sources.formats.media import ONLY_TEXT, BadConversation, joined_text
 
 Message = dict[str, Any]
 
@@ -319,3 +319,9 @@ def _content(message: Message, where: str) -> str:
     thought = message.get("reasoning_content")
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     return (f"<think>\n{thought}\n</think>\n\n" if thought else "") + "\n".join(filter(None, [content, *calls]))
+
+
+def response_begins(messages: Sequence[dict[str, Any]]) -> int:
+    """The index of the last message if it is the assistant's, otherwise the number of messages."""
+    answered = bool(messages) and messages[-1].get("role") == "assistant"
+    return len(messages) - answered

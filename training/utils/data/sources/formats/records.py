@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.formats.messages import Message, messages_of_text, read_messages, response_message
-from training.utils.data.sources.raw_dataset import response_begins
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files.columns import kind_of
+from training.utils.data.sources.formats.messages import (
+    Message,
+    messages_of_text,
+    read_messages,
+    response_begins,
+    response_message,
+)
 
 # Role -> column: {"prompt": "instruction", ...}.
 Roles = dict[str, str]

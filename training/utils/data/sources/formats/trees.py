@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from training.utils.data.files.columns import FileRow, Kinds, kind_of
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files.columns import FileRow, Kinds, kind_of
 
 _ID, _PARENT, _ROLE, _TEXT = "message_id", "parent_id", "role", "text"
 _ROLES = {"prompter": "user"}

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
-from training.utils.base.errors import ThreestepError
 
 TRAINING_ROWS = 20_000
 HELD_OUT_ROWS = 400

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.utils.data.sources.formats.messages import prompt_text, read_messages, read_tools, response_text
 from training.utils.base.errors import ThreestepError
+from training.utils.data.sources.formats.messages import prompt_text, read_messages, read_tools, response_text
 
 CALL = {"name": "add", "arguments": {"a": 1, "b": [2]}}
 CALLS = [{"type": "function", "function": CALL}]

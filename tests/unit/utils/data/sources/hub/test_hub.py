@@ -11,10 +11,10 @@ import datasets
 import pytest
 
 from tests.support.data_flags import data_flags, raw_dataset_of
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 from training.utils.data.sources import registry
-from training.utils.base.errors import ThreestepError
 
 ROOT = Path(__file__).resolve().parents[6]
 

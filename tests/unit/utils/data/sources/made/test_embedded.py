@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data_flags import raw_dataset_of
+from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.made.embedded import (
     HELD_OUT_ROWS,
@@ -21,7 +22,6 @@ from training.utils.data.sources.made.embedded import (
     score,
     solve,
 )
-from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.unit
 
@@ -143,8 +143,8 @@ def test_the_dataset_is_registered_and_gives_the_texts():
 
 def test_a_warm_cache_makes_no_rows(monkeypatch):
     """Neither opening the dataset nor its fingerprint does; another seed is another fingerprint."""
-    from training.utils.data.sources.made import embedded
     from training.utils.data.sources.fingerprint import content_of_dataset
+    from training.utils.data.sources.made import embedded
 
     made = []
     monkeypatch.setattr(embedded, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})

@@ -132,8 +132,8 @@ def test_the_dataset_is_registered_and_gives_messages_and_pictures():
 
 
 def test_a_warm_cache_makes_no_rows(monkeypatch):
-    from training.utils.data.sources.made import shapes
     from training.utils.data.sources.fingerprint import content_of_dataset
+    from training.utils.data.sources.made import shapes
 
     made = []
     monkeypatch.setattr(shapes, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})

@@ -6,7 +6,7 @@ import torch
 
 from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.images.spans import ImagePixels, ImageSpan
-from training.utils.images.rows.pictures import RowImages, lacks_images, laid_out
+from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.rows import packed_rows
 
 IMAGE = 90

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.collectives import gathered, largest
-from training.utils.rewards.calling import Rule, RuleAnswer, RuleBatch, call_rule, raised, rule_batch
-from training.utils.base.errors import ThreestepError
+from training.utils.rewards.calling.calling import Rule, RuleAnswer, RuleBatch, call_rule, raised, rule_batch
 
 
 class RunningRule:

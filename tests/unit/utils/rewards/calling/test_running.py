@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from training.utils.contracts.rows import PromptRow
-from training.utils.rewards import running
-from training.utils.rewards.calling import RuleBatch
-from training.utils.rewards.running import RunningRule, start_rules
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow
+from training.utils.rewards.calling import running
+from training.utils.rewards.calling.calling import RuleBatch
+from training.utils.rewards.calling.running import RunningRule, start_rules
 
 CPU = torch.device("cpu")
 ROWS = [PromptRow(index, np.array([10 + index]), f"prompt {index}", f"truth {index}") for index in range(2)]

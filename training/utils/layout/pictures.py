@@ -6,45 +6,19 @@ Knows no model and no files: `pixels_of` decodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import chain, groupby, islice
+from functools import cached_property
+from itertools import groupby, islice
 
 import torch
 
 from training.utils.contracts.documents import Document, plain
-from training.utils.images.spans import ImagePixels, ImageSpan
-from training.utils.images.kept_features import KeptFeatures, known_pictures
+from training.utils.images.kept_features import KeptFeatures
+from training.utils.images.prompts import PixelsOf, PromptImages, pixels_of_keys
+from training.utils.images.spans import ImageSpan
 from training.utils.layout.planner import MicroBatch
 from training.utils.layout.rows import TokenRows, packed_rows
-
-PixelsOf = Callable[[Sequence[int]], ImagePixels]
-
-
-@dataclass(frozen=True)
-class PromptImages:
-    """The images of a batch of prompts.
-
-    spans: of each prompt, counted from its first token. pixels_of, kept: see `RowImages`.
-    """
-
-    spans: tuple[tuple[ImageSpan, ...], ...]
-    pixels_of: PixelsOf
-    kept: KeptFeatures | None = None
-
-    @property
-    def pixels(self) -> ImagePixels:
-        """Of all their images, or of those whose features are not kept yet."""
-        return _pixels([[image.key for image in own] for own in self.spans], self.pixels_of, self.kept)
-
-    def picked(self, prompts: Sequence[int]) -> PromptImages:
-        """Return those of the prompts with these indices."""
-        return replace(self, spans=tuple(self.spans[index] for index in prompts))
-
-    def repeated(self, samples_per_prompt: int) -> tuple[tuple[ImageSpan, ...], ...]:
-        """Return the spans of each sequence, where a prompt has so many adjacent ones."""
-        return tuple(own for own in self.spans for _ in range(samples_per_prompt))
 
 
 @dataclass(frozen=True)
@@ -82,18 +56,7 @@ class RowImages:
             return rows
         spans = iter(rows.images)
         keys = [[image.key for image in islice(spans, count)] for count in rows.image_counts]
-        return replace(rows, pixels=_pixels(keys, self.pixels_of, self.kept))
-
-
-def _pixels(keys: Sequence[Sequence[int]], pixels_of: PixelsOf, kept: KeptFeatures | None) -> ImagePixels:
-    """keys: of the images of each document."""
-    decode = partial(pixels_of, list(chain.from_iterable(keys)))
-    if kept is None:
-        return decode()
-    known = known_pictures(keys, kept, decode)
-    missing = [key for key, spans in known.missing for _ in range(spans)]
-    pixels = pixels_of(missing) if missing else ImagePixels(torch.empty(0))
-    return replace(pixels, known=known)
+        return replace(rows, pixels=pixels_of_keys(keys, self.pixels_of, self.kept))
 
 
 def lacks_images(step: Sequence[Sequence[MicroBatch]], rank: int, seen: Sequence[bool]) -> list[bool]:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from training.utils.contracts.rows import PromptRow
-from training.utils.rewards.calling import RuleBatch, call_rule, raised, reward_columns, rule_batch
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow
+from training.utils.rewards.calling.calling import RuleBatch, call_rule, raised, reward_columns, rule_batch
 
 
 def row(reference, **columns):

@@ -18,11 +18,11 @@ from functools import cached_property
 
 import torch
 
-from training.utils.contracts.rows import PromptRow
 from training.utils.contracts.rollout import Rollout
-from training.utils.mtp.layout.entries import MtpEntries
+from training.utils.contracts.rows import PromptRow
 from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
+from training.utils.mtp.layout.entries import MtpEntries
 
 
 @dataclass(frozen=True)

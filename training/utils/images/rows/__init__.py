@@ -1,1 +1,0 @@
-"""The images of a run's rows on their way to a model."""

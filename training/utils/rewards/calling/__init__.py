@@ -1,0 +1,1 @@
+"""Calls reward functions: what they receive, what they must return, and threads that run them."""
