@@ -26,7 +26,6 @@ from training.utils.data.build.portions import (
     part_of,
     share_sentence,
 )
-from training.utils.data.build.row_code import code_of_rows
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.build.splits import parse_data_split
@@ -43,6 +42,7 @@ from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, re
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
 from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.data.sources.row_versions import ROWS
 from training.utils.images.data.reader import ImageReader, PixelReader
 
 _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
@@ -178,7 +178,7 @@ def _parts_of_phase(
         **fingerprint.parts_of_tokenizer(tokenizer),
         **parts_of_chat(data.chat, tokenizer, phase),
         "ids before a prompt": str(texts.prefix_ids),
-        "code": code_of_rows(),
+        "code": ROWS,
     }
     if phase == 3:
         parts["max_prompt_seq_len"] = str(data.rows.max_prompt_seq_len)

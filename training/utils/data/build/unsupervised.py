@@ -14,7 +14,6 @@ from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import TextBlock
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.build.row_code import code_of_rows
 from training.utils.data.build.row_maker import ROWS_PER_CALL
 from training.utils.data.build.splits import shuffled_order
 from training.utils.data.cache.cache import Log, open_or_build, silent
@@ -27,6 +26,7 @@ from training.utils.data.rows.pictures import Pictures
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.raw_dataset import load_by_name
+from training.utils.data.sources.row_versions import ROWS
 
 
 def build_unsupervised(
@@ -91,7 +91,7 @@ def build_unsupervised(
         "end of text": str(end_id),
         "ids before a text": str(texts.prefix_ids),
         **fingerprint.parts_of_tokenizer(tokenizer),
-        "code": code_of_rows(),
+        "code": ROWS,
     }
     return open_or_build(data.cache.cache_dir, "text", parts, build, data.cache.rebuild_cache, log).splits["train"]
 

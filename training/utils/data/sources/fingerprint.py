@@ -17,18 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.storage import HashedFile
-from training.utils.data.files.digests import digest_files, hash_text
+from training.utils.data.files.digests import digest_file, digest_files, hash_text
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.sources.row_versions import CLASSES
 
 
 def code_of_class(dataset_class: type) -> str:
-    """The hash of the files that define a dataset class and its base classes, without what they import."""
-    files = []
+    """Return the versions of a dataset class and its base classes: of the package's by `row_versions`, of others the
+    hashes of their files, without what these import."""
+    versions = []
     for base in dataset_class.__mro__:
+        package, _, name = base.__module__.rpartition(".")
+        if package.startswith("training.") and name in CLASSES:
+            versions.append(CLASSES[name])
+            continue
         with suppress(TypeError, OSError):  # a class without a file, such as object
-            files.append(inspect.getfile(base))
-    known = [path for path in dict.fromkeys(files) if os.path.isfile(path)]
-    return dataset_class.__qualname__ + " " + digest_files(known, memo_dir=None)
+            if os.path.isfile(path := inspect.getfile(base)):
+                versions.append(digest_file(path, memo_dir=None))
+    return f"{dataset_class.__qualname__} {hash_text(''.join(dict.fromkeys(versions)))}"
 
 
 def content_of_dataset(raw_dataset: PromptRawDataset, memo_dir: str) -> str:
