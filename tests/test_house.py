@@ -105,7 +105,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (
         rooms.maths_needs_torch_alone,
         "training.utils.layout.planner",
-        "from training.utils.contracts.rows import SentenceRow",
+        "from training.utils.data.rows.collate import PromptBatch",
         "import numpy as np",
     ),
     (rooms.maths_needs_torch_alone, "training.step1_sft.loss", "import tqdm", "from torch import nn"),
@@ -157,11 +157,37 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         {"a.b": "def f():\n    import a.c", "a.c": "import a.b"},
         {"a.b": "import a.c", "a.c": ""},
     ),
-    (rooms.rooms_have_floors, {"training.utils.attic.x": ""}, {"training.utils.run.x": ""}),
+    (rooms.rooms_have_floors, {"training.utils.attic.x": ""}, {"training.utils.base.x": ""}),
     (
         rooms.rooms_have_floors,
-        {"training.utils.layout.x": "import torch"},
-        {"training.utils.layout.x": "from training.utils.run import y", "training.utils.run.y": ""},
+        {"training.utils.compat.x": "import torch"},
+        {"training.utils.compat.x": "from training.utils.base import y", "training.utils.base.y": ""},
+    ),
+    (
+        rooms.rooms_close_no_circle,
+        {
+            "training.a.x": "import training.b.x",
+            "training.b.x": "",
+            "training.b.y": "def f():\n    import training.a.x",
+        },
+        {"training.a.x": "import training.b.x", "training.b.x": "", "training.b.y": "import training.b.x"},
+    ),
+    (
+        rooms.rooms_stay_small,
+        {f"training.a.x{number}": "" for number in range(rooms.MOST_MODULES_OF_A_ROOM + 1)},
+        {f"training.a.x{number}": "" for number in range(rooms.MOST_MODULES_OF_A_ROOM)} | {"training.a.__init__": ""},
+    ),
+    (
+        rooms.contracts_load_little,
+        {
+            "training.utils.contracts.x": "\n".join(f"import training.y{number}" for number in range(5)),
+            **{f"training.y{number}": "" for number in range(5)},
+        },
+        {
+            "training.utils.contracts.x": "if TYPE_CHECKING:\n    import training.y0\nimport training.y1",
+            "training.y0": "",
+            "training.y1": "",
+        },
     ),
     (
         rooms.every_file_serves_somebody,
@@ -273,9 +299,9 @@ training/            all of it
     assert trees.tree_problems(tree, tmp_path) == [
         "there is no LICENSE",
         "there is no training/attic/",
-        "training/utils/run/ is not in the tree",
+        "training/utils/base/ is not in the tree",
     ]
-    assert trees.tree_problems("training/\n  step1_sft/   a step\n  utils/\n    run/  more\n", tmp_path) == []
+    assert trees.tree_problems("training/\n  step1_sft/   a step\n  utils/\n    base/  more\n", tmp_path) == []
 
 
 @pytest.mark.parametrize("package", ["training", "threestep", "threestep.command"])

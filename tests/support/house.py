@@ -151,6 +151,9 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
 PACKAGE_RULES: tuple[PackageRule, ...] = (
     rooms.no_import_circles,
     rooms.rooms_have_floors,
+    rooms.rooms_close_no_circle,
+    rooms.rooms_stay_small,
+    rooms.contracts_load_little,
     rooms.every_file_serves_somebody,
     class_names_are_used_once,
 )

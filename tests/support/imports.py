@@ -23,11 +23,13 @@ class Import(NamedTuple):
     module: its dotted name. `from a import b` is reported as `a` and as `a.b`.
     line: of the import.
     eager: True where importing the importer runs it; False inside functions, under TYPE_CHECKING and in a main block.
+    typing: under TYPE_CHECKING, for annotations alone.
     """
 
     module: str
     line: int
     eager: bool
+    typing: bool = False
 
 
 class _Found(NamedTuple):
@@ -37,6 +39,7 @@ class _Found(NamedTuple):
     names: tuple[str, ...]
     line: int
     eager: bool
+    typing: bool
 
 
 def plain_name(module: str) -> str:
@@ -51,9 +54,9 @@ def inside(module: str, place: str) -> bool:
 def imports(module: str, source: str) -> list[Import]:
     """Return every import in `source`, also by `import_module("a.b")` and `imported("a.b:name")`."""
     found = []
-    for base, names, line, eager in _statements(module, source):
-        found.append(Import(base, line, eager))
-        found.extend(Import(f"{base}.{name}", line, eager) for name in names)
+    for base, names, *rest in _statements(module, source):
+        found.append(Import(base, *rest))
+        found.extend(Import(f"{base}.{name}", *rest) for name in names)
     return found
 
 
@@ -66,13 +69,23 @@ def import_graph(sources: Mapping[str, str], eager_alone: bool = False) -> dict[
     graph: dict[str, set[str]] = {}
     for module, source in sources.items():
         arrows = set()
-        for base, names, _, eager in _statements(module, source):
+        for base, names, _, eager, _ in _statements(module, source):
             if eager_alone and not eager:
                 continue
             for target in [f"{base}.{name}" for name in names] or [base]:
                 arrows.add(_file_of(target, sources) or _file_of(base, sources))
         graph[module] = {target for target in arrows if target is not None and target != module}
     return graph
+
+
+def closure(graph: Graph, module: str) -> set[str]:
+    """Return a module with all that it imports, directly or not."""
+    found, waiting = {module}, [module]
+    while waiting:
+        new = graph[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
 
 
 def circles(graph: Graph) -> list[list[str]]:
@@ -109,30 +122,30 @@ def _text(node: ast.AST, texts: Mapping[str, str]) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def _walk(node: ast.AST, module: str, texts: Mapping[str, str], eager: bool) -> Iterator[_Found]:
+def _walk(node: ast.AST, module: str, texts: Mapping[str, str], eager: bool, typing: bool = False) -> Iterator[_Found]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         eager = False
     if isinstance(node, ast.If) and re.search("TYPE_CHECKING|__main__", ast.dump(node.test)):
         for child in node.body:
-            yield from _walk(child, module, texts, False)
+            yield from _walk(child, module, texts, False, "TYPE_CHECKING" in ast.dump(node.test))
         for child in node.orelse:
-            yield from _walk(child, module, texts, eager)
+            yield from _walk(child, module, texts, eager, typing)
         return
     if isinstance(node, ast.Import):
-        yield from (_Found(name.name, (), node.lineno, eager) for name in node.names)
+        yield from (_Found(name.name, (), node.lineno, eager, typing) for name in node.names)
     elif isinstance(node, ast.ImportFrom):
         base = node.module or ""
         if node.level:
             parts = module.split(".")
             parts = parts[: len(parts) - node.level + (module != plain_name(module))]
             base = ".".join([*parts, *filter(None, [node.module])])
-        yield _Found(base, tuple(name.name for name in node.names), node.lineno, eager)
+        yield _Found(base, tuple(name.name for name in node.names), node.lineno, eager, typing)
     elif isinstance(node, ast.Call) and _IMPORTER.search(ast.unparse(node.func)) and node.args:
         name = _text(node.args[0], texts)
         if name is not None:
-            yield _Found(name.partition(":")[0], (), node.lineno, eager)
+            yield _Found(name.partition(":")[0], (), node.lineno, eager, typing)
     for child in ast.iter_child_nodes(node):
-        yield from _walk(child, module, texts, eager)
+        yield from _walk(child, module, texts, eager, typing)
 
 
 def _file_of(module: str, sources: Mapping[str, str]) -> str | None:

@@ -8,223 +8,76 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from tests.support.imports import circles, import_graph, imports, inside, plain_name
+from tests.support.imports import circles, closure, import_graph, imports, inside, plain_name
 from tests.support.sources import tree
 
-# The rooms of training/utils, and the rooms that each of them needs.
+# The rooms of training/utils from the ground up, and the rooms that each of them needs.
+_ROOMS = """
+base:
+images:
+serving:
+compat: base
+data.files: base
+data.sources.formats: data.files base
+flags: compat base
+contracts: flags images base
+data.sources: flags data.sources.formats data.files base
+engine.config: flags base
+images.data: data.sources.formats data.files images base
+run: flags base
+data: data.sources base
+data.sources.hub: data.sources data.files base
+data.sources.made: data.sources base
+divergence: run base
+layout: contracts images base
+models.tensors: contracts
+report.figures: run flags base
+data.rows: layout contracts flags images base
+images.models: models.tensors layout contracts images base
+models.attention: layout base
+mtp.layout: layout contracts base
+report.pages: report.figures
+data.cache: data.rows run contracts flags data.files base
+data.chat: data.rows contracts flags data.sources.formats data.files base
+models.quantized: images.models models.tensors base
+report: report.pages report.figures run flags serving base
+data.build: data.chat data.cache data.rows layout images.data data.sources contracts flags data.sources.formats
+    data.files images base
+models: models.quantized mtp.layout models.attention images.models models.tensors layout contracts flags base
+generation.decoding: models images.models models.tensors contracts images base
+models.adapters: models models.quantized images.models models.tensors base
+engine.ranks: models.adapters run base
+loading: models.adapters models models.quantized models.attention images.models models.tensors layout base
+engine: engine.ranks models.adapters models.quantized models.tensors layout run engine.config flags base
+rewards.calling: engine.ranks contracts base
+generation: engine models engine.config contracts flags base
+images.run: engine loading models images.models models.tensors layout run images.data contracts images base
+mtp: engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors layout contracts
+    flags base
+rewards.rules: rewards.calling data.sources.made base
+routers: engine engine.ranks layout base
+checkpoints: mtp engine engine.ranks models.adapters report images.models models.tensors layout run flags base
+dry_run: mtp engine loading engine.ranks models models.quantized models.attention images.models engine.config images
+    base
+environments: generation data.chat contracts flags base
+generation.guessing: mtp generation.decoding models contracts base
+rewards: rewards.rules rewards.calling contracts flags base
+generation.engines: generation.guessing engine generation.decoding models models.attention layout contracts base
+generation.vllm: generation.guessing mtp engine engine.ranks generation.decoding models images.models models.tensors
+    contracts flags images base
+outputs: checkpoints engine.ranks models.tensors base
+opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters models
+    data.build report models.quantized data.chat models.attention images.models data.rows layout divergence run
+    images.data engine.config contracts flags data.files images base
+preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
+    layout run engine.config contracts data.files base
+"""
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
-    "base": (),
-    "images": (),
-    "serving": (),
-    "compat": ("base",),
-    "data.files": ("base",),
-    "data.sources.formats": ("data.files", "base"),
-    "flags": ("compat", "base"),
-    "contracts": ("flags", "images", "base"),
-    "data.sources": ("flags", "data.sources.formats", "data.files", "base"),
-    "engine.config": ("flags", "base"),
-    "images.data": ("data.sources.formats", "data.files", "images", "base"),
-    "run": ("flags", "base"),
-    "data": ("data.sources", "base"),
-    "data.sources.hub": ("data.sources", "data.files", "base"),
-    "data.sources.made": ("data.sources", "base"),
-    "divergence": ("run", "base"),
-    "layout": ("contracts", "images", "base"),
-    "models.tensors": ("contracts",),
-    "report.figures": ("run", "flags", "base"),
-    "data.rows": ("layout", "contracts", "flags", "images", "base"),
-    "images.models": ("models.tensors", "layout", "contracts", "images", "base"),
-    "models.attention": ("layout", "base"),
-    "mtp.layout": ("layout", "contracts", "base"),
-    "report.pages": ("report.figures",),
-    "data.cache": ("data.rows", "run", "contracts", "flags", "data.files", "base"),
-    "data.chat": ("data.rows", "contracts", "flags", "data.sources.formats", "data.files", "base"),
-    "models.quantized": ("images.models", "models.tensors", "base"),
-    "report": ("report.pages", "report.figures", "run", "flags", "serving", "base"),
-    "data.build": (
-        "data.chat",
-        "data.cache",
-        "data.rows",
-        "layout",
-        "images.data",
-        "data.sources",
-        "contracts",
-        "flags",
-        "data.sources.formats",
-        "data.files",
-        "images",
-        "base",
-    ),
-    "models": (
-        "models.quantized",
-        "mtp.layout",
-        "models.attention",
-        "images.models",
-        "models.tensors",
-        "layout",
-        "contracts",
-        "flags",
-        "base",
-    ),
-    "generation.decoding": ("models", "images.models", "models.tensors", "contracts", "images", "base"),
-    "models.adapters": ("models", "models.quantized", "images.models", "models.tensors", "base"),
-    "engine.ranks": ("models.adapters", "run", "base"),
-    "loading": (
-        "models.adapters",
-        "models",
-        "models.quantized",
-        "models.attention",
-        "images.models",
-        "models.tensors",
-        "layout",
-        "base",
-    ),
-    "engine": (
-        "engine.ranks",
-        "models.adapters",
-        "models.quantized",
-        "models.tensors",
-        "layout",
-        "run",
-        "engine.config",
-        "flags",
-        "base",
-    ),
-    "rewards.calling": ("engine.ranks", "contracts", "base"),
-    "generation": ("engine", "models", "engine.config", "contracts", "flags", "base"),
-    "images.run": (
-        "engine",
-        "loading",
-        "models",
-        "images.models",
-        "models.tensors",
-        "layout",
-        "run",
-        "images.data",
-        "contracts",
-        "images",
-        "base",
-    ),
-    "mtp": (
-        "engine",
-        "loading",
-        "engine.ranks",
-        "models.adapters",
-        "models",
-        "mtp.layout",
-        "models.attention",
-        "models.tensors",
-        "layout",
-        "contracts",
-        "flags",
-        "base",
-    ),
-    "rewards.rules": ("rewards.calling", "data.sources.made", "base"),
-    "routers": ("engine", "engine.ranks", "layout", "base"),
-    "checkpoints": (
-        "mtp",
-        "engine",
-        "engine.ranks",
-        "models.adapters",
-        "report",
-        "images.models",
-        "models.tensors",
-        "layout",
-        "run",
-        "flags",
-        "base",
-    ),
-    "dry_run": (
-        "mtp",
-        "engine",
-        "loading",
-        "engine.ranks",
-        "models",
-        "models.quantized",
-        "models.attention",
-        "images.models",
-        "engine.config",
-        "images",
-        "base",
-    ),
-    "environments": ("generation", "data.chat", "contracts", "flags", "base"),
-    "generation.guessing": ("mtp", "generation.decoding", "models", "contracts", "base"),
-    "rewards": ("rewards.rules", "rewards.calling", "contracts", "flags", "base"),
-    "generation.engines": (
-        "generation.guessing",
-        "engine",
-        "generation.decoding",
-        "models",
-        "models.attention",
-        "layout",
-        "contracts",
-        "base",
-    ),
-    "generation.vllm": (
-        "generation.guessing",
-        "mtp",
-        "engine",
-        "engine.ranks",
-        "generation.decoding",
-        "models",
-        "images.models",
-        "models.tensors",
-        "contracts",
-        "flags",
-        "images",
-        "base",
-    ),
-    "outputs": ("checkpoints", "engine.ranks", "models.tensors", "base"),
-    "opening": (
-        "outputs",
-        "dry_run",
-        "checkpoints",
-        "routers",
-        "mtp",
-        "images.run",
-        "engine",
-        "loading",
-        "engine.ranks",
-        "models.adapters",
-        "models",
-        "data.build",
-        "report",
-        "models.quantized",
-        "data.chat",
-        "models.attention",
-        "images.models",
-        "data.rows",
-        "layout",
-        "divergence",
-        "run",
-        "images.data",
-        "engine.config",
-        "contracts",
-        "flags",
-        "data.files",
-        "images",
-        "base",
-    ),
-    "preference": (
-        "opening",
-        "engine",
-        "loading",
-        "engine.ranks",
-        "models.adapters",
-        "models",
-        "data.build",
-        "data.chat",
-        "models.attention",
-        "data.rows",
-        "layout",
-        "run",
-        "engine.config",
-        "contracts",
-        "data.files",
-        "base",
-    ),
+    room: tuple(below.split())
+    for room, _, below in (line.partition(":") for line in _ROOMS.strip().replace("\n    ", " ").splitlines())
 }
 # A module that loads every file of a folder above it by name, as `known_steps` loads the steps.
 LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.sources.hub"}
@@ -232,10 +85,7 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 # Third parties that a few places alone import.
 ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
-    "vllm": tuple(
-        f"training.utils.generation.{name}"
-        for name in ("vllm", "vllm_image_check", "vllm_images", "vllm_instance", "vllm_turns")
-    ),
+    "vllm": ("training.utils.generation.vllm",),
 }
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {
@@ -246,13 +96,22 @@ MATHS = {
     "training.step2_dpo.loss": (),
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),
-    "training.step3_ppo.measures.measures": (),
+    "training.step3_ppo.measures": (),
     "training.step3_ppo.mismatch": (),
     "training.step3_ppo.experience.reward_shaping": (),
     "training.step3_ppo.advantages": (),
     "training.utils.layout": ("numpy",),
+    "training.utils.contracts": ("numpy",),
+    "training.utils.images.spans": (),
+    "training.utils.images.kept_features": (),
+    "training.utils.images.prompts": (),
+    "training.utils.mtp.layout": (),
 }
-MATHS_MAY_IMPORT = ("training.utils.base.errors", "training.utils.base.tables")
+MATHS_MAY_IMPORT = ("training.utils.base.errors", "training.utils.base.tables", "training.utils.flags.flags")
+# What rooms hand to each other: the files that importing one of them may load, itself included.
+CONTRACTS = ("training.utils.contracts",)
+MOST_FILES_OF_A_CONTRACT = 5
+MOST_MODULES_OF_A_ROOM = 15
 SERVES = re.compile(r"\b[Ss]erves\b")
 
 
@@ -366,13 +225,15 @@ def third_parties_stay_home(module: str, source: str) -> list[str]:
 
 
 def maths_needs_torch_alone(module: str, source: str) -> list[str]:
-    """The maths rooms import torch, the standard library and each other."""
+    """The maths rooms import torch, the standard library and each other; other types they know by name alone."""
     place = next((place for place in MATHS if inside(plain_name(module), place)), None)
     if place is None:
         return []
     problems = []
     for found in imports(module, source):
         top = found.module.split(".")[0]
+        if found.typing and top != "training":
+            continue
         if top == "training":
             among_maths = any(inside(found.module, other) for other in MATHS)
             allowed = among_maths or any(inside(found.module, other) for other in MATHS_MAY_IMPORT)
@@ -391,6 +252,45 @@ def maths_needs_torch_alone(module: str, source: str) -> list[str]:
 def no_import_circles(sources: Mapping[str, str]) -> list[str]:
     """No module imports itself by way of others, also not inside functions or for type checking."""
     return [" -> ".join(circle) for circle in circles(import_graph(sources))]
+
+
+def rooms_close_no_circle(sources: Mapping[str, str]) -> list[str]:
+    """Rooms have floors, those of a step too: none imports itself by way of others."""
+    rooms: dict[str, set[str]] = {}
+    for module, targets in import_graph(sources).items():
+        room = module.rpartition(".")[0]
+        rooms.setdefault(room, set()).update(
+            target.rpartition(".")[0] for target in targets if LOADS_BY_NAME.get(module) != plain_name(target)
+        )
+        rooms[room].discard(room)
+    for targets in rooms.values():
+        targets &= rooms.keys()
+    # A step's own folder has its table of contents and its main: the lowest and the highest of its modules.
+    above = {room for room in rooms if step_of(f"{room}.x") == room} | {"training", "training.utils"}
+    return [" -> ".join(circle) for circle in circles({room: found - above for room, found in rooms.items()})]
+
+
+def rooms_stay_small(sources: Mapping[str, str]) -> list[str]:
+    """A room can be read at a glance: a feature that does not fit in wants a room."""
+    sizes = Counter(module.rpartition(".")[0] for module in sources if module == plain_name(module))
+    return [
+        f"{room} has {size} modules, at most {MOST_MODULES_OF_A_ROOM}"
+        for room, size in sorted(sizes.items())
+        if size > MOST_MODULES_OF_A_ROOM
+    ]
+
+
+def contracts_load_little(sources: Mapping[str, str]) -> list[str]:
+    """Whoever needs a contract loads that, and hardly more."""
+    graph = import_graph(sources, eager_alone=True)
+    sizes = {
+        module: len(closure(graph, module)) for module in graph if any(inside(module, place) for place in CONTRACTS)
+    }
+    return [
+        f"{module} loads {size} files, at most {MOST_FILES_OF_A_CONTRACT}"
+        for module, size in sizes.items()
+        if size > MOST_FILES_OF_A_CONTRACT
+    ]
 
 
 def rooms_have_floors(sources: Mapping[str, str]) -> list[str]:

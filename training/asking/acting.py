@@ -13,24 +13,27 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from training.asking.model import Acted, Answer, AskedModel, prompt_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.chat.turns import BY_ENVIRONMENT
-from training.utils.data.sources.formats.messages import Message
 from training.utils.environments.acting import ActingSettings, acting_engine
-from training.utils.environments.arguments import EnvironmentArguments
-from training.utils.environments.episodes import Episode
 from training.utils.environments.loading import Environments, load_environments
-from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.conversations import ActingRollout, Partner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.data.sources.formats.messages import Message
+    from training.utils.environments.arguments import EnvironmentArguments
+    from training.utils.environments.episodes import Episode
+    from training.utils.generation.arguments import SamplingArguments
+    from training.utils.generation.conversation_arguments import ConversationArguments
+    from training.utils.generation.conversations import ActingRollout, Partner
 
 _NO_BOUND_TOKENS = 2**30
 

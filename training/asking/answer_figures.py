@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.asking.answers import Scores
-from training.asking.model import Answer
-from training.utils.contracts.rows import PromptRow
 from training.utils.rewards.intervals import Figure, mean, share
 from training.utils.rewards.sample_figures import Sample, by_source, of_each_prompt, several_of, value_names
+
+if TYPE_CHECKING:
+    from training.asking.answers import Scores
+    from training.asking.model import Answer
+    from training.utils.contracts.rows import PromptRow
 
 
 def answer_samples(rows: Sequence[PromptRow], answers: Sequence[Answer], scores: Scores) -> list[Sample]:

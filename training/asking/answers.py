@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.asking.model import Answer, AskedModel, check_room
-from training.asking.scorer import Scorer
 from training.asking.sharing import ALONE, Sharers
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
-from training.utils.contracts.rows import PromptRow
 from training.utils.data.rows.collate import collate_prompts
-from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.calling.running import start_rules
-from training.utils.rewards.weighted import Reward
 from training.utils.run.progress import progress_bar
+
+if TYPE_CHECKING:
+    from training.asking.scorer import Scorer
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.generation.arguments import SamplingArguments
+    from training.utils.rewards.weighted import Reward
 
 
 @dataclass(frozen=True)

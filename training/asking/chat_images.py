@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.documents import Document
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.rows.documents import prompt_document
@@ -17,6 +15,10 @@ from training.utils.images.data.decoding import decoded, picture_size
 from training.utils.images.data.reader import ImageReader, PixelReader
 from training.utils.images.data.values import MOST_FILE_BYTES
 from training.utils.layout.pictures import RowImages
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
+    from training.utils.data.build.arguments import DataArguments
 
 _COLOURS = ((200, 60, 40), (40, 60, 200))  # of two plain pictures, by which a model is checked when it is loaded
 _SIDES = (56, 56)  # pixels

@@ -9,46 +9,49 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from training.asking.chat_images import chat_images
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.contracts.paths import ParallelTags
-from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import PathSampling, RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.contracts.rows import PromptRow
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.build.prompts import PromptMaker
-from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.chat.arguments import CHAT_TEMPLATE
 from training.utils.data.chat.chat import adopt_style
 from training.utils.data.rows.tokenize import end_of_conversation_id
-from training.utils.data.sources.formats.messages import Message
 from training.utils.engine.ranks.devices import device_of, set_threads
 from training.utils.engine.ranks.startup import DTYPES, Ranks
 from training.utils.flags.flags import settings_of
 from training.utils.generation.arguments import SamplingArguments, check_path_flags
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.table import checked_engine
-from training.utils.generation.vllm.arguments import VllmArguments
-from training.utils.images.data.reader import ImageReader
 from training.utils.images.models.vision import placeholder_id
-from training.utils.images.prompts import PromptImages
 from training.utils.images.run.image_reader import reader_of_model
 from training.utils.layout.parallel import drawn_blocks
-from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, unused_stop_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.paths import ParallelTags
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.build.row_pictures import RowPictures
+    from training.utils.data.sources.formats.messages import Message
+    from training.utils.generation.vllm.arguments import VllmArguments
+    from training.utils.images.data.reader import ImageReader
+    from training.utils.images.prompts import PromptImages
+    from training.utils.layout.pictures import RowImages
 
 _NO_BOUND_TOKENS = 2**30
 

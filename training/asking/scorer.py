@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
-from training.utils.data.rows.tokenize import Ids, TextTokenizer
 from training.utils.data.sources.formats.messages import (
     BadConversation,
     Conversation,
@@ -23,14 +20,19 @@ from training.utils.data.sources.formats.messages import (
     checked_messages,
     prompt_text,
 )
-from training.utils.engine.ranks.startup import Ranks
-from training.utils.images.data.reader import ImageReader
 from training.utils.images.run.image_reader import reader_of_folder
-from training.utils.images.spans import ImageSpan
-from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
+
+if TYPE_CHECKING:
+    from training.utils.contracts.paths import ParallelTags
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.rows.tokenize import Ids, TextTokenizer
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.images.data.reader import ImageReader
+    from training.utils.images.spans import ImageSpan
+    from training.utils.layout.pictures import RowImages
 
 _LONGEST_TOKENS = 2**20  # of a model without a limit
 _WHERE = "the conversation"

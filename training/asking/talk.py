@@ -6,19 +6,21 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.asking.acting import Acting, stream_acted
 from training.asking.chat_images import Picture, open_picture
 from training.asking.model import Answer, AskedModel, prompt_of, stream_answer
-from training.asking.scorer import Scorer
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import parse_json
-from training.utils.data.sources.formats.messages import Message
 from training.utils.flags.flags import note_mistakes
-from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.tokenizers import same_tokenizer
+
+if TYPE_CHECKING:
+    from training.asking.scorer import Scorer
+    from training.utils.data.sources.formats.messages import Message
+    from training.utils.generation.arguments import SamplingArguments
 
 
 @dataclass

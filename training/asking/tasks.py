@@ -6,14 +6,12 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from training.asking.answer_figures import answer_figures, answer_samples
 from training.asking.answers import Scores, answers_to, scores_of
-from training.asking.arguments import AskedArguments
 from training.asking.model import (
     Answer,
     AskedFolder,
@@ -29,28 +27,33 @@ from training.asking.scorer import load_answer_scorer, why_pictures_unscored
 from training.asking.sharing import ALONE, Sharers, sharers
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.contracts.documents import Document
-from training.utils.contracts.rollout_engine import RolloutEngine
 from training.utils.contracts.rows import PromptRow, SentenceRow
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.documents import prompt_document, sentence_document
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import engine_class
-from training.utils.generation.vllm.arguments import VllmArguments
-from training.utils.images.data.reader import PixelReader
 from training.utils.images.run.image_reader import why_unread
 from training.utils.images.run.row_images import images_of
 from training.utils.images.run.sample_pictures import keep_pictures
-from training.utils.layout.pictures import RowImages
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.intervals import Figure, ratio
 from training.utils.rewards.sample_figures import Sample, value_names
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
-from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.asking.arguments import AskedArguments
+    from training.utils.contracts.documents import Document
+    from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.generation.vllm.arguments import VllmArguments
+    from training.utils.images.data.reader import PixelReader
+    from training.utils.layout.pictures import RowImages
+    from training.utils.rewards.arguments import ScoringArguments
+    from training.utils.run.run_arguments import RunArguments
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.asking.talk import Talk
 from training.utils.base.errors import ThreestepError
 from training.utils.images.data.values import MOST_FILE_BYTES
 from training.utils.serving.asgi import GuardedApp, listening, server_of
 from training.utils.serving.door import Door
+
+if TYPE_CHECKING:
+    from training.asking.talk import Talk
 
 # An answer is Markdown that a model wrote: whatever it names elsewhere (pictures, styles, frames, scripts) is not
 # fetched, for its address could carry the conversation away. Gradio's own page needs inline scripts and styles.

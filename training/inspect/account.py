@@ -11,13 +11,12 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PHASE_NAMES, PromptRow, ResponsesRow, Row, TextBlock
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
 from training.utils.data.build.row_maker import RowMaker
@@ -25,14 +24,17 @@ from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
-from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.rows.pictures import HeldPictures
-from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.data.rows.views import Decode, document_of, layout_of, response_names, response_texts, runs_of
 from training.utils.data.sources.formats.media import ONLY_TEXT
-from training.utils.data.sources.formats.recognition import Recognition
-from training.utils.images.data.reader import ImageReader
 from training.utils.images.data.shown import counting_placeholders, shown_images
+
+if TYPE_CHECKING:
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.rows.arguments import RowArguments
+    from training.utils.data.rows.tokenize import TextTokenizer
+    from training.utils.data.sources.formats.recognition import Recognition
+    from training.utils.images.data.reader import ImageReader
 
 Run = tuple[str, bool]  # a text, and whether it carries loss
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import flag
 from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
-from training.utils.opening.flags import OneModelFlags
+
+if TYPE_CHECKING:
+    from training.utils.opening.flags import OneModelFlags
 
 
 @dataclass

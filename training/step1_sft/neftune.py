@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from training.utils.layout.rows import TokenRows
+if TYPE_CHECKING:
+    from training.utils.layout.rows import TokenRows
 
 
 def embedding_noise(rows: TokenRows, seeds_B: Sequence[int], alpha: float, width: int) -> torch.Tensor:

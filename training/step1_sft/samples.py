@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,17 +17,19 @@ from training.utils.contracts.rollout_engine import RolloutEngine, RolloutReques
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.spans import ImageSpan, images_between
-from training.utils.layout.pictures import RowImages
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens
-from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.samples import EvaluationSamples, sample_uid
+
+if TYPE_CHECKING:
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.layout.pictures import RowImages
+    from training.utils.opening.opened_model import OpenedModel
 
 MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few forwards
 

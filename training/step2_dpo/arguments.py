@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import flag
-from training.utils.opening.flags import OneModelFlags
+
+if TYPE_CHECKING:
+    from training.utils.opening.flags import OneModelFlags
 
 LOSS_TYPES = ("sigmoid", "ipo", "hinge")
 REFERENCES = ("cached", "adapter_off")

@@ -7,9 +7,12 @@ better than the second.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)

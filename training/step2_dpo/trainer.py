@@ -11,17 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, preference_loss
-from training.utils.contracts.rows import ResponsesRow
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.ranks.collectives import summed_numbers
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.transfer import moved
-from training.utils.opening.result import TrainingResult
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.preference.batches import (
     PreferenceBatch,
@@ -29,10 +28,14 @@ from training.utils.preference.batches import (
     eval_batches,
     train_batches,
 )
-from training.utils.preference.evaluation import ScoredResponses
 from training.utils.preference.reference import References, read_reference
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import ResponsesRow
+    from training.utils.opening.result import TrainingResult
+    from training.utils.preference.evaluation import ScoredResponses
 
 _SUMS = ("loss", "pairs", "right", "chosen_reward", "rejected_reward")
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.flags import flag
-from training.utils.opening.flags import OneModelFlags
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
+    from training.utils.opening.flags import OneModelFlags
 
 
 LOSS_FROM = ("end", "first_difference")

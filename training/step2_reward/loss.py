@@ -6,9 +6,12 @@ Q pairs of responses to the same prompt, the first better than the second.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.row_pictures import RowPictures, after_cut
 from training.utils.data.build.strategies import ChatText
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
@@ -21,10 +20,13 @@ from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.formats.messages import BadConversation
-from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.images.data.reader import ImageReader, PixelReader
-from training.utils.images.spans import ImageSpan
-from training.utils.preference.evaluation import ScoredResponses
+
+if TYPE_CHECKING:
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
+    from training.utils.images.spans import ImageSpan
+    from training.utils.preference.evaluation import ScoredResponses
 
 _COLUMNS = ("prompt", "chosen", "rejected")
 

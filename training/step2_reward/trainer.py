@@ -8,19 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.report import gain_sentence
-from training.utils.contracts.rows import ResponsesRow
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.ranks.collectives import summed_numbers
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.transfer import moved
-from training.utils.opening.result import TrainingResult
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, train_batches
 from training.utils.preference.evaluation import (
@@ -33,6 +31,10 @@ from training.utils.preference.evaluation import (
 )
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import chosen_alone, score_responses
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import ResponsesRow
+    from training.utils.opening.result import TrainingResult
 
 
 def closing_figures(before: RewardEvaluation, after: RewardEvaluation) -> dict[str, float | None]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.checks import Components, check_models
-from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
@@ -36,6 +33,11 @@ from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.images.run.image_reader import picture_of_model
 from training.utils.models.quantized.quantized import rounded_elements
+
+if TYPE_CHECKING:
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
 

@@ -10,27 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
-from training.step3_ppo.contracts.records import Experience, Samples
-from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.experience.description import described
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, with_differing_groups
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import start_scoring
-from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.evaluation import Evaluator, PpoEvaluation, PpoResult
-from training.step3_ppo.parts.prompt_source import PromptSource
-from training.step3_ppo.roles.roles import Roles
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.checkpoints.records import check_keys, record_of
-from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
-from training.utils.contracts.rows import PromptRow
 from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.divergence.signs import Uniform
 from training.utils.divergence.watch import DivergenceWatch
@@ -38,10 +29,21 @@ from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.ranks.host_memory import give_back_freed_memory
 from training.utils.layout.order import completes_epochs
-from training.utils.run.metrics import MetricsWriter
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import traced
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from training.step3_ppo.contracts.records import Experience, Samples
+    from training.step3_ppo.contracts.settings import PpoSettings
+    from training.step3_ppo.learning.learning import Updates
+    from training.step3_ppo.parts.prompt_source import PromptSource
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.run.metrics import MetricsWriter
 
 _MANY_CUT = 0.05  # share of a rollout's responses from which a warning names the length limit
 

@@ -5,10 +5,14 @@ B sequences, R response tokens, G groups.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.advantages.scaling import scaled
+
+if TYPE_CHECKING:
+    from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 
 
 def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_centred, group_sums
+
+if TYPE_CHECKING:
+    import torch
 
 
 def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:

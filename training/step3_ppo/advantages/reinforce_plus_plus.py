@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_centred, rewards_to_go
+
+if TYPE_CHECKING:
+    import torch
 
 
 def reinforce_plus_plus(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:

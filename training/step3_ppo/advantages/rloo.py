@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, group_centred, group_sizes
 from training.step3_ppo.advantages.scaling import scaled
+
+if TYPE_CHECKING:
+    import torch
 
 
 def rloo(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:

@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rows import PromptRow
-from training.utils.layout.rows import TokenRows
-from training.utils.models.target_head import TokenLogprobs
-from training.utils.mtp.layout.entries import MtpEntries
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.layout.rows import TokenRows
+    from training.utils.models.target_head import TokenLogprobs
+    from training.utils.mtp.layout.entries import MtpEntries
 
 
 @dataclass(frozen=True)

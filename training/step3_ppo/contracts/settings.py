@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from training.step3_ppo.advantages import Estimator
-from training.step3_ppo.advantages.inputs import AdvantageSettings
-from training.step3_ppo.kl import KlEstimator
-from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.losses import PolicyLoss
-from training.step3_ppo.losses.tokens import PolicyLossSettings
-from training.step3_ppo.mismatch.settings import MismatchSettings
 from training.utils.base.console import LogPace
-from training.utils.contracts.documents import TokenSequence
-from training.utils.contracts.rollout_engine import Sampling
-from training.utils.contracts.rows import PromptRow
-from training.utils.images.prompts import PromptImages
-from training.utils.layout.pictures import RowImages
-from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceRows, rank_share
-from training.utils.loading.score_scale import ScoreScale
-from training.utils.models.flops import ComputeMeter
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.traces import Traces
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.step3_ppo.advantages import Estimator
+    from training.step3_ppo.advantages.inputs import AdvantageSettings
+    from training.step3_ppo.kl import KlEstimator
+    from training.step3_ppo.kl.control import KlControl
+    from training.step3_ppo.losses import PolicyLoss
+    from training.step3_ppo.losses.tokens import PolicyLossSettings
+    from training.step3_ppo.mismatch.settings import MismatchSettings
+    from training.utils.contracts.documents import TokenSequence
+    from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.images.prompts import PromptImages
+    from training.utils.layout.pictures import RowImages
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.loading.score_scale import ScoreScale
+    from training.utils.models.flops import ComputeMeter
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from training.step3_ppo.contracts.records import LeftOut, Samples, Scored
-from training.step3_ppo.contracts.settings import ExperienceSettings
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.collectives import gathered, several_ranks
+
+if TYPE_CHECKING:
+    from training.step3_ppo.contracts.settings import ExperienceSettings
+    from training.utils.contracts.rows import PromptRow
 
 
 def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Tensor:

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.step3_ppo.advantages.inputs import AdvantageInputs
 from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.contracts.records import Experience, Forward, Samples, sequence_number
-from training.step3_ppo.contracts.settings import ExperienceSettings
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.mismatch.weights import corrected
-from training.step3_ppo.roles.roles import Roles
 from training.utils.contracts.documents import first_alike
-from training.utils.contracts.rollout import Rollout
 from training.utils.engine.ranks.collectives import summed
-from training.utils.layout.rows import TokenRows
-from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import environment_weight
-from training.utils.run.phase_clock import PhaseClock
+
+if TYPE_CHECKING:
+    from training.step3_ppo.contracts.settings import ExperienceSettings
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.layout.rows import TokenRows
+    from training.utils.models.target_head import TokenLogprobs
+    from training.utils.run.phase_clock import PhaseClock
 
 
 def make_experience(

@@ -9,24 +9,26 @@ B sequences of this rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from training.step3_ppo.advantages.inputs import settled
 from training.step3_ppo.contracts.records import Samples, Scored
-from training.step3_ppo.contracts.settings import ExperienceSettings, LengthSettings
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.reward_shaping import missing_eos_punishment, overlong_punishment
-from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import first_alike
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.collectives import gathered, largest
 from training.utils.rewards.calling.calling import SHOWN_CHARACTERS
 from training.utils.rewards.calling.running import start_rules
 from training.utils.rewards.weighted import ENVIRONMENT, Rewards, reads_model
+
+if TYPE_CHECKING:
+    from training.step3_ppo.contracts.settings import ExperienceSettings, LengthSettings
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rows import PromptRow
 
 SHOWN_IDS = 24  # of a response, in an error
 # What a reward model's scores of one text in packed and in padded rows differ by, as a share of the score: units in the

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,8 +20,10 @@ from training.step3_ppo.experience.exchange import (
     unpacked_values,
 )
 from training.utils.contracts.documents import TokenSequence, join
-from training.utils.contracts.rows import TextBlock
 from training.utils.engine.ranks.collectives import gathered, several_ranks
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import TextBlock
 
 
 @dataclass(frozen=True)

@@ -4,26 +4,29 @@ and flags that do not go together are reported before a model loads."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC, Estimator
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LearningSettings, LengthSettings
-from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstimator
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.losses import AGGREGATIONS, PolicyLoss
 from training.step3_ppo.losses.tokens import PolicyLossSettings
-from training.step3_ppo.mismatch.settings import MismatchSettings
-from training.utils.base.errors import Mistakes
 from training.utils.base.tables import either
 from training.utils.flags.flags import settings_of
 from training.utils.generation.table import engine_class
-from training.utils.layout.planner import PlanSettings
-from training.utils.loading.score_scale import ScoreScale
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
+
+if TYPE_CHECKING:
+    from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
+    from training.step3_ppo.mismatch.settings import MismatchSettings
+    from training.utils.base.errors import Mistakes
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.loading.score_scale import ScoreScale
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.base.user_files import check_address
 from training.utils.contracts.guessers import BY_HEAD, GUESSERS
 from training.utils.engine.config.arguments import EVAL_EPOCHS_HELP, check_epochs
 from training.utils.flags.flags import flag
 from training.utils.generation.arguments import DEFAULT_PATHS
 from training.utils.generation.table import ENGINES_HELP
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 
 @dataclass

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import WITH_CRITIC
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
-from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
 from training.utils.environments.loading import Environments, load_environments
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.table import checked_engine
-from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import check_positions, check_trains, load_config
 from training.utils.models.quantized.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
 from training.utils.mtp.for_vllm import check_form
-from training.utils.rewards.calling.calling import Rule
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
+
+if TYPE_CHECKING:
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.utils.layout.pictures import RowImages
+    from training.utils.rewards.calling.calling import Rule
 
 
 class Components(NamedTuple):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, RECIPES, REJECTED, REJECTIONS
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
-from training.utils.base.errors import Mistakes
 from training.utils.base.tables import either
 from training.utils.flags.flags import flag
 from training.utils.generation.table import WITH_OTHER_LOGPROBS
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 _PREFIX = "mismatch_"
 

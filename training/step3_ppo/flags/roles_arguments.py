@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.engine.config.arguments import (
     ADAM_BETAS,
     ADAM_EPSILON,
@@ -47,6 +46,9 @@ from training.utils.models.quantized.quantization import (
     check_ranks,
 )
 from training.utils.models.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 
 @dataclass

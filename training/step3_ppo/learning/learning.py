@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from training.step3_ppo.contracts.records import Experience, Forward
-from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
 from training.step3_ppo.experience.sequences import (
     TokenColumns,
     TrainingSequence,
@@ -33,19 +32,22 @@ from training.step3_ppo.losses.tokens import PolicyTokens
 from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
-from training.step3_ppo.roles.roles import Roles
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.documents import TokenSequence, plain
-from training.utils.contracts.rows import PromptRow, TextBlock
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered, summed_numbers
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
-from training.utils.layout.rows import TokenRows
 from training.utils.layout.transfer import moved, pinned
-from training.utils.models.target_head import TokenLogprobs
-from training.utils.routers.step_loss import StepRouterLoss
 from training.utils.run.ahead import Ahead
+
+if TYPE_CHECKING:
+    from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.rows import PromptRow, TextBlock
+    from training.utils.layout.rows import TokenRows
+    from training.utils.models.target_head import TokenLogprobs
+    from training.utils.routers.step_loss import StepRouterLoss
 
 
 class FigurePart(NamedTuple):

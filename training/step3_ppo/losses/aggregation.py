@@ -13,10 +13,12 @@ M response tokens of a micro-batch (may be 0), whose sequences are whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from training.step3_ppo.losses.tokens import own_sequence_sums
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,15 @@ M response tokens.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from training.step3_ppo.kl.estimators import smooth_absolute
 from training.step3_ppo.losses.ppo import ppo
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+
+if TYPE_CHECKING:
+    from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
 
 def covariance_sums(advantages_M: torch.Tensor, old_logprobs_M: torch.Tensor) -> torch.Tensor:

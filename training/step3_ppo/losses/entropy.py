@@ -5,7 +5,10 @@ M response tokens.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def entropy_loss(entropies_M: torch.Tensor, coefficient: float) -> torch.Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+if TYPE_CHECKING:
+    from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
 
 def gpg(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:

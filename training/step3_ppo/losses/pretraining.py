@@ -5,7 +5,10 @@ M tokens of text.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def pretraining_loss(logprobs_M: torch.Tensor, tokens_in_step: float) -> torch.Tensor:

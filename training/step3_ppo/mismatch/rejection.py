@@ -16,10 +16,14 @@ M response tokens, whose sequences are whole; sequence_M: int64, a token's seque
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from training.step3_ppo.losses.tokens import own_sequence_means, own_sequence_sums
-from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
+
+if TYPE_CHECKING:
+    from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
 
 _MOST = 20.0  # bound of d, as that of the weights
 

@@ -7,13 +7,15 @@ log p_rollout of each. B sequences, R response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from training.step3_ppo.losses.tokens import own_sequence_means, own_sequence_sums
 from training.step3_ppo.mismatch.rejection import kept_tokens
-from training.step3_ppo.mismatch.settings import MismatchSettings
+
+if TYPE_CHECKING:
+    from training.step3_ppo.mismatch.settings import MismatchSettings
 
 MOST = 20.0  # bound of a log ratio, as verl's: exp(20) is 5e8, and its square is finite in float64
 

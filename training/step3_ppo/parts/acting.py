@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
-from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.contracts.rollout_engine import RolloutEngine
-from training.utils.contracts.rows import PromptRow
-from training.utils.data.rows.dataset import CachedSplit
 from training.utils.environments.acting import ActingSettings, acting_engine
 from training.utils.environments.loading import COLUMN, Environments
-from training.utils.generation.conversations import ActingRollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.data.rows.dataset import CachedSplit
+    from training.utils.generation.conversations import ActingRollout
 
 
 def engine_of_rows(

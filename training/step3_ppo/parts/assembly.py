@@ -5,38 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
-from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.checks import Components
-from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.step3_ppo.parts.acting import deciding_flags, engine_of_rows
 from training.step3_ppo.parts.evaluation import Evaluator, PpoResult, closing_sentence
-from training.step3_ppo.parts.inputs import Inputs
 from training.step3_ppo.parts.kept_pictures import with_kept_pictures
 from training.step3_ppo.parts.replay import make_engine
-from training.step3_ppo.roles.roles import Roles, Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
 from training.utils.contracts.rollout_engine import Decode, PathSampling, RolloutEngine, Sampling
 from training.utils.data.build.parallel_thinking import parallel_tags
-from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.files.digests import digest_files
-from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
 from training.utils.images.models.processors import write_beside
 from training.utils.images.models.vision import placeholder_id
-from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import model_files
 from training.utils.loading.models import check_no_dropout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
@@ -56,7 +42,23 @@ from training.utils.report.writing import close_run
 from training.utils.rewards.weighted import Rewards
 from training.utils.routers.routers import has_routers
 from training.utils.routers.step_loss import RouterLoss, router_loss
-from training.utils.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.checks import Components
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.step3_ppo.parts.inputs import Inputs
+    from training.step3_ppo.roles.roles import Roles, Tokenizers
+    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rows import TokenRows
+    from training.utils.run.run_folder import RunFolder
 
 
 def make_parts(

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.experience.scoring import further_columns, start_rules, start_scoring
-from training.step3_ppo.roles.roles import Roles
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.contracts.rows import PromptRow
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.images.data.reader import PixelReader
 from training.utils.images.run.sample_pictures import keep_pictures
-from training.utils.rewards.calling.calling import Rule
 from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
-from training.utils.run.metrics import MetricsWriter
-from training.utils.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from training.step3_ppo.contracts.settings import PpoSettings
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.images.data.reader import PixelReader
+    from training.utils.rewards.calling.calling import Rule
+    from training.utils.run.metrics import MetricsWriter
+    from training.utils.run.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -6,38 +6,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
-from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.ppo_flags import PpoFlags
 from training.step3_ppo.parts.acting import check_rows
 from training.step3_ppo.parts.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rows import PromptRow, TextBlock
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.unsupervised import build_unsupervised
-from training.utils.data.cache.reports import BuildReport
-from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import adopt_style, conversation_end
 from training.utils.data.chat.style import SavedStyle, saved_style
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
-from training.utils.engine.ranks.startup import Ranks
-from training.utils.environments.loading import Environments
 from training.utils.images.data.decoding import DecodedPictures
-from training.utils.images.data.reader import PixelReader
 from training.utils.images.run.image_reader import reader_of_model, why_unread
 from training.utils.images.run.row_images import images_of
 from training.utils.layout.order import steps_in
-from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.utils.contracts.rows import PromptRow, TextBlock
+    from training.utils.data.cache.reports import BuildReport
+    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.environments.loading import Environments
+    from training.utils.images.data.reader import PixelReader
+    from training.utils.layout.pictures import RowImages
 
 
 def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:

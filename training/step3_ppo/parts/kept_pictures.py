@@ -4,14 +4,16 @@ the same weights, and for all their forwards: the rollout's prompts, what is rea
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from training.step3_ppo.roles.roles import Roles
 from training.utils.images.run.row_images import why_not_kept, with_kept_features
-from training.utils.layout.pictures import RowImages
-from training.utils.layout.rows import TokenRows
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.layout.pictures import RowImages
+    from training.utils.layout.rows import TokenRows
 
 
 def with_kept_pictures(

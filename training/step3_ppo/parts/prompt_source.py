@@ -14,19 +14,21 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import torch
-
-from training.step3_ppo.contracts.records import Experience, LeftOut
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import call_user, load_named
-from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
-from training.utils.data.build.prompts import PromptMaker
 from training.utils.engine.ranks.collectives import gathered, on_main
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.order import ShuffledStream
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.step3_ppo.contracts.records import Experience, LeftOut
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.data.build.prompts import PromptMaker
+    from training.utils.engine.ranks.startup import Ranks
 
 State = dict[str, Any]
 _Answers = tuple[PromptRow, list[tuple[str, float]]]  # a prompt, its responses and their scores

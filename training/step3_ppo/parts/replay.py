@@ -16,18 +16,21 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import ConversationRecord, Rollout
 from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest
-from training.utils.engine.whole_model import WholeModel
-from training.utils.models.own_forward import OwnForward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.models.own_forward import OwnForward
 
 _FORMAT = "threestep rollout 1"
 _OPTIONAL = ("inserted_BR", "positions_B", "fork_begins_BR", "turn_rewards_BR")  # None without paths or turns

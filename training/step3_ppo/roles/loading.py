@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transformers import PreTrainedModel
-
-from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.step3_ppo.roles.roles import Reference, Roles, Tokenizers
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
 from training.utils.engine.whole_model import WholeModel
 from training.utils.images.run.image_reader import processor_of, reader_of_model
-from training.utils.layout.pictures import RowImages
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
-from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.setup import load_under
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.layout.pictures import RowImages
+    from training.utils.models.settings import ModelSettings
 
 
 def _check_same_pixels(flags: RolesArguments, tokenizers: Tokenizers) -> None:

@@ -6,20 +6,23 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.training_engine import TrainingEngine
-from training.utils.engine.weight_average import WeightAverage
-from training.utils.engine.whole_model import WholeModel
-from training.utils.layout.rows import TokenRows
 from training.utils.models.adapters.lora import adapters_off
-from training.utils.models.token_model import TokenLogprobs
 from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.routers.step_loss import RouterLoss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.utils.engine.frozen import FrozenModel
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.engine.weight_average import WeightAverage
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.layout.rows import TokenRows
+    from training.utils.models.token_model import TokenLogprobs
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import AUTO, UNIT, flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 LATEST = "latest"
 # What YAML, Python and other bare flags write for it being on or off.

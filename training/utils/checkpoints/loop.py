@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.disk_errors import disk_errors
@@ -34,7 +34,9 @@ from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
 from training.utils.report.trackers import open_trackers
 from training.utils.run.metrics import MetricsWriter
-from training.utils.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from training.utils.run.run_folder import RunFolder
 
 _TRAINER_FILE = "trainer.json"
 _OUT_OF_TIME = len(SIGNALS) + 1

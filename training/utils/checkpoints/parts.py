@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.disk_errors import disk_errors
 from training.utils.base.seeds import random_state, seed_everything, set_random_state
@@ -22,11 +22,13 @@ from training.utils.checkpoints import universal
 from training.utils.checkpoints.export import DESCRIPTIONS, average_file, average_shares
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.ranks.collectives import barrier, gathered, on_main, wait_for_main
-from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.training_engine import TrainingEngine
-from training.utils.engine.weight_average import WeightAverage
 from training.utils.images.models.processors import copy_files
 from training.utils.models.adapters.description import write_description
+
+if TYPE_CHECKING:
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.engine.weight_average import WeightAverage
 
 
 @dataclass(frozen=True)

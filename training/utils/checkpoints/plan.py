@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
@@ -23,7 +23,9 @@ from training.utils.checkpoints.arguments import (
 from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.engine.ranks.startup import Ranks
+
+if TYPE_CHECKING:
+    from training.utils.engine.ranks.startup import Ranks
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,15 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object, try_lock
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.run.run_paths import make_output_dir
+
+if TYPE_CHECKING:
+    from training.utils.engine.ranks.startup import Ranks
 
 _NAME = ".running"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of file systems that have none

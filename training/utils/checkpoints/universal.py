@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,8 +30,10 @@ from training.utils.engine.checkpoint_files import (
     load_engine,
 )
 from training.utils.engine.state_files import file_of, read_state, write_state
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.models.tensors.sharding import whole_shape
+
+if TYPE_CHECKING:
+    from training.utils.engine.training_engine import TrainingEngine
 
 _STATES = ("exp_avg", "exp_avg_sq")
 _MODEL_FILES = (WHOLE_FILE, SHARD_FILE)

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, join
-from training.utils.images.spans import ImageSpan
+
+if TYPE_CHECKING:
+    from training.utils.images.spans import ImageSpan
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
-from training.utils.contracts.paths import ParallelTags
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.turns import Turns
 from training.utils.flags.flags import AUTO
-from training.utils.images.prompts import PromptImages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.paths import ParallelTags
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.turns import Turns
+    from training.utils.images.prompts import PromptImages
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]

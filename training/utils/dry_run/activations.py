@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -28,6 +27,8 @@ from training.utils.models.attention.attention import SDPA
 from training.utils.models.target_head import CHUNK_MB
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from training.utils.images.spans import ImagePixels
 
 _COUNTED = "counted_attention"

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import load_config
 from training.utils.loading.models import prepared
-from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+    from training.utils.models.settings import ModelSettings
 
 
 def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = False) -> PreTrainedModel:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.dry_run.activations import head_bytes, saved_activations, saved_by_picture
 from training.utils.dry_run.attention_memory import mask_lines
-from training.utils.dry_run.device import PlannedDevice
 from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
 from training.utils.dry_run.table import MemoryLine, Moment
-from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
@@ -19,13 +17,15 @@ from training.utils.images.models.vision import is_of_vision
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.quantized.quantized import count_weights, quantized_layers
-from training.utils.models.settings import ModelSettings
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.mtp.head import new_head
-from training.utils.mtp.settings import MtpSettings
 
 if TYPE_CHECKING:
+    from training.utils.dry_run.device import PlannedDevice
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.images.spans import ImagePixels
+    from training.utils.models.settings import ModelSettings
+    from training.utils.mtp.settings import MtpSettings
 
 
 @dataclass(frozen=True)

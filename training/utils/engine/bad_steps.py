@@ -9,11 +9,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.run.run_arguments import FaultArguments
-from training.utils.run.run_log import RunLog
+
+if TYPE_CHECKING:
+    from training.utils.run.run_log import RunLog
 
 
 @dataclass

@@ -12,12 +12,15 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.state_files import PICKLED_SUFFIX, file_of, plain_torch_files, read_state
-from training.utils.engine.training_engine import TrainingEngine
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.utils.engine.training_engine import TrainingEngine
 
 # Of weights and engine, below ZeRO-3 and in it (deepspeed 0.19, engine.py: _get_ckpt_name).
 WHOLE_FILE = "mp_rank_00_model_states.pt"

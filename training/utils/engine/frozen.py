@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.zero3_limits import limits_of
 from training.utils.models.tensors.buffers import buffers_kept
+
+if TYPE_CHECKING:
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.ranks.startup import Ranks
 
 
 class FrozenModel:

@@ -12,26 +12,28 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.config.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.gathered import release_gathered
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.ranks.collectives import wait_for_main
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.released import release
 from training.utils.engine.state_files import plain_checkpoint_engine
 from training.utils.engine.zero3_limits import limits_of
 from training.utils.flags.flags import settings_of
 from training.utils.models.tensors.buffers import buffers_kept
 from training.utils.models.tensors.sharding import count_elements, whole_shape
+
+if TYPE_CHECKING:
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.ranks.startup import Ranks
 
 GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are read: 200 MB in float32
 

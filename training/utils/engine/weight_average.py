@@ -5,14 +5,16 @@ Each rank holds a share of it in float32: half precision would round away a step
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from training.utils.engine.gathered import release_gathered
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.models.tensors.sharding import count_elements, whole_shape
+
+if TYPE_CHECKING:
+    from training.utils.engine.training_engine import TrainingEngine
 
 
 class WeightAverage:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.engine.training_engine import TrainingEngine
 
 
 class WholeModel:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from training.utils.engine.gathered import release_gathered
-from training.utils.engine.training_engine import TrainingEngine
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from training.utils.engine.training_engine import TrainingEngine
 
 
 @contextlib.contextmanager

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
 from training.utils.engine.ranks.collectives import largest
 from training.utils.engine.ranks.startup import DTYPES, Ranks
 from training.utils.models.tensors.sharding import count_elements
+
+if TYPE_CHECKING:
+    from training.utils.engine.config.arguments import EngineSettings
 
 _MEMORY_SHARE = 0.1  # of a rank's memory, at most, for weights that are whole
 _LEAST = 30_000_000  # DeepSpeed-Chat's limit

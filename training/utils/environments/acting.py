@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout_engine import RolloutEngine
-from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.chat.turns import TurnTokens
-from training.utils.environments.arguments import EnvironmentArguments
-from training.utils.environments.interface import AssistantMessage, Message
 from training.utils.environments.parsers import Parsed, Parser, parser_of, read_message
-from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.conversations import ActingRollout, ConversationLimits, Partner, Speech
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.environments.arguments import EnvironmentArguments
+    from training.utils.environments.interface import AssistantMessage, Message
+    from training.utils.generation.conversation_arguments import ConversationArguments
 
 # In place of the tools, which each environment names only when it opens.
 _ANY_TOOL = {

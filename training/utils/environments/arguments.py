@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.base.user_files import check_address, is_address
 from training.utils.environments.parsers import PARSERS
 from training.utils.environments.python_tool import IN_BUBBLEWRAP, NO_SANDBOX
 from training.utils.flags.flags import AUTO, flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 TOOLS = "tools"  # the environment that --tools makes
 

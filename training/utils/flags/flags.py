@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from training.utils.base.errors import Mistakes
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 _Settings = TypeVar("_Settings")
 

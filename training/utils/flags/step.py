@@ -10,10 +10,12 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.compat.old_flags import OldFlag
 from training.utils.flags.arguments import defaults_of, list_defaults_of
+
+if TYPE_CHECKING:
+    from training.utils.compat.old_flags import OldFlag
 
 _PACKAGE = "training"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.engine.config.arguments import DTYPE_NAMES
 from training.utils.flags.flags import flag
 from training.utils.generation.table import ENGINES_HELP
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 DEFAULT_PATHS = 2  # of a block, as in Parallel-R1
 PATH_FLAGS = ("parallel_paths", "max_path_tokens")

@@ -23,19 +23,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout import ConversationRecord, Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
-from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.rounds import Rounds
-from training.utils.models.own_forward import OwnForward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.models.own_forward import OwnForward
 
 
 class Partner(Protocol):

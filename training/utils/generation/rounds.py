@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Rounds(Turns):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from training.utils.images.kept_features import KnownPictures
+if TYPE_CHECKING:
+    from training.utils.images.kept_features import KnownPictures
 
 
 @dataclass(frozen=True)

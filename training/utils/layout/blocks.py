@@ -9,11 +9,13 @@ block, b blocks of them, c blocks that a row may touch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
-from training.utils.layout.rows import TokenRows
+if TYPE_CHECKING:
+    from training.utils.layout.rows import TokenRows
 
 BLOCK_TOKENS = 128
 

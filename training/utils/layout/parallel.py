@@ -26,11 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.utils.contracts.documents import Document, Segment, TokenSequence, together
-from training.utils.contracts.paths import ParallelTags
+
+if TYPE_CHECKING:
+    from training.utils.contracts.paths import ParallelTags
 
 
 @dataclass(frozen=True)

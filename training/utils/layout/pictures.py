@@ -10,15 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, islice
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.utils.contracts.documents import Document, plain
-from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.prompts import PixelsOf, PromptImages, pixels_of_keys
-from training.utils.images.spans import ImageSpan
-from training.utils.layout.planner import MicroBatch
 from training.utils.layout.rows import TokenRows, packed_rows
+
+if TYPE_CHECKING:
+    from training.utils.images.kept_features import KeptFeatures
+    from training.utils.images.spans import ImageSpan
+    from training.utils.layout.planner import MicroBatch
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from training.utils.contracts.paths import ParallelTags
 from training.utils.layout.dealing import dealt
+
+if TYPE_CHECKING:
+    from training.utils.contracts.paths import ParallelTags
 
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.utils.contracts.documents import Document, unshared
 from training.utils.layout.pictures import RowImages, laid_out
-from training.utils.layout.rows import TokenRows
+
+if TYPE_CHECKING:
+    from training.utils.layout.rows import TokenRows
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from training.utils.contracts.documents import Document, Segment, TokenSequence, plain
-from training.utils.layout.planner import PlanSettings
+
+if TYPE_CHECKING:
+    from training.utils.layout.planner import PlanSettings
 
 NEVER = sys.maxsize  # of `least_tokens`: nothing but prompts is shared
 

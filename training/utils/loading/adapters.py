@@ -24,12 +24,13 @@ from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, counted
 from training.utils.loading.quantized_folders import is_rounded
 from training.utils.loading.weight_files import StoredTensor, read_header
 from training.utils.models.adapters.lora import ADAPTER, add_lora
-from training.utils.models.settings import ModelSettings
 from training.utils.models.tensors.sharding import whole_to_change
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+    from training.utils.models.settings import ModelSettings
 
 _PREFIX = "base_model.model."  # of the names in PEFT's files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory
@@ -14,8 +14,10 @@ from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, saved_again
 from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
-from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import stop_tokens_in
+
+if TYPE_CHECKING:
+    from training.utils.models.settings import ModelSettings
 
 
 def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.folder_kinds import saved_again
-from training.utils.loading.weight_files import StoredTensor
+
+if TYPE_CHECKING:
+    from training.utils.loading.weight_files import StoredTensor
 
 HEAD = "score."  # transformers' name of a scalar head
 # What wraps a model when its state is saved, and stays in the names of the tensors.

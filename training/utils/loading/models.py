@@ -29,13 +29,13 @@ from training.utils.models.adapters.freezing import freeze_vision
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
-from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.layout.pictures import RowImages
+    from training.utils.models.settings import ModelSettings
 
 
 def load_causal_lm(

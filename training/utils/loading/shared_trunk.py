@@ -13,12 +13,12 @@ from training.utils.base.errors import ThreestepError
 from training.utils.images.models.scalar_class import own_scalar_class
 from training.utils.loading.configurations import set_pad_token
 from training.utils.loading.models import prepared
-from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.layout.pictures import RowImages
+    from training.utils.models.settings import ModelSettings
 
 
 def scalar_model_on_trunk(

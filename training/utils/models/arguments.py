@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import flag, settings_of
 from training.utils.models.attention.attention import CHOICES
 from training.utils.models.quantized.quantization import (
@@ -19,6 +18,9 @@ from training.utils.models.quantized.quantization import (
     check_ranks,
 )
 from training.utils.models.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 HEAD_CHUNK_HELP = (
     "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more memory. "

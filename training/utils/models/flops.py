@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from training.utils.contracts.documents import Document
 from training.utils.images.models.vision import is_of_vision
 from training.utils.models.quantized.quantized import rounded_elements
 from training.utils.models.tensors.sharding import whole_shape
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # names in configurations of how many there are
 

@@ -9,9 +9,9 @@ M tokens to be predicted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.contracts.documents import Document, unshared
@@ -22,6 +22,9 @@ from training.utils.models.attention_choice import take_next
 from training.utils.models.own_forward import OwnForward, own_forward_of
 from training.utils.models.tensors.rounding import rms
 from training.utils.models.token_model import PolicyModel, ScalarModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Read = Callable[[TokenRows], torch.Tensor]
 

@@ -13,19 +13,22 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.contracts.documents import Document
 from training.utils.images.models.pictured import PicturedForward, read_pictured
-from training.utils.layout.pictures import RowImages
 from training.utils.models.tensors.probes import Probes, make_probes
 from training.utils.models.tensors.rounding import rms, rounded_once_more
 from training.utils.models.tensors.sharding import whole_where_used
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.documents import Document
+    from training.utils.layout.pictures import RowImages
 
 _NOISE_FACTOR = 5.0
 _NOISE_SEEDS = (1, 2)

@@ -10,20 +10,23 @@ H hidden size, V vocabulary, E width of the input embeddings.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.images.models.kept_features import image_inputs
-from training.utils.layout.rows import TokenRows
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
-from training.utils.mtp.layout.entries import MtpEntries
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.layout.rows import TokenRows
+    from training.utils.mtp.layout.entries import MtpEntries
 
 
 class PolicyModel(nn.Module):

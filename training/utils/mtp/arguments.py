@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import flag
 from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 
 @dataclass

@@ -21,14 +21,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.weight_files import INDEX, ONE_FILE, weight_files
 from training.utils.mtp.folder import FINAL_NORM, layers_in, save_head, stored_state
 from training.utils.mtp.public_names import FORMS, before_the_norm, to_public
+
+if TYPE_CHECKING:
+    import torch
 
 DRAFT = "draft"
 MTP_FILE = "mtp.safetensors"

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.models.attention.attention import model_inputs
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import head_is_linear
-from training.utils.mtp.layout.entries import MtpEntries
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.mtp.layout.entries import MtpEntries
 
 _ONE_LAYER = {"num_hidden_layers": 1}
 # Of configurations that describe each layer: which of them the one layer is.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from training.utils.mtp.head import MtpHead
-from training.utils.mtp.training import HeadTraining
+if TYPE_CHECKING:
+    from training.utils.mtp.head import MtpHead
+    from training.utils.mtp.training import HeadTraining
 
 
 class WholeHead:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, full_tensors
 from training.utils.mtp.folder import FOLDER, layers_in, read_head
 from training.utils.mtp.head import MtpHead, MtpModule, block_weights, new_head
 from training.utils.mtp.public_folder import public_head_in
-from training.utils.mtp.settings import MtpSettings
 from training.utils.mtp.training import HeadTraining, MultiTokenPrediction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.mtp.settings import MtpSettings
 
 # Gives every weight of a model, whole, by its name; a collective under ZeRO-3.
 WholeTensors = Callable[[], Iterator[tuple[str, torch.Tensor]]]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.weight_files import StoredTensor, read_header, weight_files
 from training.utils.mtp.folder import FINAL_NORM, fill_head
-from training.utils.mtp.head import MtpHead
 from training.utils.mtp.public_names import (
     PublicForm,
     after_the_norm,
@@ -22,6 +21,8 @@ from training.utils.mtp.public_names import (
 
 if TYPE_CHECKING:
     import torch
+
+    from training.utils.mtp.head import MtpHead
 
 _MODELS_NORM = "model.norm.weight"
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from training.utils.layout.rows import TokenRows
-from training.utils.mtp.head import MtpHead
+if TYPE_CHECKING:
+    from training.utils.layout.rows import TokenRows
+    from training.utils.mtp.head import MtpHead
 
 
 class Rolled(NamedTuple):

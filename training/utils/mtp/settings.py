@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from training.utils.base.errors import Mistakes
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 LAYERS_HELP = (
     "Train a head for multi-token prediction beside the model, of this many modules (usually 1); 0 trains none. It "

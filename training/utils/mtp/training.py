@@ -12,19 +12,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.contracts.documents import Document
 from training.utils.engine.ranks.collectives import summed_numbers
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_weights import whole_weights
-from training.utils.layout.rows import TokenRows
-from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
 from training.utils.mtp.folder import FOLDER
-from training.utils.mtp.head import MtpHead
 from training.utils.mtp.layout.entries import MtpEntries, mtp_entries, mtp_targets
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.layout.rows import TokenRows
+    from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
+    from training.utils.mtp.head import MtpHead
 
 
 @dataclass(frozen=True)

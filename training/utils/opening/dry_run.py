@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from training.utils.dry_run.device import planned_device
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.dry_run.plan import (
@@ -16,7 +18,9 @@ from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.images.run.image_reader import picture_of_model
 from training.utils.loading.configurations import check_positions, check_trains
-from training.utils.opening.flags import OneModelFlags
+
+if TYPE_CHECKING:
+    from training.utils.opening.flags import OneModelFlags
 
 
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.step import Step
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.quantized.quantization import NO_MTP, NOT_SHARDED, check_beside_quantization, check_package
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
 from training.utils.run.program import run_program
+
+if TYPE_CHECKING:
+    from training.utils.flags.step import Step
 
 __all__ = ["OpenedModel", "TrainingResult", "one_model_program"]
 

@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
-
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.checkpoints.loop import checkpointed_run
@@ -24,13 +21,11 @@ from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.images.data.reader import ImageReader
 from training.utils.images.data.shown import counting_placeholders
 from training.utils.images.models.processors import write_beside
 from training.utils.images.run.image_reader import processor_of, reader_of_model, why_unread
 from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
 from training.utils.images.run.sample_pictures import SamplePictures
-from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains, model_files
 from training.utils.loading.models import load_causal_lm, load_scalar_model
@@ -38,13 +33,10 @@ from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.quantized.quantized import count_weights
-from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.mtp.opening import head_writer, joint_head, open_head
-from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
-from training.utils.opening.result import TrainingResult
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.saving_check import SavedModel, check_saving
 from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
@@ -54,6 +46,16 @@ from training.utils.outputs.room import check_room
 from training.utils.report.writing import close_run
 from training.utils.routers.step_loss import router_loss
 from training.utils.run.run_folder import BAD_STEPS, RunFolder
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.utils.images.data.reader import ImageReader
+    from training.utils.layout.pictures import RowImages
+    from training.utils.models.settings import ModelSettings
+    from training.utils.opening.flags import OneModelFlags
+    from training.utils.opening.result import TrainingResult
 
 
 def run_one_model(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.utils.opening.flags import OneModelFlags
-from training.utils.run.run_folder import RunFolder
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.data.build.build import PhaseData
+    from training.utils.opening.flags import OneModelFlags
     from training.utils.opening.training_run import TrainingRun
+    from training.utils.run.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.images.run.sample_pictures import SamplePictures
-from training.utils.images.spans import ImageSpan
 from training.utils.layout.order import ShuffledStream
-from training.utils.run.metrics import MetricsWriter
-from training.utils.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from training.utils.images.run.sample_pictures import SamplePictures
+    from training.utils.images.spans import ImageSpan
+    from training.utils.run.metrics import MetricsWriter
+    from training.utils.run.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import seed_everything
-from training.utils.checkpoints.plan import CheckpointPlan
-from training.utils.engine.config.arguments import EngineArguments, EngineSettings
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.config.deepspeed_json import filled_in_keys, users_config, without_effect
 from training.utils.engine.ranks.collectives import largest, on_main
 from training.utils.engine.ranks.devices import device_sentence, make_deterministic
 from training.utils.engine.ranks.matmul_rate import peak_of_all_ranks
 from training.utils.engine.ranks.startup import DTYPES, Ranks, born_sharded, check_dtype
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import steps_in
-from training.utils.layout.rows import TokenRows
 from training.utils.loading.configurations import load_config
 from training.utils.models.adapters.one_precision import to_one_precision
 from training.utils.models.attention.attention import text_attention
 from training.utils.models.flops import ComputeMeter, model_shape
-from training.utils.models.settings import ModelSettings
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.report.hub import open_repository
 from training.utils.run.environment import environment_of
-from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from training.utils.checkpoints.plan import CheckpointPlan
+    from training.utils.engine.config.arguments import EngineArguments, EngineSettings
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.layout.rows import TokenRows
+    from training.utils.models.settings import ModelSettings
+    from training.utils.run.run_arguments import RunArguments
 
 
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:

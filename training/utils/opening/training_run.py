@@ -5,29 +5,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from training.utils.base.console import LogPace, log
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.checkpoints.records import check_keys, record_of
-from training.utils.contracts.documents import Document
-from training.utils.divergence.signs import Uniform
 from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream, completes_epochs
-from training.utils.layout.pictures import RowImages
-from training.utils.layout.planner import PlanSettings
-from training.utils.models.flops import ComputeMeter
 from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.routers.step_loss import RouterLoss
 from training.utils.run.ahead import Ahead
-from training.utils.run.metrics import MetricsWriter
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
+    from training.utils.divergence.signs import Uniform
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.layout.pictures import RowImages
+    from training.utils.layout.planner import PlanSettings
+    from training.utils.models.flops import ComputeMeter
+    from training.utils.run.metrics import MetricsWriter
 
 _EVAL_LOSS = "eval/loss"
 

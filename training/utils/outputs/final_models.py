@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.utils.base.console import log
 from training.utils.base.disk_errors import in_words
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import new_rescue_folder
-from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.interrupts import Interrupts
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.outputs.room import free_bytes, in_gigabytes
+
+if TYPE_CHECKING:
+    from training.utils.checkpoints.arguments import CheckpointArguments
+    from training.utils.engine.ranks.startup import Ranks
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 

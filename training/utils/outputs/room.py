@@ -7,15 +7,18 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.models.tensors.sharding import whole_shape
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from training.utils.checkpoints.arguments import CheckpointArguments
+    from training.utils.checkpoints.parts import CheckpointParts
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from training.utils.contracts.documents import Document, unshared
-from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.rows.documents import group_document, group_tokens, responses_document, row_groups
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.pictures import RowImages, lacks_images
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
 from training.utils.layout.transfer import pinned
-from training.utils.opening.training_run import TrainingRun
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import ResponsesRow
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.opening.training_run import TrainingRun
 
 _FORWARDS_AT_A_TIME = 16  # of each rank, where a whole split is read: enough to balance and to sort
 

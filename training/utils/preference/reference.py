@@ -11,28 +11,31 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.collectives import from_main, summed
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.transfer import moved, pinned
 from training.utils.loading.given import is_copy_of_object
 from training.utils.models.adapters.lora import adapters_off, is_adapter_tensor
-from training.utils.models.settings import ModelSettings
-from training.utils.opening.opened_model import OpenedModel
-from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import PreferenceBatch, preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
 from training.utils.run.progress import progress_bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.rows import ResponsesRow
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.settings import ModelSettings
+    from training.utils.opening.opened_model import OpenedModel
+    from training.utils.opening.training_run import LoopSettings, TrainingRun
 
 # PreferenceBatch -> float32 [B], the summed log-probability of each of its sequences; in eval mode, without gradients.
 Reference = Callable[[PreferenceBatch], torch.Tensor]

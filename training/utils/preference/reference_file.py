@@ -14,14 +14,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from training.utils.base.storage import flush_to_disk
-from training.utils.data.build.arguments import DataArguments
-from training.utils.data.build.build import PhaseData
 from training.utils.data.files.digests import digest_files, hash_parts
 from training.utils.loading.configurations import model_files
+
+if TYPE_CHECKING:
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.build.build import PhaseData
 
 FORMAT = "1"
 

@@ -6,14 +6,16 @@ Some rows at every evaluation; before and after training as many as are useful t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.utils.contracts.rows import ResponsesRow
 from training.utils.opening.samples import EvaluationSamples, sample_uid
-from training.utils.opening.training_run import TrainingRun
-from training.utils.preference.evaluation import ScoredResponses
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import ResponsesRow
+    from training.utils.opening.training_run import TrainingRun
+    from training.utils.preference.evaluation import ScoredResponses
 
 MOST_ROWS = 1000  # written before and after training
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Protocol
 
 from training.utils.base.console import log
-from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.chat import conversation_end
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.ranks.startup import Ranks
-from training.utils.layout.pictures import RowImages
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model
 from training.utils.models.attention.attention import plan_for
@@ -24,8 +18,16 @@ from training.utils.models.layout_check import check_padded, check_segments, not
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.opening.setup import load_under
-from training.utils.preference.evaluation import ScoredResponses
 from training.utils.preference.scoring import score_responses, without_end
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from training.utils.contracts.rows import ResponsesRow
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.layout.pictures import RowImages
+    from training.utils.preference.evaluation import ScoredResponses
 
 
 class ScoreRows(Protocol):

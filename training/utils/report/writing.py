@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
@@ -13,7 +13,9 @@ from training.utils.base.storage import replace_file
 from training.utils.report.figures.reading import read_runs
 from training.utils.report.hub import publish_model
 from training.utils.report.pages.page import page
-from training.utils.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from training.utils.run.run_folder import RunFolder
 
 REPORT_NAME = "report.html"
 

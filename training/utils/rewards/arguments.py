@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import flag
 from training.utils.rewards.table import RULES
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 
 @dataclass

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.rewards.intervals import Figure
 from training.utils.rewards.several import several_figures
+
+if TYPE_CHECKING:
+    from training.utils.rewards.intervals import Figure
 
 Sample = Mapping[str, Any]
 

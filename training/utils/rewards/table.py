@@ -7,9 +7,8 @@ list of the same length: `ground_truth`, `data_source` and any other column of t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from training.utils.rewards.calling.calling import Rule
 from training.utils.rewards.rules.embedded import embedded_reward
 from training.utils.rewards.rules.exact_match import exact_match_reward
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
@@ -17,6 +16,9 @@ from training.utils.rewards.rules.length import length_rule
 from training.utils.rewards.rules.math_answer import math_rule
 from training.utils.rewards.rules.regex import regex_rule
 from training.utils.rewards.rules.think_format import format_reward
+
+if TYPE_CHECKING:
+    from training.utils.rewards.calling.calling import Rule
 
 
 class RuleFlags(Protocol):

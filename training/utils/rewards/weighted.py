@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_function
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rows import PromptRow
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.calling.calling import Rule
 from training.utils.rewards.table import RULES, RuleFlags
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.rewards.calling.calling import Rule
 
 MODEL, ENVIRONMENT = "model", "environment"
 _WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)

@@ -13,12 +13,14 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")  # most families; JetMoe; DBRX
 _TOP_K = ("num_experts_per_tok", "moe_top_k")

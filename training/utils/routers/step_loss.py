@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.console import log
 from training.utils.engine.ranks.collectives import summed
-from training.utils.engine.training_engine import TrainingEngine
-from training.utils.layout.rows import TokenRows
 from training.utils.routers.routers import (
     Balance,
     RouterRecord,
@@ -27,6 +24,12 @@ from training.utils.routers.routers import (
     largest_load,
     router_sums,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.layout.rows import TokenRows
 
 
 class Routed(NamedTuple):

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import flag
 from training.utils.run.traces import Traces
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 DEFAULT_OUTPUT_DIR = "runs/last"
 DEVICES = ("cpu", "cuda")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.data.cache.arguments import CacheArguments
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.sources.arguments import OptionalSourceArguments, SourceArguments
 from training.utils.flags.flags import flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 ROW_PICKS = ("random", "first")
 

@@ -11,11 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.parallel_thinking import parallel_tags, parts_of_parallel_thinking
 from training.utils.data.build.portions import (
     DataSource,
@@ -35,8 +34,6 @@ from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.files.readers import split_reader
-from training.utils.data.rows.arguments import RowArguments
-from training.utils.data.rows.dataset import CachedSplit
 from training.utils.data.rows.pictures import Pictures, PictureWriter
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
@@ -44,6 +41,11 @@ from training.utils.data.sources.create import columns_for
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.data.sources.row_versions import ROWS
 from training.utils.images.data.reader import ImageReader, PixelReader
+
+if TYPE_CHECKING:
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.rows.arguments import RowArguments
+    from training.utils.data.rows.dataset import CachedSplit
 
 _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
 

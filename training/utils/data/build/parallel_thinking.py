@@ -9,15 +9,17 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.paths import ParallelTags
-from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.rows.documents import written_tokens
 from training.utils.layout.parallel import Block, MalformedBlocks, find_blocks
+
+if TYPE_CHECKING:
+    from training.utils.data.chat.arguments import ChatArguments
 
 
 def parallel_tags(chat: ChatArguments, tokenizer: Any) -> ParallelTags | None:

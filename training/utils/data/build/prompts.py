@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.contracts.rows import PromptRow
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
 from training.utils.data.sources.formats.messages import Message, prompt_text, read_messages
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+if TYPE_CHECKING:
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.build.row_pictures import RowPictures
 
 NAME = "generated"
 

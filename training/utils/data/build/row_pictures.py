@@ -10,20 +10,22 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.utils.data.chat.chat import TextPiece
-from training.utils.data.rows.pictures import Pictures
 from training.utils.data.rows.tokenize import Dropped, Ids
 from training.utils.data.sources.formats.media import BadConversation
 from training.utils.data.sources.formats.messages import REASONING_KEYS, Message
-from training.utils.images.data.families import ImageText
 from training.utils.images.data.placeholders import place_images
-from training.utils.images.data.reader import ImageReader
 from training.utils.images.data.values import image_bytes
 from training.utils.images.spans import ImageSpan
+
+if TYPE_CHECKING:
+    from training.utils.data.chat.chat import TextPiece
+    from training.utils.data.rows.pictures import Pictures
+    from training.utils.images.data.families import ImageText
+    from training.utils.images.data.reader import ImageReader
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ import json
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.sentences import KINDS, has_sentences, prompt_of_sentences
 from training.utils.data.rows.tokenize import Dropped
-from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+if TYPE_CHECKING:
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 # Arguments of every reward function besides a row's columns (step 3).
 _REWARD_ARGUMENTS = ("prompts", "responses")

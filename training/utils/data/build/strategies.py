@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.data.build.row_pictures import RowPicture, RowPictures
 from training.utils.data.build.samples import checked_json, read_texts
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
@@ -24,7 +23,10 @@ from training.utils.data.sources.formats.messages import (
     response_message,
 )
 from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
-from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+if TYPE_CHECKING:
+    from training.utils.data.build.row_pictures import RowPicture, RowPictures
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 
 @dataclass(frozen=True)

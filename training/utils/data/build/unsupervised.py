@@ -6,27 +6,29 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import TextBlock
-from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.row_maker import ROWS_PER_CALL
 from training.utils.data.build.splits import shuffled_order
 from training.utils.data.cache.cache import Log, open_or_build, silent
-from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.rows.dataset import CachedSplit, token_runs, write_rows
-from training.utils.data.rows.pictures import Pictures
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.raw_dataset import load_by_name
 from training.utils.data.sources.row_versions import ROWS
+
+if TYPE_CHECKING:
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.cache.reports import Counts
+    from training.utils.data.rows.pictures import Pictures
 
 
 def build_unsupervised(

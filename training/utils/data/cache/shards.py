@@ -12,10 +12,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.contracts.rows import Row
-from training.utils.data.cache.cache import Log
 from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.shard_files import (
     finish_shard,
@@ -29,6 +27,10 @@ from training.utils.data.cache.workers import run_jobs, worker_count
 from training.utils.data.rows.dataset import join_files, picture_keys, write_rows
 from training.utils.data.rows.pictures import Pictures, PictureWriter, copy_pictures
 from training.utils.run.progress import progress_bar
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import Row
+    from training.utils.data.cache.cache import Log
 
 # Enough shards to keep 64 cores busy to the end, not too many files, and enough texts for a call of the tokenizer.
 _SHARDS = 256

@@ -6,11 +6,13 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.base.storage import parse_json
 from training.utils.flags.flags import AUTO, flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 HUMAN_ASSISTANT, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "chat_template")
 TRAIN_TURNS = ("all", "last")

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.paths import ParallelTags
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, ChatArguments
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
@@ -27,6 +26,9 @@ from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, named_tokenizer
 from training.utils.data.sources.formats.messages import BadConversation, Conversation
 from training.utils.flags.flags import AUTO
+
+if TYPE_CHECKING:
+    from training.utils.contracts.paths import ParallelTags
 
 _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles
 

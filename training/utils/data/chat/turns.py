@@ -15,12 +15,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.chat import ChatTokenizer
-from training.utils.data.chat.spans import TurnFinder
-from training.utils.data.rows.tokenize import Ids
 from training.utils.data.sources.formats.messages import (
     BadConversation,
     Conversation,
@@ -28,6 +25,11 @@ from training.utils.data.sources.formats.messages import (
     checked_messages,
     checked_tools,
 )
+
+if TYPE_CHECKING:
+    from training.utils.data.chat.chat import ChatTokenizer
+    from training.utils.data.chat.spans import TurnFinder
+    from training.utils.data.rows.tokenize import Ids
 
 _KEPT = 4096  # encoded replies; environments often say the same
 # Parts a control token that a message quotes into two texts: a code point that is no character.

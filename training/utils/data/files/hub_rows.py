@@ -12,14 +12,16 @@ import os
 import re
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
 from training.utils.data.files.addresses import names_evaluation, names_training
 from training.utils.data.files.arrow_rows import ArrowRows
-from training.utils.data.files.columns import Expected
 from training.utils.data.files.readers import JoinedFiles
+
+if TYPE_CHECKING:
+    from training.utils.data.files.columns import Expected
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from training.utils.data.files.addresses import check_address, content_of_files, folder_of, share_files
-from training.utils.data.files.columns import Expected
 from training.utils.data.files.hub_rows import HubRows, parse_hub_address
 from training.utils.data.files.readers import HUB, Rows, files_of, open_rows, split_reader
+
+if TYPE_CHECKING:
+    from training.utils.data.files.columns import Expected
 
 
 class StoredRows(Protocol):

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from training.utils.contracts.rows import PromptRow
 from training.utils.data.rows.tokenize import require_pad_token
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import PromptRow
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from training.utils.contracts.documents import Document, TokenSequence, join, pl
 from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.layout.parallel import drawn_document, parallel_document, shared_prompt_in_parallel
-from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import joined, trie_document, trie_tokens
+
+if TYPE_CHECKING:
+    from training.utils.layout.planner import PlanSettings
 
 _STANDING_IN = 4  # tokens of a response that is not drawn yet
 

@@ -7,10 +7,12 @@ end-of-conversation token ends each response in all phases. Knows nothing of row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.paths import ParallelTags
+
+if TYPE_CHECKING:
+    from training.utils.contracts.paths import ParallelTags
 
 Ids = list[int]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 NO_DATA = (
     "--data_path expects at least one dataset, got none; name files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "

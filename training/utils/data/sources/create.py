@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
 
-from training.utils.data.sources.arguments import SourceArguments
 from training.utils.data.sources.file_dataset import FileDataset
 from training.utils.data.sources.formats.formats import FileColumns
-from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import find_dataset, load_dataset_module
+
+if TYPE_CHECKING:
+    from training.utils.data.sources.arguments import SourceArguments
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 
 def create_raw_dataset(

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import FileRow, column_names, kind_of
-from training.utils.data.files.readers import Rows
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.sources.formats.formats import FileColumns, Format, has_column, missing_column, recognise
 from training.utils.data.sources.formats.image_columns import image_values
@@ -24,6 +23,9 @@ from training.utils.data.sources.formats.recognition import Recognition, recogni
 from training.utils.data.sources.formats.records import Record, value_of
 from training.utils.data.sources.formats.trees import TreeRows, holds_trees
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+if TYPE_CHECKING:
+    from training.utils.data.files.readers import Rows
 
 _REWARD_MODEL, _GROUND_TRUTH = "reward_model", "ground_truth"  # verl's column, and the reference in it
 _EXTRA_INFO, _IN_EXTRA_INFO = "extra_info", ("index", "tools_kwargs", "interaction_kwargs")  # verl's, too

@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.storage import HashedFile
 from training.utils.data.files.digests import digest_file, digest_files, hash_text
-from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.row_versions import CLASSES
+
+if TYPE_CHECKING:
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 
 def code_of_class(dataset_class: type) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.data.sources.formats.messages import response_begins
-from training.utils.data.sources.formats.recognition import Recognition
+
+if TYPE_CHECKING:
+    from training.utils.data.sources.formats.recognition import Recognition
 
 ALL_PHASES = (1, 2, 3)
 

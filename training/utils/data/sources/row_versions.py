@@ -1,8 +1,8 @@
 """Versions of what rows hold, by the code that makes them. Every cache's fingerprint has them.
 
-Give an entry another text whenever the same sources make other rows: caches are built again then, and a run that resumes
-is told. These texts are hashes of the files as they were when versions took their place, by which earlier caches and
-checkpoints are known.
+Give an entry another text whenever the same sources make other rows: caches are built again then, and a run that
+resumes is told. These texts are hashes of the files as they were when versions took their place, by which earlier
+caches and checkpoints are known.
 """
 
 from __future__ import annotations

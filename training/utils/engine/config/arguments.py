@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
 from training.utils.flags.flags import flag, settings_of
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
 ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.deepspeed_json import users_config, with_flags
+
+if TYPE_CHECKING:
+    from training.utils.engine.config.arguments import EngineSettings
 
 # DeepSpeed's own (deepspeed 0.19, runtime/zero/config.py), in elements.
 DEEPSPEED_LIMITS = {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.utils.engine.ranks.collectives import barrier, summed_numbers
-from training.utils.engine.ranks.startup import Ranks
+
+if TYPE_CHECKING:
+    from training.utils.engine.ranks.startup import Ranks
 
 # Large enough for full speed; on a shared CPU, small ones sometimes run undisturbed.
 _SIZES = {"cpu": (512, 1024), "cuda": (8192,)}

@@ -7,11 +7,14 @@ tokenizations of the same text are not detected. A rows, K tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from training.utils.base.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _NOTHING = -1  # not a token id
 _ANYTHING = -2  # before the beginning of a sequence

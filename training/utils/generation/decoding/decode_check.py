@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.contracts.documents import Document
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.ragged_rows import RaggedRows
-from training.utils.images.models.pictured import PicturedForward
 from training.utils.images.prompts import PixelsOf, PromptImages
 from training.utils.images.spans import ImageSpan, images_between
 from training.utils.models.own_forward import OwnForward, difference_now
 from training.utils.models.tensors.rounding import rms
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.documents import Document
+    from training.utils.images.models.pictured import PicturedForward
 
 _SAMPLES = 2
 _MOST_GIVEN = 8  # of the response of an example with images

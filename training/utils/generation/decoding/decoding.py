@@ -12,16 +12,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
-from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.generation.decoding.cache import compacted, leave, moves_when_leaving, reorder, roomy_cache
 from training.utils.generation.decoding.fixed_steps import FixedSteps, leave_now
 from training.utils.generation.decoding.prompt_inputs import prompt_inputs
 from training.utils.generation.decoding.step_masks import StepMasks, windows_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.rollout_engine import RolloutRequest
 
 OURS, OWN, NONE = "ours", "own", "none"
 

@@ -6,15 +6,18 @@ B sequences, of which A are still active; R response tokens, t of them between t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.bad_words import BadWords
-from training.utils.generation.decoding.decoding import Decoding
 from training.utils.generation.decoding.sampling import draw, further_numbers
-from training.utils.generation.decoding.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+    from training.utils.generation.decoding.decoding import Decoding
+    from training.utils.generation.decoding.stop_strings import StopStrings
 
 
 class DrawnResponses:

@@ -11,15 +11,17 @@ A rows, H heads, T tokens, L columns, D head size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from training.utils.generation.decoding.cache import Moves, compacted, roomier_tokens
 from training.utils.generation.decoding.captured import CapturedStep
 from training.utils.generation.decoding.step_masks import additive, for_attention, window_of
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 # (ids [A, 1], mask, positions [A, 1]) -> logits [A, V] of the next token.
 Forward = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]

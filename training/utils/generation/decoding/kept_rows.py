@@ -8,13 +8,15 @@ A rows (B prompts, until they are repeated), Q tokens given at once, P prompt to
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.generation.decoding.cache import Moves, compacted, cut, leave, reorder, roomy_cache
 from training.utils.generation.decoding.step_masks import additive, for_attention, windows_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class KeptRows:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.images.models.kept_features import image_inputs
-from training.utils.images.prompts import PromptImages
 from training.utils.images.spans import left_padded_axes, positions_taken
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rollout_engine import RolloutRequest
+    from training.utils.images.prompts import PromptImages
 
 _SEES_ITSELF = "token_type_ids"  # 1 where a token is of an image that sees itself (Gemma 3, transformers 5.19)
 

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from training.utils.generation.decoding.cache import roomier_tokens, roomy_cache
 from training.utils.generation.decoding.captured import CapturedStep
 from training.utils.generation.decoding.fixed_steps import ALIGNED_COLUMNS
 from training.utils.generation.decoding.step_masks import additive, for_attention, windows_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NO_LIMIT = 1 << 40
 # Of the mask of rows that are given several tokens at once: 128 MiB of float32.

@@ -9,10 +9,12 @@ forward before it. On other devices a draw never waits for them.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
-from training.utils.contracts.rollout_engine import Sampling
+if TYPE_CHECKING:
+    from training.utils.contracts.rollout_engine import Sampling
 
 _BLOCK_TOKENS = 128
 # Of a top-p draw without waits: the share of draws at most that find no token in their rounds.

@@ -10,13 +10,15 @@ A rows, T tokens, L columns.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Cache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from training.utils.generation.decoding.cache import Moves, RoomyLayer, compacted
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 # The name of the only kind of layer, where a family has one.
 _ALL = ""

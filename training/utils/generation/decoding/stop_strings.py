@@ -7,8 +7,10 @@ so far is searched. The prompt's text does not count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from training.utils.contracts.rollout_engine import Decode, Sampling
+if TYPE_CHECKING:
+    from training.utils.contracts.rollout_engine import Decode, Sampling
 
 # Decoders write this for an incomplete character.
 _BROKEN_CHARACTER = "\ufffd"

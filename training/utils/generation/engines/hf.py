@@ -15,16 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout, check_numbers
 from training.utils.contracts.rollout_engine import LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
-from training.utils.contracts.turns import Turns
-from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_in_turns
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
@@ -35,7 +32,13 @@ from training.utils.generation.engines.kept_turns import KeptTurns
 from training.utils.generation.engines.parallel import drawn_side_by_side
 from training.utils.generation.guessing.guessing import Guessing
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
-from training.utils.models.own_forward import OwnForward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.turns import Turns
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.models.own_forward import OwnForward
 
 # On a GPU. A row computes up to this many tokens, less one, beyond its end.
 _END_CHECK_TOKENS = 8

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -28,8 +29,10 @@ from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.decoding.stop_strings import StopStrings, first_completed, stop_strings
 from training.utils.layout.rows import padded_rows
-from training.utils.models.own_forward import OwnForward
 from training.utils.models.token_model import PolicyModel
+
+if TYPE_CHECKING:
+    from training.utils.models.own_forward import OwnForward
 
 # Sequences per forward that reads log-probabilities.
 _FORWARD_SEQUENCES = 8

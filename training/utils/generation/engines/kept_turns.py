@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.contracts.rollout import check_numbers
-from training.utils.contracts.rollout_engine import Sampling
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.generation.decoding.bad_words import BadWords
 from training.utils.generation.decoding.drawn import draw_several, uniform_streams
 from training.utils.generation.decoding.ragged_rows import RaggedRows, arranged
-from training.utils.generation.decoding.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.generation.decoding.stop_strings import StopStrings
 
 
 @dataclass(eq=False)

@@ -21,15 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.ragged_rows import Held, RaggedRows, arranged
 from training.utils.generation.decoding.sampling import draw
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 
 
 @dataclass

@@ -7,13 +7,15 @@ V vocabulary, S of its tokens, H hidden size.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
-from transformers import PreTrainedModel
 
-from training.utils.contracts.rollout import Rollout
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.rollout import Rollout
 
 _COVERED = 0.99  # of the tokens drawn so far
 _WORTH = 0.5  # of the vocabulary at most: the copy of the output layer's rows is read and written once a rollout

@@ -9,22 +9,25 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import LentHead, RolloutRequest, Sampling, Speculation
 from training.utils.generation.decoding.decode_check import why_not_verified
-from training.utils.generation.decoding.decoding import DecodeWay
-from training.utils.generation.decoding.stop_strings import StopStrings
 from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
 from training.utils.generation.guessing.pace import Pace, RoundPace
 from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
-from training.utils.models.own_forward import OwnForward
-from training.utils.mtp.head import MtpHead
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.generation.decoding.decoding import DecodeWay
+    from training.utils.generation.decoding.stop_strings import StopStrings
+    from training.utils.models.own_forward import OwnForward
+    from training.utils.mtp.head import MtpHead
 
 _TRIED_TOKENS = 4
 

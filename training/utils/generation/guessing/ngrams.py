@@ -8,12 +8,13 @@ A rows (B prompts with n samples each, until some leave), Q tokens, K guesses.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.generation.decoding.cache import Moves
+if TYPE_CHECKING:
+    from training.utils.contracts.rollout_engine import RolloutRequest
+    from training.utils.generation.decoding.cache import Moves
 
 NOTHING = -1  # where a row has no guess; not a token
 # So many last tokens are looked up, the longest first.

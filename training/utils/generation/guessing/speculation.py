@@ -14,23 +14,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.bad_words import BadWords
 from training.utils.generation.decoding.cache import compacted, moves_when_leaving
 from training.utils.generation.decoding.drawn import DrawnResponses
 from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.sampling import draw
-from training.utils.generation.decoding.stop_strings import StopStrings
 from training.utils.generation.guessing.frequent import FewLogits, vocabulary_of
 from training.utils.generation.guessing.ngrams import NOTHING, NgramRows
 from training.utils.generation.guessing.pace import RoundPace
-from training.utils.mtp.head import MtpHead
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+    from training.utils.generation.decoding.stop_strings import StopStrings
+    from training.utils.mtp.head import MtpHead
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 CPU_CACHE_GIB = 2.0
 

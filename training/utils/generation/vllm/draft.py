@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig
 
-from training.utils.contracts.rollout_engine import LentHead
 from training.utils.generation.guessing.speculation import GuessCounts
 from training.utils.mtp.for_vllm import draft_tensors, write_draft
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from training.utils.contracts.rollout_engine import LentHead
 
 _COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 

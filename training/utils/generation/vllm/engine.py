@@ -18,10 +18,9 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout, check_numbers
@@ -35,15 +34,19 @@ from training.utils.contracts.rollout_engine import (
 )
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.decoding.stop_strings import stop_strings
-from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.generation.vllm.draft import VllmDraft
 from training.utils.generation.vllm.image_check import why_other_images
 from training.utils.generation.vllm.images import PlacedImage, placed_images
 from training.utils.generation.vllm.instance import VllmInstance, vllm_at_work
 from training.utils.generation.vllm.turns import VllmTurns, add_request
-from training.utils.models.own_forward import OwnForward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.generation.vllm.arguments import VllmArguments
+    from training.utils.models.own_forward import OwnForward
 
 _HOW_TO_INSTALL = (
     "on a machine with a GPU type `pip install -c constraints.txt -e .[vllm]`; without one type `bash "

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.contracts.documents import Document
 from training.utils.generation.vllm.images import PlacedImage, engine_prompt, placed_images
 from training.utils.generation.vllm.instance import VllmInstance, vllm_at_work
-from training.utils.images.models.pictured import PicturedForward
 from training.utils.images.prompts import PromptImages
 from training.utils.models.tensors.rounding import rms
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
+    from training.utils.images.models.pictured import PicturedForward
 
 
 def why_other_images(vllm: VllmInstance, pictured: PicturedForward, dtype: torch.dtype) -> str | None:

@@ -19,13 +19,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from training.utils.images.prompts import PromptImages
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.images.prompts import PromptImages
 
 _MODALITY = "image"
 _TOWER_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")

@@ -16,17 +16,19 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.generation.vllm.draft import VllmDraft, expand_batch_to_tokens
 from training.utils.generation.vllm.images import read_weights, start_settings
 from training.utils.generation.vllm.weights import send_draft, send_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Read by vLLM at its start. One process, because the weights are handed over in memory. On a CPU, threads are not
 # bound: vLLM would bind two ranks to the same cores.

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout_engine import Sampling
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
-from training.utils.generation.decoding.stop_strings import StopStrings
 from training.utils.generation.vllm.images import engine_prompt
 from training.utils.generation.vllm.instance import VllmInstance, vllm_at_work
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.generation.decoding.stop_strings import StopStrings
 
 
 @dataclass

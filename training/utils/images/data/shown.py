@@ -8,10 +8,13 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from training.utils.images.data.decoding import decoded, picture_size
-from training.utils.images.data.reader import EncodedPictures, ImageReader
-from training.utils.images.spans import ImageSpan
+
+if TYPE_CHECKING:
+    from training.utils.images.data.reader import EncodedPictures, ImageReader
+    from training.utils.images.spans import ImageSpan
 
 _LONGEST_SIDE = 256  # pixels, of a picture on a page
 _WHERE = "a picture of the cache"

@@ -13,16 +13,18 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from training.utils.images.kept_features import KnownPictures, Picture
 from training.utils.images.models.vision import is_of_projector, is_of_vision, pixel_inputs
 from training.utils.images.spans import ImagePixels
 from training.utils.layout.transfer import moved
+
+if TYPE_CHECKING:
+    from training.utils.images.kept_features import KnownPictures, Picture
 
 _ATTRIBUTE = "_threestep_kept_features"  # of a model, where its FeatureReader is kept
 _ARGUMENT = "mm_encoder_outputs"  # of forward: what a tower made of images (transformers 5.19)

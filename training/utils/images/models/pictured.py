@@ -12,17 +12,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.contracts.documents import Document, TokenSequence
 from training.utils.images.models.vision import pixel_inputs
-from training.utils.images.prompts import PixelsOf
-from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.models.tensors.rounding import rms, rounded_once_more
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document, TokenSequence
+    from training.utils.images.prompts import PixelsOf
+    from training.utils.layout.pictures import RowImages
 
 _NOISE_FACTOR = 5.0
 _NOISE_SEED = 1

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.images.data.reader import ImageReader, open_image_reader, unread_because
 from training.utils.images.models.processors import processor_files
 from training.utils.images.models.vision import is_vision_config
-from training.utils.images.spans import ImagePixels
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
 from training.utils.loading.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from training.utils.images.spans import ImagePixels
 
 _SIDE = 448  # of the picture that stands for all where none is read yet
 

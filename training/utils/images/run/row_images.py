@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, unshared
-from training.utils.engine.training_engine import TrainingEngine
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import forget_feature_reader, open_feature_reader
-from training.utils.images.prompts import PixelsOf
 from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import TokenRows, packed_rows
 from training.utils.layout.transfer import moved
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.tensors.rounding import rms
+
+if TYPE_CHECKING:
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.images.prompts import PixelsOf
 
 _LOOKED_AT = 32  # rows with images, of which the shortest become the examples
 _EXAMPLES = 2

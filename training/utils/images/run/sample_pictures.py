@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from training.utils.contracts.rows import PromptRow
-from training.utils.images.data.reader import PixelReader
 from training.utils.images.data.shown import shown_images
-from training.utils.images.spans import ImageSpan
 from training.utils.run.run_folder import SAMPLE_PICTURES, RunFolder
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.images.data.reader import PixelReader
+    from training.utils.images.spans import ImageSpan
 
 LONGEST_SIDE = 128  # pixels
 MOST_PICTURES = 1000  # of a run; of further ones samples have the names alone

@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from training.utils.models.own_forward import difference_now, own_forward_of
 from training.utils.models.quantized.quantized import QuantizedLinear
 from training.utils.models.tensors.rounding import rms
 from training.utils.models.tensors.sharding import whole_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 READ_PAST = "the family reads the weight without calling the layer"
 SHARED = "the weight is shared with another layer"

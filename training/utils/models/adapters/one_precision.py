@@ -4,12 +4,14 @@ DeepSpeed trains all weights in one precision, and says nothing."""
 from __future__ import annotations
 
 import re
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
 from training.utils.models.own_forward import own_forward_of, read_again
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 ROUNDS = "DeepSpeed rounds"  # how the note begins
 ROUNDED = "_threestep_rounded"  # an attribute of the weights that were rounded when they were sharded

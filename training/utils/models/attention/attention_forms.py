@@ -13,19 +13,22 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from training.utils.layout.rows import TokenRows
 from training.utils.models.attention.attention import FLEX, SDPA, VARLEN, model_inputs, text_attention
 from training.utils.models.attention.flex_attention import FlexAttention
 from training.utils.models.attention.varlen_attention import VarlenAttention, torch_kernel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.layout.rows import TokenRows
 
 FORMS = (VARLEN, FLEX, SDPA)
 _MOST_MASK_BYTES = 2**28  # of a dense mask that is made to be timed

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -22,9 +22,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from training.utils.layout.runs import AttentionRun
 from training.utils.models.attention.attention import BY_DOCUMENT, SDPA, set_text_attention, text_attention
 from training.utils.models.attention.attention_precision import attention_dtype
+
+if TYPE_CHECKING:
+    from training.utils.layout.runs import AttentionRun
 
 # One more than speculative rollouts guess at most (`generation.base`).
 _FEW_TOKENS = 9

@@ -10,7 +10,7 @@ L positions of all rows in whole blocks, A heads, K key-value heads, D head size
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
@@ -22,7 +22,9 @@ from transformers.masking_utils import sdpa_mask
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
-from training.utils.layout.rows import TokenRows
+
+if TYPE_CHECKING:
+    from training.utils.layout.rows import TokenRows
 
 _BLOCKS = (
     "kv_num_blocks",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -23,9 +23,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.base.errors import ThreestepError
-from training.utils.layout.runs import RunLengths
 from training.utils.models.attention.attention import VARLEN, set_text_attention
 from training.utils.models.attention.document_attention import attention_by_document
+
+if TYPE_CHECKING:
+    from training.utils.layout.runs import RunLengths
 
 LARGEST_HEAD = 256  # of FlashAttention 2 in torch 2.11 to 2.13
 # Arguments of transformers' attention functions that change the scores, which the kernel cannot (transformers 5.19).

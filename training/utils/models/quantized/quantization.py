@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from training.utils.base.errors import Mistakes
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 FOUR_BIT_KINDS = ("nf4", "fp4")
 BLOCK = 64  # weights that share a scale, in 4 bits

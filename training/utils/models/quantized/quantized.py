@@ -14,17 +14,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from training.utils.images.models.vision import is_of_vision
 from training.utils.models.quantized.quantization import BLOCK, SCALES_BLOCK, Quantization
 from training.utils.models.tensors.sharding import count_elements
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class QuantizedLinear(nn.Linear):

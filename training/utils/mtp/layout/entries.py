@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.utils.contracts.documents import PAD_SEGMENT, Document
-from training.utils.layout.rows import TokenRows
+
+if TYPE_CHECKING:
+    from training.utils.layout.rows import TokenRows
 
 
 @dataclass(frozen=True)

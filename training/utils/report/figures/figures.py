@@ -9,9 +9,8 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.flags.step import Curve
 from training.utils.report.figures.charts import (
     Chart,
     ChartLine,
@@ -21,6 +20,9 @@ from training.utils.report.figures.charts import (
     histogram_of,
 )
 from training.utils.report.figures.reading import StepRun, finite
+
+if TYPE_CHECKING:
+    from training.utils.flags.step import Curve
 
 _PHASE = re.compile(r"^(?:.*/)?time[/_](?P<name>.+?)(?:_seconds)?$")
 _OF_LINES = {"train": "training", "eval": "evaluation", "reference": "reading the reference"}

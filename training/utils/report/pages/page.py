@@ -10,18 +10,20 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.report.figures.charts import Chart, HistogramChart, LineChart
 from training.utils.report.figures.drawing import COLOURS, drawing_of, known_lines
 from training.utils.report.figures.figures import curves_of, headline, phase_seconds, sample_charts, score_charts
 from training.utils.report.figures.numbers import duration, shown, sparkline
 from training.utils.report.figures.overview import changed_settings, facts_of
-from training.utils.report.figures.reading import ReportedRun, StepRun
 from training.utils.report.figures.tables import left_out, metric_rows, settings_rows
 from training.utils.report.pages.document import document, scrolled, table
 from training.utils.report.pages.samples_section import samples_section
 from training.utils.report.pages.script import PACKAGE, SCRIPT, library
+
+if TYPE_CHECKING:
+    from training.utils.report.figures.reading import ReportedRun, StepRun
 
 _NO_SCRIPT = (
     '<noscript><p class="warning">The charts need JavaScript; the figures under "Every metric" do not.</p></noscript>'

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from training.utils.report.figures.judged import Change, JudgedRow, judged_rows, judges, margins_along
 from training.utils.report.figures.numbers import shown
-from training.utils.report.figures.reading import StepRun
 from training.utils.report.figures.sample_pictures import pictures_shown
 from training.utils.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
+
+if TYPE_CHECKING:
+    from training.utils.report.figures.reading import StepRun
 
 
 def samples_section(steps: Sequence[StepRun]) -> str:

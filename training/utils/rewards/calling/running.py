@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.collectives import gathered, largest
 from training.utils.rewards.calling.calling import Rule, RuleAnswer, RuleBatch, call_rule, raised, rule_batch
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import PromptRow
 
 
 class RunningRule:

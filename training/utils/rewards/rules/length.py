@@ -7,10 +7,12 @@ Lengths are in characters because rules see text. For tokens, use `--overlong_bu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.calling.calling import Rule
+
+if TYPE_CHECKING:
+    from training.utils.rewards.calling.calling import Rule
 
 
 def length_rule(target_characters: int | None) -> Rule:

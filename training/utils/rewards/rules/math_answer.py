@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.calling.calling import Rule
+
+if TYPE_CHECKING:
+    from training.utils.rewards.calling.calling import Rule
 
 
 def math_rule() -> Rule:

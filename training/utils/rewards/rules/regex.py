@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.calling.calling import Rule
+
+if TYPE_CHECKING:
+    from training.utils.rewards.calling.calling import Rule
 
 
 def regex_rule(pattern: str | None) -> Rule:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.digests import digest_files
 from training.utils.data.files.json_rows import JsonLines, JsonList
-from training.utils.data.files.readers import Rows
 from training.utils.data.sources.hub.datasets import HubDataset, answered
 from training.utils.data.sources.registry import register_dataset
+
+if TYPE_CHECKING:
+    from training.utils.data.files.readers import Rows
 
 _EXPECTED = Expected(texts=("prompt", "chosen", "rejected"))
 
