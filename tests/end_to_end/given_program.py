@@ -65,7 +65,7 @@ def scalar_model(place: Path, hooked: bool = False, half_head: bool = False) -> 
 def digest(model: torch.nn.Module) -> str:
     whole = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        whole.update(name.encode() + tensor.numpy().tobytes())
+        whole.update(name.encode() + tensor.float().numpy().tobytes())
     state = ([part.training for part in model.modules()], [part.requires_grad for part in model.parameters()])
     configs = (model.config.to_dict(), getattr(model, "generation_config", None))
     return whole.hexdigest() + str(state) + str(configs)

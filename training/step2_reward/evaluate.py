@@ -24,6 +24,7 @@ from training.utils.run.flags import flag, settings_of
 from training.utils.run.old_flags import SCORING_OLD_FLAGS
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
     from training.utils.data.images.reader import PixelReader
@@ -90,6 +91,8 @@ GROUPS = (RunArguments, OptionalDataArguments, RewardEvaluationArguments)
 def main(argv: Sequence[str]) -> None:
     """Parse, take the rows, load the model, score, report."""
     run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", SCORING_OLD_FLAGS)
+    if flags.output is not None:
+        check_place("--output", flags.output)
 
     from training.step2_reward.pair_file import read_pairs, write_scores
     from training.step2_reward.report import report_text
