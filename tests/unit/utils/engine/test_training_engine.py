@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from training.utils.engine.arguments import EngineSettings
-from training.utils.engine.training_engine import _optimizer, _scheduler
+from training.utils.engine.startup import Ranks
+from training.utils.engine.training_engine import TrainingEngine, _optimizer, _scheduler
+from training.utils.run.errors import ThreestepError
 
 RATE, ADAPTER_RATE, DECAY = 1e-3, 5e-2, 0.1
 
@@ -66,3 +68,9 @@ def test_a_share_of_the_run_warms_up_as_its_steps_do(schedule):
         return found
 
     assert rates(warmup_ratio=0.25) == rates(num_warmup_steps=3) != rates(num_warmup_steps=2)
+
+
+def test_a_model_that_is_frozen_as_a_whole_is_refused():
+    frozen, alone = torch.nn.Linear(2, 2).requires_grad_(False), Ranks(0, 0, 1, torch.device("cpu"))
+    with pytest.raises(ThreestepError, match="^nothing to train: every weight .* frozen; unfreeze some, or train adap"):
+        TrainingEngine(frozen, EngineSettings(), alone, total_steps=1)
