@@ -145,10 +145,8 @@ def _no_language_model(wanted: WantedModel, found: LoadReport, stored: Mapping[s
 
 def _head_bias(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     """A bias beside a head that is used, without which it computes other numbers."""
-    if wanted.is_scalar:
-        heads, moved = (HEAD,), "all its scores would move by that constant; if they may"
-    else:
-        heads, moved = OUTPUT_HEADS, "all its log-probabilities would be others; if they may"
+    heads = (HEAD,) if wanted.is_scalar else OUTPUT_HEADS
+    moved = "scores would move by that constant" if wanted.is_scalar else "log-probabilities would be others"
     uses = {*found.names} - found.missing
     for head in heads:
         if f"{head}bias" not in found.unexpected or f"{head}weight" not in uses:
@@ -156,7 +154,7 @@ def _head_bias(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Stor
         again = saved_again(wanted.where, wanted.architectures)
         return (
             f"'{wanted.where}' holds {head}bias beside {head}weight, and {_classes(wanted)} has no place for it in "
-            f"transformers: {moved}, save it without: {again}"
+            f"transformers: all its {moved}; if they may, save it without: {again}"
         )
     return None
 
