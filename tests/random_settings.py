@@ -68,7 +68,7 @@ class Counts:
 
     def step(self, message):
         self.turns += 1
-        reward = sum(map(ord, message["content"] or "")) % 7 / 3
+        reward = sum(map(ord, message.text)) % 7 / 3
         return [{"role": "user", "content": "more"}], reward, self.turns == 2
 
     def close(self):
