@@ -264,7 +264,8 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
     Raises ThreestepError for a column that is missing, of another type, or ragged: not one row for each sequence, not
     as wide as the others, or a response that is empty or longer than its row.
     """
-    request = replace(request, rows=deepcopy(request.rows))
+    if request.rows is not None:
+        request = replace(request, rows=[deepcopy(row) for row in request.rows])
     rollout, kind = engine.roll_out(model, request), type(engine).__name__
     count, prompt = len(request.prompt_ids_BP) * request.samples_per_prompt, request.prompt_ids_BP.shape[1]
     ids = getattr(rollout, "response_ids_BR", None)
