@@ -11,8 +11,7 @@ Deviations from the papers (InstructGPT; PPO, Schulman et al. 2017):
   - the value loss is clipped like the policy's, as in openai/baselines;
   - advantages are whitened over the rollout, after the returns are computed; rewards are not;
   - a response cut by its length limit is scored at its last token, and its value after the end is 0;
-  - actor and critic share no weights, and there is no entropy bonus;
-  - no pretraining loss: the actor learns from its responses alone.
+  - actor and critic share no weights; there is no entropy bonus, and no pretraining loss.
 
 Shapes: B sequences, P prompt tokens (left-padded), R response tokens (right-padded), T = P + R, V vocabulary, M the
 response tokens of a minibatch, without padding.
@@ -27,7 +26,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from transformers import PreTrainedModel as Model
 
@@ -36,21 +34,22 @@ from transformers import PreTrainedModel as Model
 class Settings:
     """Named as step 3's flags are."""
 
-    max_train_steps: int = 30  # rollouts, each with its updates
+    max_train_steps: int = 24  # rollouts, each with its updates
     prompts_per_rollout: int = 64
     max_answer_seq_len: int = 8  # tokens of a response
     temperature: float = 1.0
     end_token_id: int = 0  # also pads
-    clip_reward: float = 10.0
-    kl_coef: float = 0.1
+    clip_reward: float = 5.0
+    kl_coef: float = 0.05
     gamma: float = 1.0
     lam: float = 0.95
-    ppo_epochs: int = 4
+    ppo_epochs: int = 2
     sequences_per_minibatch: int = 32
     clip_range: float = 0.2
     clip_range_value: float = 0.2
     actor_learning_rate: float = 1e-3
     critic_learning_rate: float = 1e-3
+    adam_epsilon: float = 1e-5  # as openai/baselines
     max_grad_norm: float = 1.0
 
 
@@ -81,8 +80,9 @@ class Experience(NamedTuple):
 
 def ppo(models: Models, prompts: Iterator[list[list[int]]], settings: Settings) -> Iterator[tuple[Rollout, dict]]:
     """Train actor and critic; yield every rollout with its figures."""
-    actor_adam = torch.optim.Adam(models.actor.parameters(), settings.actor_learning_rate, betas=(0.9, 0.95))
-    critic_adam = torch.optim.Adam(models.critic.parameters(), settings.critic_learning_rate, betas=(0.9, 0.95))
+    betas, eps = (0.9, 0.95), settings.adam_epsilon
+    actor_adam = torch.optim.Adam(models.actor.parameters(), settings.actor_learning_rate, betas, eps)
+    critic_adam = torch.optim.Adam(models.critic.parameters(), settings.critic_learning_rate, betas, eps)
     for _ in range(settings.max_train_steps):
         # 1. Prompts.
         prompt_ids_BP, prompt_mask_BP = left_padded(next(prompts), settings.end_token_id)
@@ -111,29 +111,24 @@ def ppo(models: Models, prompts: Iterator[list[list[int]]], settings: Settings) 
 
         # 7. Learn: epochs of minibatches, each one optimizer step of actor and critic.
         experience = Experience(old_logprobs_BR, old_values_BR, advantages_BR, returns_BR)
-        policy_losses, value_losses = [], []
-        for rows in minibatches(settings):
-            part = Rollout(*(field[rows] for field in rollout))
-            known = Experience(*(field[rows] for field in experience))
-            policy_loss = clipped_policy_loss(models.actor, part, known, settings)
-            value_loss = clipped_value_loss(models.critic, part, known, settings)
-            update(models.actor, actor_adam, policy_loss, settings)
-            update(models.critic, critic_adam, value_loss, settings)
-            policy_losses.append(policy_loss.item())
-            value_losses.append(value_loss.item())
+        losses = []
+        for _ in range(settings.ppo_epochs):
+            for rows in torch.randperm(len(mask_BR)).split(settings.sequences_per_minibatch):
+                part = Rollout(*(field[rows] for field in rollout))
+                known = Experience(*(field[rows] for field in experience))
+                policy_loss = clipped_policy_loss(models.actor, part, known, settings)
+                value_loss = clipped_value_loss(models.critic, part, known, settings)
+                update(models.actor, actor_adam, policy_loss, settings)
+                update(models.critic, critic_adam, value_loss, settings)
+                losses.append([policy_loss.item(), value_loss.item()])
 
         # 8. Report.
-        yield rollout, {
-            "score": scores_B.mean().item(),
-            "kl": kl_BR.sum(dim=1).mean().item(),
-            "policy_loss": sum(policy_losses) / len(policy_losses),
-            "value_loss": sum(value_losses) / len(value_losses),
-        }
+        figures = {"score": scores_B.mean().item(), "kl": kl_BR.sum(dim=1).mean().item()}
+        figures["policy_loss"], figures["value_loss"] = torch.tensor(losses).mean(dim=0).tolist()
+        yield rollout, figures
 
 
-# 1 and 2: prompts and responses
-
-
+# 1. Prompts.
 def left_padded(prompts: list[list[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
     """Return (ids_BP, mask_BP): all prompts end in the last column, behind which the responses begin."""
     longest = max(len(prompt) for prompt in prompts)
@@ -142,24 +137,21 @@ def left_padded(prompts: list[list[int]], pad_token_id: int) -> tuple[Tensor, Te
     return ids_BP, torch.arange(longest) >= longest - lengths_B1
 
 
+# 2. Roll out.
 def roll_out(actor: Model, prompt_ids_BP: Tensor, prompt_mask_BP: Tensor, settings: Settings) -> Rollout:
     """Sample a response to each prompt, token by token, until it ends or is cut."""
-    ids_BR = prompt_ids_BP[:, :0]
-    rollout = Rollout(prompt_ids_BP, prompt_mask_BP, ids_BR, ids_BR.bool())
+    ids_BR, mask_BR = prompt_ids_BP[:, :0], prompt_mask_BP[:, :0]
     is_open_B1 = torch.ones(len(ids_BR), 1, dtype=torch.bool)
     for _ in range(settings.max_answer_seq_len):
+        rollout = Rollout(prompt_ids_BP, prompt_mask_BP, ids_BR, mask_BR)
         logits_BV = actor(**inputs(rollout)).logits[:, -1]  # reads everything again: there is no cache here
         next_B1 = torch.multinomial(torch.softmax(logits_BV / settings.temperature, dim=-1), num_samples=1)
-        ids_BR = torch.cat([rollout.response_ids_BR, next_B1], dim=1)
-        mask_BR = torch.cat([rollout.response_mask_BR, is_open_B1], dim=1)
-        rollout = Rollout(prompt_ids_BP, prompt_mask_BP, ids_BR, mask_BR)
+        ids_BR, mask_BR = torch.cat([ids_BR, next_B1], dim=1), torch.cat([mask_BR, is_open_B1], dim=1)
         is_open_B1 = is_open_B1 & (next_B1 != settings.end_token_id)
-    return rollout
+    return Rollout(prompt_ids_BP, prompt_mask_BP, ids_BR, mask_BR)
 
 
-# 3 and 4: the models read prompts with their responses
-
-
+# 3 and 4. Scores, log-probabilities, values: the models read prompts with their responses.
 def inputs(rollout: Rollout) -> dict[str, Tensor]:
     """Return what transformers takes; positions count from each prompt's first token."""
     mask_BT = torch.cat([rollout.prompt_mask_BP, rollout.response_mask_BR], dim=1)
@@ -178,32 +170,30 @@ def logprobs(model: Model, rollout: Rollout, settings: Settings) -> Tensor:
 
 
 def scalars(model: Model, rollout: Rollout) -> Tensor:
-    """Outputs [B, T] of the scalar head in every state."""
-    return model.score(model.base_model(**inputs(rollout)).last_hidden_state).squeeze(-1)
+    """Outputs [B, 1 + R] of the scalar head: at the prompt's end, and at each response token."""
+    first = rollout.prompt_ids_BP.shape[1]
+    return model.score(model.base_model(**inputs(rollout)).last_hidden_state[:, first - 1 :]).squeeze(-1)
 
 
 def values(critic: Model, rollout: Rollout) -> Tensor:
     """Values [B, R] of the states in which the response tokens are chosen."""
-    first = rollout.prompt_ids_BP.shape[1]
-    return scalars(critic, rollout)[:, first - 1 : -1]
+    return scalars(critic, rollout)[:, :-1]
 
 
 def score(reward_model: Model, rollout: Rollout) -> Tensor:
     """Scores [B], read at each response's last token."""
-    first = rollout.prompt_ids_BP.shape[1]
-    last_B1 = rollout.response_mask_BR.sum(dim=1, keepdim=True) - 1
-    return scalars(reward_model, rollout)[:, first:].gather(1, last_B1).squeeze(1)
+    length_B1 = rollout.response_mask_BR.sum(dim=1, keepdim=True)
+    return scalars(reward_model, rollout).gather(1, length_B1).squeeze(1)
 
 
-# 5 and 6: from one score per response to one advantage per token
-
-
+# 5. Shape.
 def shape_rewards(scores_B: Tensor, kl_BR: Tensor, mask_BR: Tensor, settings: Settings) -> Tensor:
     """r_t = [t is last] score - kl_coef (log p - log p_ref): InstructGPT, equation 2."""
     last_B1 = mask_BR.sum(dim=1, keepdim=True) - 1
     return (-settings.kl_coef * kl_BR).scatter_add(1, last_B1, scores_B.unsqueeze(1))
 
 
+# 6. Advantages.
 def gae(rewards_BR: Tensor, values_BR: Tensor, settings: Settings) -> Tensor:
     """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t: Schulman et al. 2016, equation 16."""
     advantages_BR = torch.zeros_like(rewards_BR)
@@ -221,15 +211,7 @@ def whiten(advantages_BR: Tensor, mask_BR: Tensor) -> Tensor:
     return (advantages_BR - advantages_M.mean()) / (advantages_M.var() + 1e-8).sqrt() * mask_BR
 
 
-# 7: learning
-
-
-def minibatches(settings: Settings) -> Iterator[Tensor]:
-    """Yield the rows of each minibatch, in a new order every epoch."""
-    for _ in range(settings.ppo_epochs):
-        yield from torch.randperm(settings.prompts_per_rollout).split(settings.sequences_per_minibatch)
-
-
+# 7. Learn.
 def clipped_policy_loss(actor: Model, rollout: Rollout, experience: Experience, settings: Settings) -> Tensor:
     """Mean over tokens of -min(r A, clip(r) A), r = p / p_old: Schulman et al. 2017, equation 7."""
     mask_BR = rollout.response_mask_BR
@@ -265,8 +247,7 @@ IS_VOWEL_V = torch.tensor([letter in "aeiou" for letter in LETTERS])
 def random_prompts(count: int) -> Iterator[list[list[int]]]:
     """Yield `count` prompts at a time, of one to four letters."""
     while True:
-        lengths = torch.randint(1, 5, (count,)).tolist()
-        yield [torch.randint(1, len(LETTERS), (length,)).tolist() for length in lengths]
+        yield [torch.randint(1, len(LETTERS), (1 + row % 4,)).tolist() for row in range(count)]
 
 
 def vowels(rollout: Rollout) -> Tensor:
@@ -284,13 +265,14 @@ def learn_preferences(reward_model: Model, actor: Model, settings: Settings) -> 
             one, other = roll_out(actor, *padded, settings), roll_out(actor, *padded, settings)
         preference_B = (vowels(one) - vowels(other)).sign()  # 0 teaches nothing
         margin_B = score(reward_model, one) - score(reward_model, other)
-        update(reward_model, adam, -logsigmoid(preference_B * margin_B).mean(), settings)
+        update(reward_model, adam, -nn.functional.logsigmoid(preference_B * margin_B).mean(), settings)
 
 
-def shown(rollout: Rollout, count: int = 4) -> str:
-    """Some prompts with their responses."""
-    rows = torch.cat([rollout.prompt_ids_BP, rollout.response_ids_BR * rollout.response_mask_BR], dim=1)[:count]
-    return "  ".join("".join(LETTERS[place] for place in row) for row in rows)
+def shown(rollout: Rollout) -> str:
+    """Three prompts with their responses."""
+    rows = zip(*(field[:3] for field in rollout), strict=True)
+    pairs = [(prompt[is_prompt], response[is_response]) for prompt, is_prompt, response, is_response in rows]
+    return "  ".join(":".join("".join(LETTERS[place] for place in ids) for ids in pair) for pair in pairs)
 
 
 def main() -> None:
@@ -298,7 +280,7 @@ def main() -> None:
     torch.set_num_threads(1)
     settings = Settings()
     config = LlamaConfig(
-        vocab_size=len(LETTERS), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=len(LETTERS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_labels=1, pad_token_id=settings.end_token_id,
     )  # fmt: skip
     actor, reward_model = LlamaForCausalLM(config), LlamaForSequenceClassification(config)
@@ -306,7 +288,7 @@ def main() -> None:
     models = Models(actor, copy.deepcopy(actor), reward_model, copy.deepcopy(reward_model))
     print("rollout   score  vowels      KL  policy loss  value loss   prompts with responses")
     line = "{:7} {score:7.2f} {vowels:7.2f} {kl:7.2f} {policy_loss:12.4f} {value_loss:11.4f}   {shown}"
-    for number, (rollout, figures) in enumerate(ppo(models, random_prompts(64), settings), 1):
+    for number, (rollout, figures) in enumerate(ppo(models, random_prompts(settings.prompts_per_rollout), settings), 1):
         print(line.format(number, **figures, vowels=vowels(rollout).float().mean(), shown=shown(rollout)))
 
 
