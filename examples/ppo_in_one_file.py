@@ -32,13 +32,13 @@ from transformers import PreTrainedModel as Model
 
 @dataclass(frozen=True)
 class Settings:
-    """Named as step 3's flags are."""
+    """Named as step 3's flags, but for the two sizes of a batch and the end token."""
 
     max_train_steps: int = 24  # rollouts, each with its updates
     prompts_per_rollout: int = 64
     max_answer_seq_len: int = 8  # tokens of a response
     temperature: float = 1.0
-    end_token_id: int = 0  # also pads
+    end_token_id: int = 0  # pads too
     clip_reward: float = 5.0
     kl_coef: float = 0.05
     gamma: float = 1.0
@@ -70,7 +70,7 @@ class Rollout(NamedTuple):
 
 
 class Experience(NamedTuple):
-    """Constants of the learning; 0 outside the responses."""
+    """Targets of the updates, which they leave as they are; 0 outside the responses."""
 
     old_logprobs_BR: Tensor
     old_values_BR: Tensor

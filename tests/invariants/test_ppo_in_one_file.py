@@ -19,8 +19,10 @@ from training.step3_ppo.replay import file_of
 from training.utils.layout.order import ShuffledStream
 from training.utils.run.seeds import derived_seed
 
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
 SEED, END = 1234, 0
-# Every number is one that shows in the weights: scores, ratios and values are clipped now and then.
+# Each shows in the weights: scores, ratios, values and gradients are clipped, responses end and are cut.
 SETTINGS = one_file.Settings(
     max_train_steps=3,
     prompts_per_rollout=8,
@@ -39,7 +41,7 @@ SETTINGS = one_file.Settings(
     critic_learning_rate=5e-3,
     max_grad_norm=0.5,
 )
-UNEQUAL_NAMES = {
+FLAGS = {  # of the settings that step 3 calls otherwise
     "prompts_per_rollout": "per_device_generation_batch_size",
     "sequences_per_minibatch": "per_device_training_batch_size",
     "end_token_id": None,  # the tokenizer's
@@ -52,6 +54,7 @@ def place(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("one_file")
     actor, critic = (save_start(place / name, pad_is_eos=True) for name in ("actor", "scalar"))
     model = AutoModelForCausalLM.from_pretrained(actor)
+    torch.manual_seed(1)
     direction = torch.nn.functional.normalize(torch.randn(64), dim=0)
     with torch.no_grad():  # all states share a direction, which the head reads as the end: some responses end
         model.get_input_embeddings().weight += 4.0 * direction
@@ -61,8 +64,8 @@ def place(tmp_path_factory) -> Path:
     AutoModelForSequenceClassification.from_config(config).save_pretrained(critic)
     rows = place / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in pair_rows(24)))
-    settings = {UNEQUAL_NAMES.get(name, name): value for name, value in vars(SETTINGS).items()}
-    flags = [word for name, value in settings.items() if name for word in (f"--{name}", value)]
+    named = {FLAGS.get(name, name): value for name, value in vars(SETTINGS).items()}
+    flags = [word for name, value in named.items() if name is not None for word in (f"--{name}", value)]
     ran = run_step(
         3,
         [
