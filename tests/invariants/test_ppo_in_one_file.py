@@ -58,7 +58,7 @@ def place(tmp_path_factory) -> Path:
     direction = torch.nn.functional.normalize(torch.randn(64), dim=0)
     with torch.no_grad():  # all states share a direction, which the head reads as the end: some responses end
         model.get_input_embeddings().weight += 4.0 * direction
-        model.get_input_embeddings().weight[END] += 0.6 * direction
+        model.get_input_embeddings().weight[END] += 1.2 * direction
     model.save_pretrained(actor)
     config = AutoConfig.from_pretrained(critic, num_labels=1)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(critic)
