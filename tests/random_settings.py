@@ -7,8 +7,10 @@
 The layouts of a setting: packed rows on one rank; padded rows and smaller micro-batches on one rank; two ranks, with a
 ZeRO stage and micro-batches of their own. A line is printed for each setting: the largest difference from the first
 layout, as a share of the largest change that training made. A setting that is refused in a sentence is drawn anew, and
-so is one that moves no weights in any layout: nothing would be compared. The exit code is 1 where a run ends with a
-traceback, or where layouts differ by more than LARGEST_DIFFERENCE, in weights or in what was counted.
+so is one that moves no weights in any layout: nothing would be compared. So is one whose first layout draws a token by
+a uniform number closer than NEAREST_EDGE to the end of the token's interval: rounding, which differs between layouts,
+decides which of two tokens that is. The exit code is 1 where a run ends with a traceback, or where layouts differ by
+more than LARGEST_DIFFERENCE, in weights or in what was counted.
 
 Float32, and Adam with an epsilon of the gradients' own size: where it is far below them, Adam's first step is their
 sign, and a gradient of 0 but for rounding moves a weight as far as any other.
@@ -33,6 +35,7 @@ from tests.support.forked_runs import Files, import_everything, make_files, run
 
 LARGEST_DIFFERENCE = 2.5e-4
 LEAST_CHANGE = 1e-4  # of a weight; float32 rounds weights of the size of 1 by 6e-8
+NEAREST_EDGE = 1e-7  # of a number in [0, 1); the ends of intervals differ by some 1e-8 between layouts
 ROLLOUTS, PROMPTS = 2, 4  # prompts of a rollout, over all ranks
 COUNTS = (
     "rollout/equal_groups",
@@ -65,7 +68,7 @@ class Counts:
 
     def step(self, message):
         self.turns += 1
-        reward = sum(map(ord, message["content"] or "")) % 7 / 3
+        reward = sum(map(ord, message.text)) % 7 / 3
         return [{"role": "user", "content": "more"}], reward, self.turns == 2
 
     def close(self):
@@ -257,12 +260,12 @@ class Outcome:
 
 def tried(setting: Setting, place: Path) -> Outcome:
     """Run the layouts of a setting, and compare what they left."""
-    outcome, ended = Outcome(), []
+    outcome, ended, edge = Outcome(), [], place / "edge.txt"
     for name, ranks, own in setting.layouts:
         folder = place / name
         flags = [*setting.flags, *own, "--output_dir", str(folder), "--data_output_path", str(place.parent / "cache")]
         log = place / f"{name}.txt"
-        done = run("ppo", ranks, flags, log)
+        done = run("ppo", ranks, flags, log, prepare=None if ended else lambda rank: watch_draws(edge))
         if any(done.codes):
             said = [line for line in done.said.splitlines() if line.startswith("error: ")]
             is_sentence = set(done.codes) <= {2} and said and "Traceback" not in done.said
@@ -272,9 +275,40 @@ def tried(setting: Setting, place: Path) -> Outcome:
                 outcome.problems.append(f"{name} ended with {done.codes}: {done.said[-2500:]}")
             return outcome
         ended.append((name, folder))
+        if edge.exists() and (nearest := float(edge.read_text())) < NEAREST_EDGE:
+            outcome.refused = f"edge: a number is {nearest:.1e} from another token's interval"
+            return outcome
     for name, folder in ended[1:]:
         _compare(outcome, setting, name, ended[0][1], folder)
     return outcome
+
+
+def watch_draws(path: Path) -> None:
+    """Write to `path`, from now on in this process, how close any uniform number has come to an end of the interval of
+    the token that it drew."""
+    import torch
+
+    from training.utils.generation import sampling
+
+    drawn, nearest = sampling._inverted_at, float("inf")
+
+    def watched(weights_AV: torch.Tensor, uniform_A1: torch.Tensor, rows_A: torch.Tensor) -> torch.Tensor:
+        nonlocal nearest
+        token_A1 = drawn(weights_AV, uniform_A1, rows_A)
+        wide_AV = weights_AV.double()
+        ends_AV = wide_AV.cumsum(dim=-1)
+        end_A1, total_A1 = ends_AV.gather(1, token_A1), ends_AV[:, -1:]
+        begin_A1 = end_A1 - wide_AV.gather(1, token_A1)
+        # Nothing is beyond 0 and 1.
+        above_A1 = torch.where(begin_A1 > 0, uniform_A1 - begin_A1 / total_A1, 1.0)
+        below_A1 = torch.where(end_A1 < total_A1, end_A1 / total_A1 - uniform_A1, 1.0)
+        closest = float(torch.minimum(above_A1, below_A1).min())
+        if closest < nearest:
+            nearest = closest
+            path.write_text(repr(nearest))
+        return token_A1
+
+    sampling._inverted_at = watched
 
 
 def _compare(outcome: Outcome, setting: Setting, name: str, first: Path, other: Path) -> None:
@@ -324,7 +358,7 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_args(argv)
     only = {int(number) for number in asked.only.split(",")} if asked.only else None
     import_everything()
-    refused = hollow = wrong = 0
+    refused = hollow = edges = wrong = 0
     worst, least = 0.0, float("inf")
     with tempfile.TemporaryDirectory(prefix="random_settings_") as temporary:
         place = asked.place or Path(temporary)
@@ -342,8 +376,8 @@ def main(argv: Sequence[str]) -> int:
                 outcome = tried(setting, root)
                 if outcome.refused is None or outcome.problems:
                     break
-                is_hollow = outcome.refused.startswith("hollow")
-                refused, hollow = refused + (not is_hollow), hollow + is_hollow
+                is_hollow, is_edge = (outcome.refused.startswith(word) for word in ("hollow", "edge"))
+                hollow, edges, refused = hollow + is_hollow, edges + is_edge, refused + (not (is_hollow or is_edge))
                 print(f"| {number} | drawn anew | {outcome.refused} |", flush=True)
             verdict = "; ".join(outcome.problems) or "agree"
             told = ", ".join(f"{name} {apart:.1e}" for name, apart in outcome.differences.items())
@@ -360,8 +394,8 @@ def main(argv: Sequence[str]) -> int:
                 least = min(least, outcome.change)
                 shutil.rmtree(root)
     print(
-        f"seed {asked.seed}: {wrong} wrong; {refused} refused and {hollow} hollow ones drawn anew; largest difference "
-        f"{worst:.1e}, least change {least:.1e}"
+        f"seed {asked.seed}: {wrong} wrong; {refused} refused, {hollow} hollow ones and {edges} with a draw at an edge "
+        f"drawn anew; largest difference {worst:.1e}, least change {least:.1e}"
     )
     return int(wrong > 0)
 

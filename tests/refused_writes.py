@@ -77,6 +77,15 @@ def flags_of(program: str, files: Files, place: Place, steps: int = 2) -> list[s
             "--per_device_generation_batch_size 2 --per_device_training_batch_size 2 --max_answer_seq_len 4 "
             "--report_mfu false"
         )
+    elif program.startswith("acting"):
+        own = (
+            f"--actor_model_name_or_path {files.start} --environment {files.environment}:Late --reward environment "
+            "--advantage grpo --stop e i s --prompt_style chat_template "
+            "--chat_template examples/environments/template.jinja --num_samples_per_prompt 2 "
+            "--per_device_generation_batch_size 2 --per_device_training_batch_size 4 --max_answer_seq_len 24 "
+            "--answer_interval 6 --kl_coef 0 --report_mfu false"
+        )
+        own += " --mtp_num_layers 1 --speculate 1" if program == "acting_mtp" else ""
     else:
         own = (
             f"--model_name_or_path {files.start} --max_seq_len 80 --per_device_train_batch_size 2 --report_mfu false "

@@ -36,6 +36,7 @@ from training.utils.report.writing import report_at_end
 from training.utils.run.launch import launch
 from training.utils.run.program import run_program
 from training.utils.run.run_folder import RunFolder
+from training.utils.run.run_paths import check_place
 
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 TOP_LEVEL = {
@@ -172,9 +173,9 @@ def steps_of(sections: Iterable[str], origin: str, mistakes: Mistakes) -> tuple[
 def write_settings(plan: Plan) -> dict[str, Path]:
     """Write each step's settings to OUTPUT_DIR/configs/STEP.yaml; return the files."""
     folder = plan.output_dir / "configs"
-    folder.mkdir(parents=True, exist_ok=True)
     files = {step: folder / f"{step}.yaml" for step in plan.settings}
     for step, path in files.items():
+        check_place("output_dir", path)
         text = yaml.safe_dump(redacted_value(plan.settings[step]), sort_keys=False, allow_unicode=True)
         path.write_text(text, encoding="utf-8")
     return files

@@ -20,6 +20,7 @@ from pathlib import Path
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import ProgramParser
 from training.utils.run.program import run_program
+from training.utils.run.run_paths import check_place
 
 PARTS = ("model", "critic", "average")
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str]) -> None:
     run, out = Path(arguments.checkpoint), Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ThreestepError(f"OUT expects a new or empty folder, got '{out}'; remove it, or name another")
+    check_place("OUT", out, is_folder=True)
     if arguments.part == "model" and not arguments.keep_lora and is_finished_without_checkpoints(run):
         shutil.copytree(run / "model", out, dirs_exist_ok=True)
         print(f"{run} has no checkpoints (--save_every, --save_at_end); its finished model is copied to {out}")
@@ -44,7 +46,6 @@ def main(argv: Sequence[str]) -> None:
     if (problem := stranger(checkpoint)) is not None:
         raise ThreestepError(f"CHECKPOINT: {checkpoint}: {problem}")
     name = engine_of(arguments.part, described_engines(checkpoint), checkpoint)
-    out.parent.mkdir(parents=True, exist_ok=True)
     export_model(checkpoint, name, out, of_average=arguments.part == "average", keep_lora=arguments.keep_lora)
     write_card(checkpoint.parent.parent, out, (arguments.part, checkpoint.name))
     apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""

@@ -22,6 +22,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
     from transformers import (
@@ -128,7 +129,6 @@ def main(argv: Sequence[str]) -> None:
     texts, length = dataset_texts(data, new.seed, new.vision), new.max_position_embeddings
     tokenizer = train_tokenizer(texts, new.vocab_size, length, new.pad_is_eos, new.vision)
     model = make_model((vision_config if new.vision else model_config)(new, tokenizer), new.seed)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     processor = image_processor(new.max_image_tokens) if new.vision else None
     save_model(folder, model, model.state_dict(), tokenizer, processor and processor.save_pretrained)
     print(f"new model: {model.num_parameters():,} parameters, {len(tokenizer)} tokens in the vocabulary, in {folder}")
@@ -295,10 +295,7 @@ def _special_tokens(pad_is_eos: bool, vision: bool) -> list[str]:
 
 def _check_replaceable(folder: Path) -> None:
     """Raise if writing the model would remove files that are not a model."""
-    if folder.exists() and not folder.is_dir():
-        raise ThreestepError(
-            f"--out expects a folder to write the new model to, got the file '{folder}'; name a folder"
-        )
+    check_place("--out", folder, is_folder=True)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise ThreestepError(
             f"--out '{folder}' contains files that are not a model and would be removed; name a new or empty folder"

@@ -27,6 +27,7 @@ from training.utils.flags.flags import flag
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
     from training.utils.data.rows.dataset import CachedSplit
@@ -104,6 +105,8 @@ def main(argv: Sequence[str]) -> None:
     # Keeps what a dataset's code or a library prints out of the rows.
     with redirect_stdout(sys.stdout if {"-h", "--help"} & set(argv) else sys.stderr):
         preview, data = parse_arguments(GROUPS, argv, __doc__ or "")
+        if preview.html:
+            check_place("--html", preview.html)
         tokenizer = load(preview, data)
         shown = open_split(preview, data, tokenizer)
         places = shown_places(preview, len(shown.split))

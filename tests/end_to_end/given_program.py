@@ -65,7 +65,7 @@ def scalar_model(place: Path, hooked: bool = False, half_head: bool = False) -> 
 def digest(model: torch.nn.Module) -> str:
     whole = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        whole.update(name.encode() + tensor.numpy().tobytes())
+        whole.update(name.encode() + tensor.float().numpy().tobytes())
     state = ([part.training for part in model.modules()], [part.requires_grad for part in model.parameters()])
     configs = (model.config.to_dict(), getattr(model, "generation_config", None))
     return whole.hexdigest() + str(state) + str(configs)
@@ -98,6 +98,8 @@ def given(place: Path) -> dict[str, Any]:
     hooked = lm(hooked=True).train()
     hooked.generation_config.temperature, hooked.generation_config.top_p = 0.9, 0.6  # as Vicuna's, without do_sample
     called("sft hook", threestep.sft, hooked, ROWS, **TRAINED)
+    halves = {**TRAINED, "per_device_train_batch_size": 2, "zero_stage": 3, "num_ranks": 2}
+    called("sft ranks", threestep.sft, lm(), ROWS, **halves)
     called("dpo other", threestep.dpo, lm(), PAIRS, **TRAINED)  # whose reference the next must not take from the cache
     called("dpo class", threestep.dpo, lm(Halved), PAIRS, **TRAINED)
     called("dpo plain", threestep.dpo, lm(half_head=True), PAIRS, **TRAINED)

@@ -22,11 +22,12 @@ _AT = ["environment", "metrics.jsonl", r"models/model/tokenizer.json", r"/\.mode
     [
         pytest.param(["--programs", "sft", "--at", *_AT], 1, id="short"),
         pytest.param(["--programs", "sft", "--at", "step_000001", "--log_on_disk"], 1, id="its log too"),
+        pytest.param(["--programs", "acting_mtp", "--at", r"/mtp/"], 1, id="a head beside the model"),
         pytest.param(["--programs", "dpo", "--ranks", "2", "--at", r"/\.model\."], 1, id="two ranks"),
-        pytest.param([], 4, marks=[pytest.mark.long, pytest.mark.timeout(20000)], id="all"),
+        pytest.param([], 6, marks=[pytest.mark.long, pytest.mark.timeout(20000)], id="all"),
         pytest.param(
             ["--ranks", "2", "--every", "7"],
-            4,
+            6,
             marks=[pytest.mark.long, pytest.mark.timeout(20000)],
             id="some, two ranks",
         ),

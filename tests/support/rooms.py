@@ -47,13 +47,14 @@ report: report.pages report.figures run flags serving base
 data.build: data.chat data.cache data.rows layout images.data data.sources contracts flags data.sources.formats
     data.files images base
 models: models.quantized mtp.layout models.attention images.models models.tensors layout contracts flags base
+generation: models engine.config contracts flags base
 generation.decoding: models images.models models.tensors contracts images base
 models.adapters: models models.quantized images.models models.tensors base
 engine.ranks: models.adapters run base
+environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention images.models models.tensors layout base
 engine: engine.ranks models.adapters models.quantized models.tensors layout run engine.config flags base
 rewards.calling: engine.ranks contracts base
-generation: engine models engine.config contracts flags base
 images.run: engine loading models images.models models.tensors layout run images.data contracts images base
 mtp: engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors layout contracts
     flags base
@@ -62,11 +63,10 @@ routers: engine engine.ranks layout base
 checkpoints: mtp engine engine.ranks models.adapters report images.models models.tensors layout run flags base
 dry_run: mtp engine loading engine.ranks models models.quantized models.attention images.models engine.config images
     base
-environments: generation data.chat contracts flags base
 generation.guessing: mtp generation.decoding models contracts base
 rewards: rewards.rules rewards.calling contracts flags base
-generation.engines: generation.guessing engine generation.decoding models models.attention layout contracts base
-generation.vllm: generation.guessing mtp engine engine.ranks generation.decoding models images.models models.tensors
+generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
+generation.vllm: generation.guessing mtp engine.ranks generation.decoding models images.models models.tensors
     contracts flags images base
 outputs: checkpoints engine.ranks models.tensors base
 opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters models

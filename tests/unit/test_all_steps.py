@@ -345,6 +345,13 @@ def test_the_settings_of_the_examples_are_known(name, tmp_path, monkeypatch):
     assert len(plan.settings) == 3 and new[1].out == str(tmp_path / "new_model")
 
 
+def test_a_file_in_the_place_of_the_settings_is_refused(tmp_path):
+    (tmp_path / "configs").write_text("theirs")
+    with pytest.raises(ThreestepError, match="^output_dir '.*/configs/.*yaml' cannot be written: .*a file is in its"):
+        all_steps.write_settings(all_steps.read_plan(VALUES, "run.yaml", str(tmp_path)))
+    assert (tmp_path / "configs").read_text() == "theirs"
+
+
 def test_the_steps_files_are_without_credentials_and_are_compared_so(tmp_path, monkeypatch):
     monkeypatch.setattr(all_steps.os, "environ", {})
     address = "jsonl:https://me:a-password@host/rows.jsonl?sig={}"

@@ -137,3 +137,14 @@ def test_the_dtype_can_be_asked_for(flags, tmp_path):
 def test_perplexity_draws_nothing():
     with pytest.raises(ThreestepError, match="^--rollout_engine draws answers, and perplexity draws none"):
         evaluate.main("perplexity --model_name_or_path x --data_path embedded --rollout_engine vllm".split())
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "perplexity"])
+def test_a_place_that_takes_no_figures_is_refused_before_they_are_made(task, tmp_path):
+    flags = [task, "--model_name_or_path", str(tmp_path / "none"), "--data_path", "embedded", "--output_dir"]
+    (tmp_path / f"{task}.json").mkdir()
+    with pytest.raises(ThreestepError, match=f"^--output_dir expects a file, got '.*{task}.json', which is a folder"):
+        evaluate.main([*flags, str(tmp_path)])
+    (tmp_path / "file").write_text("theirs")
+    with pytest.raises(ThreestepError, match="^--output_dir '.*' cannot be written: .*file: a file is in its way"):
+        evaluate.main([*flags, str(tmp_path / "file")])

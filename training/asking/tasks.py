@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ from training.utils.rewards.intervals import Figure, ratio
 from training.utils.rewards.sample_figures import Sample, value_names
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.run.run_folder import RunFolder
+from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,6 +76,8 @@ def run_task(flags: Evaluated) -> list[str]:
     if flags.task == "gsm8k":
         flags = replace(flags, reward=replace(flags.reward, reward="gsm8k"))
     rewards = checked_rewards(flags)
+    for ending in ("json", "jsonl", "html"):
+        check_place("--output_dir", os.path.join(flags.run.output_dir, f"{flags.task}.{ending}"))
     for path in (flags.asked.model_name_or_path, flags.asked.baseline, flags.asked.reward_model):
         if path is not None:
             check_model_folder(path)

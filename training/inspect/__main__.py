@@ -27,6 +27,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_paths import check_place
 
 ALL = "all"
 PHASES = (ALL, "1", "2", "3")
@@ -61,6 +62,8 @@ def main(argv: Sequence[str]) -> None:
     # Keeps what a dataset's code or a library prints out of the account.
     with redirect_stdout(sys.stdout if {"-h", "--help"} & set(argv) else sys.stderr):
         inspect, data = parse_arguments(GROUPS, argv, __doc__ or "")
+        if inspect.html:
+            check_place("--html", inspect.html)
         account = look(inspect, data)
     try:
         _show(inspect, account)

@@ -24,6 +24,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, settings_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from training.utils.preference.evaluation import ScoredResponses
 
 SPLITS = ("eval", "train")
+
+_EVALUATION = "evaluation.json"  # in OUTPUT_DIR
 
 
 @dataclass
@@ -87,9 +90,18 @@ class RewardEvaluationArguments:
 GROUPS = (RunArguments, OptionalDataArguments, RewardEvaluationArguments)
 
 
+def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
+    """ThreestepError if what is found could not be written at the end."""
+    if flags.output is not None:
+        check_place("--output", flags.output)
+    if flags.score_file is None:
+        check_place("--output_dir", os.path.join(run.output_dir, _EVALUATION))
+
+
 def main(argv: Sequence[str]) -> None:
     """Parse, take the rows, load the model, score, report."""
     run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", SCORING_OLD_FLAGS)
+    _check_places(run, flags)
 
     from training.step2_reward.pair_file import read_pairs, write_scores
     from training.step2_reward.report import report_text
@@ -134,8 +146,8 @@ def main(argv: Sequence[str]) -> None:
         log(report_text(evaluation), ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)
         asked = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}
-        folder.write_json("evaluation.json", {**asked, **asdict(evaluation)})
-        log(f"written to {folder.path / 'evaluation.json'}", ranks.is_main)
+        folder.write_json(_EVALUATION, {**asked, **asdict(evaluation)})
+        log(f"written to {folder.path / _EVALUATION}", ranks.is_main)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,12 @@ STEP = Step(
         Curve(
             "Reward",
             "mean score of a response",
-            {"rollouts": "rollout/score", "held-out prompts": "eval/reward", "held-out, greedy": "eval_greedy/reward"},
+            {
+                "rollouts": "rollout/score",
+                "with the KL's part": "rollout/reward",
+                "held-out prompts": "eval/reward",
+                "held-out, greedy": "eval_greedy/reward",
+            },
         ),
         Curve("Checker", "mean on prompts that nothing trains on", {"held-out prompts": "eval/check"}),
         Curve("KL to the reference", "nats a response", {"rollouts": "rollout/kl"}),
@@ -73,6 +78,11 @@ STEP = Step(
             "Clipped share",
             "of tokens whose update was clipped",
             {"actor": "actor/clip_fraction", "critic": "critic/clip_fraction"},
+        ),
+        Curve(
+            "Rollout and training",
+            "difference of a token's probability",
+            {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
         ),
         Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
         SPEED,

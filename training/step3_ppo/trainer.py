@@ -111,7 +111,7 @@ class PpoTrainer:
         done, saved = self.checkpoints.restore()
         before = after = None
         if saved:
-            check_keys(saved, ("before", "after", "rollout/kl", "trainer"), "the loop's state")
+            check_keys(saved, ("before", "after", "trainer"), "the loop's state", optional=("rollout/kl",))
             before, after = (
                 saved[name] and record_of(PpoEvaluation, saved[name], f"the evaluation {name}")
                 for name in ("before", "after")
@@ -258,7 +258,9 @@ class PpoTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. A collective."""
-        check_keys(state, self.state_dict().keys(), "the trainer's state")
+        mine = self.state_dict()
+        check_keys(state, mine.keys(), "the trainer's state")
+        check_keys(state["kl_control"], mine["kl_control"].keys(), "the KL's control")
         self.kl_control.coefficient = state["kl_control"]["coefficient"]
         self.updates.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])

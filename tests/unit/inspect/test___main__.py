@@ -67,6 +67,9 @@ def test_json_has_the_ids_of_the_model_and_the_runs_of_each_row(run, tmp_path):
 def test_a_page_is_written(run, tmp_path):
     assert run([PAIR] * 5, f"--html={tmp_path / 'data.html'}") == ""
     assert "<mark> Yes.&lt;end&gt;</mark>" in (tmp_path / "data.html").read_text(encoding="utf-8")
+    assert run([PAIR] * 5, f"--html={tmp_path / 'new' / 'data.html'}") == "" and (tmp_path / "new/data.html").is_file()
+    with pytest.raises(ThreestepError, match="^--html expects a file, got '.*new', which is a folder; name another$"):
+        run([PAIR] * 5, f"--html={tmp_path / 'new'}")
 
 
 def test_refused_data_are_shown_and_end_it_as_they_would_end_a_run(run, capsys):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 _EPSILON = 1e-8  # as TRL's and verl's masked_whiten
+# Deviations below are those of rounding: of the KL in the reward where the policy still is its reference, say.
+_LEAST_DEVIATION = 1e-6
 
 
 def moments(advantages: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
@@ -17,10 +19,11 @@ def moments(advantages: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
 def whiten(advantages: torch.Tensor, inside: torch.Tensor, total_moments: torch.Tensor) -> torch.Tensor:
     """Return (advantages - mean) / std where `inside`, 0 elsewhere, with the moments of all ranks.
 
-    A single token, or tokens that are all alike, become 0.
+    A single token, or tokens that are all alike but for rounding, become 0.
     """
     count, total, squares = total_moments.tolist()
     mean = total / max(count, 1.0)
     variance = max(squares / max(count, 1.0) - mean * mean, 0.0) * count / max(count - 1.0, 1.0)
     white = (advantages - mean) / (variance + _EPSILON) ** 0.5
-    return torch.where(inside, white, torch.zeros_like(white))
+    differs = inside & (variance > _LEAST_DEVIATION**2)
+    return torch.where(differs, white, torch.zeros_like(white))

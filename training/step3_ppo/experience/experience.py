@@ -13,12 +13,17 @@ import torch
 
 from training.step3_ppo.advantages.inputs import AdvantageInputs
 from training.step3_ppo.advantages.whiten import moments, whiten
-from training.step3_ppo.contracts.records import Experience, Forward, Samples, sequence_number
+from training.step3_ppo.contracts.records import Experience, Forward, Samples, Scored, sequence_number
+from training.step3_ppo.contracts.settings import ExperienceSettings
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.mismatch.weights import corrected
+from training.step3_ppo.roles.roles import Roles
 from training.utils.contracts.documents import first_alike
+from training.utils.contracts.rollout import Rollout
 from training.utils.engine.ranks.collectives import summed
+from training.utils.layout.rows import TokenRows
+from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import environment_weight
 
 if TYPE_CHECKING:
@@ -68,7 +73,7 @@ def make_experience(
     with clock.phase("6_advantages"):
         greedy_scores_B = None
         if greedy is not None:
-            greedy_scores_B = greedy.scored.outcomes_B.repeat_interleave(settings.samples_per_prompt)
+            greedy_scores_B = _beside(scored, greedy.scored, settings.samples_per_prompt)
         group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
         weights_BR = kept_BR = None
         if settings.mismatch is not None and not bypasses:
@@ -106,6 +111,16 @@ def make_experience(
         reward_parts=scored.parts,
         reusable=reusable,
     )
+
+
+def _beside(scored: Scored, greedy: Scored, samples_per_prompt: int) -> torch.Tensor:
+    """Return the score of the greedy response to each sample's prompt: the sample's own where the two differ by
+    rounding alone, as those of one text do that two forwards scored."""
+    greedy_B, rounding_B = (
+        each_G.repeat_interleave(samples_per_prompt) for each_G in (greedy.outcomes_B, greedy.rounding_B)
+    )
+    own_B = scored.outcomes_B
+    return torch.where((own_B - greedy_B).abs() <= torch.maximum(rounding_B, scored.rounding_B), own_B, greedy_B)
 
 
 def _score_norms(

@@ -70,7 +70,7 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
         outcomes_B = outcome_scores(rollout, scores_B, settings.length)
         rounding_B = rounding_B + rounding_of_sums(torch.stack([*summands, outcomes_B - scores_B], dim=1))
         group_B = torch.arange(len(scores_B), device=device) // max(len(scores_B) // len(rows), 1)
-        return Scored(scores_B, settled(outcomes_B, rounding_B, group_B), parts)
+        return Scored(scores_B, settled(outcomes_B, rounding_B, group_B), rounding_B, parts)
 
     return Samples(tuple(rows), rollout, collect)
 

@@ -33,12 +33,13 @@ from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.documents import TokenSequence, plain
+from training.utils.contracts.documents import TokenSequence, first_alike, plain
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered, summed_numbers
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
 from training.utils.layout.transfer import moved, pinned
+from training.utils.routers.step_loss import StepRouterLoss
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -270,8 +271,15 @@ def _selected_tokens(
     noise_seed: int,
     device: torch.device,
 ) -> dict[int, torch.Tensor]:
-    """Return bool by the sequence's number, selected among the tokens that count. Each sequence has its own noise."""
+    """Return bool by the sequence's number, selected among the tokens that count. Each sequence has its own noise.
+
+    Sequences that are read alike are ranked by the old log-probabilities of the first of them: rounding, by which those
+    of their forwards differ, would decide which of two equal tokens is selected.
+    """
     assert settings.policy_loss.keys is not None
+    first = first_alike([sequence.tokens for sequence in sequences])
+    olds = [sequences[place].old_logprobs_r for place in first]
+    sequences = [replace(sequence, old_logprobs_r=old_r) for sequence, old_r in zip(sequences, olds, strict=True)]
     counted = TokenColumns([sequence for sequence in sequences if sequence.counts], device)
     assert counted.old_logprobs_M is not None  # reads_old_logprobs is True wherever tokens are selected
     sums = covariance_sums(counted.advantages_M, counted.old_logprobs_M)

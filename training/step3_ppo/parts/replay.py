@@ -29,7 +29,7 @@ from training.utils.contracts.rollout_engine import Decode, RolloutEngine, Rollo
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.engine.whole_model import WholeModel
+    from training.utils.contracts.rollout_engine import Lender
     from training.utils.models.own_forward import OwnForward
 
 _FORMAT = "threestep rollout 1"
@@ -108,7 +108,7 @@ class DumpingRollout(_NumberedRollouts):
         self._engine.check_paths(lent)
 
     @contextlib.contextmanager
-    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+    def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
         with self._engine.lent(actor) as model:
             yield model
 

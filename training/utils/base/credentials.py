@@ -18,7 +18,10 @@ from urllib.parse import quote, unquote
 
 ADDRESSES_VARIABLE = "THREESTEP_ADDRESSES"
 _LEFT_OUT = "***"
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
+# In a sentence it ends at a quotation mark, unless that is in a password.
+_ADDRESS = re.compile(rf"{_SCHEME}(?:[^\s/?#@:'\"<>]*:(?!\d*(?:[/?#'\"<>]|$))[^\s/?#@]*@)?[^\s'\"<>]+")
+_ALONE = re.compile(rf"(?:[A-Za-z0-9]+:)?({_SCHEME}.+)", re.DOTALL)  # a whole text, as a flag's
 # Whatever stands before the last @ of the host's part; with a password, also beyond a / (keys of S3 have them) unless
 # a port stands before that.
 _USER = re.compile(r"(?<=://)(?:[^/\s?#]*@|[^/\s:@?#]+:(?!\d*(?:[/?#]|$))[^\s]*?@)")
@@ -29,7 +32,9 @@ _HARMLESS = frozenset(
     {"download", "versionid", "version", "revision", "rev", "ref", "raw", "format", "alt", "generation", "partnumber"}
 )
 _SECRET_VARIABLE = re.compile(
-    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|KEY|KEY_ID|CREDENTIALS?|AUTH)$", re.IGNORECASE
+    r"(?:(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY|CREDENTIALS?|CONNECTION_STRING|SSHPASS)"
+    r"|(?:^|_)(?:KEY|KEY_ID|AUTH|AUTHORIZATION|AUTH_CONFIG|COOKIE|PASS|PWD|PAT))$",
+    re.IGNORECASE,
 )
 _SHORTEST_PASSWORD, _SHORTEST_SETTING, _SHORTEST_VARIABLE = 6, 16, 8  # characters that are hidden wherever they stand
 _hidden: set[str] = set()
@@ -61,7 +66,9 @@ def hide(values: Any) -> None:
     """Leave the credentials of the addresses in JSON-like values out of whatever is printed and written from now on,
     wherever they stand by themselves, as in a library's message."""
     for text in _texts(values):
-        for address in (part for whole in _ADDRESS.findall(text) for part in whole.split("::")):
+        alone = _ALONE.fullmatch(text)
+        found = [*_ADDRESS.findall(text), *([alone[1]] if alone is not None else [])]
+        for address in (part for whole in found for part in whole.split("::")):
             for user in _USER.findall(address):
                 _, _, password = user[:-1].partition(":")
                 _hide(password or user[:-1], _SHORTEST_PASSWORD if password else _SHORTEST_SETTING)
@@ -75,6 +82,8 @@ def hide_environment(environment: Mapping[str, str]) -> None:
     """The same for variables that are named as secrets are (HF_TOKEN, WANDB_API_KEY, ...) and addresses in others."""
     hide(dict(environment))
     for name, value in environment.items():
+        if name.lower().endswith("_proxy") and "://" not in value:  # user:password@host:port
+            hide(f"http://{value}")
         if _SECRET_VARIABLE.search(name) and not value.startswith(("/", "~", ".")):  # a path to one is no secret
             _hide(value, _SHORTEST_VARIABLE)
 

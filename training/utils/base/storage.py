@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -14,6 +15,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+MOST_YAML_CHARACTERS = 4 << 20
+MOST_YAML_VALUES = 100_000  # of a text whose aliases are written out
 
 
 class HashedFile(io.BufferedWriter):
@@ -145,6 +149,39 @@ def parse_json(text: str | bytes, most_levels: int | None = None) -> Any:
             raise too_deep
         inside = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
     return value
+
+
+class WrittenOutTooLong(ValueError):
+    """Raised for YAML whose aliases stand for more than a file of settings holds."""
+
+
+def parse_yaml(text: str) -> Any:
+    """yaml.safe_load, whose ValueError is also raised for a text that is too long, values inside each other on too many
+    levels, and aliases (`*name`) that stand for too many values or for what they are in."""
+    import yaml
+
+    if len(text) > MOST_YAML_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters, more than {MOST_YAML_CHARACTERS:,}")
+    sizes: dict[int, float] = {}
+
+    def size_of(node: Any) -> float:
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # while it is being counted: it is in itself
+            inside = (
+                node.value if isinstance(node, yaml.SequenceNode) else (part for pair in node.value for part in pair)
+            )
+            sizes[id(node)] = 1 + sum(map(size_of, inside))
+        return sizes[id(node)]
+
+    try:
+        # Before it is read: merged mappings (`<<`) are written out then.
+        if size_of(yaml.compose(text, yaml.SafeLoader)) > MOST_YAML_VALUES:
+            raise WrittenOutTooLong(f"its aliases stand for more than {MOST_YAML_VALUES:,} values")
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError("lists and mappings stand inside each other on too many levels") from None
 
 
 def read_json_object(path: str) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import flush_to_disk, sha256_of, sha256_of_object
+from training.utils.base.storage import flush_to_disk, parse_json, sha256_of, sha256_of_object
 from training.utils.checkpoints.arguments import LATEST
 
 MANIFEST = "manifest.json"
@@ -130,7 +130,7 @@ def damage(checkpoint: Path) -> str | None:
     """What is wrong with a published checkpoint, every byte read; None if it is undamaged. ThreestepError if a later
     version wrote it."""
     try:
-        content = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        content = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         files, own = content["files"], content.pop("sha256")
     except OSError as problem:
         return f"{MANIFEST} cannot be read ({problem.strerror})"
@@ -168,8 +168,8 @@ def _check_format(checkpoint: Path, manifest: dict[str, Any]) -> None:
     """ThreestepError if a later version of the program wrote the manifest."""
     unknown = sorted(manifest.keys() - set(_KEYS))
     written = manifest.get("format", 1)
-    if written > FORMAT or unknown:
-        what = f"in format {written}" if written > FORMAT else f"with {', '.join(unknown)} in its {MANIFEST}"
+    if not isinstance(written, int) or written > FORMAT or unknown:
+        what = f"with {', '.join(unknown)} in its {MANIFEST}" if unknown else f"in format {written!r}"
         raise ThreestepError(
             f"{checkpoint} was written {what} by a later version of Threestep, and this one knows format {FORMAT}; "
             "resume or export it with that version"

@@ -13,7 +13,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from training.utils.checkpoints.folder import CheckpointFolder, damage, read_man
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
-from training.utils.checkpoints.records import record_of
+from training.utils.checkpoints.records import as_written, check_keys, read_record, record_of
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
@@ -106,14 +105,28 @@ def checkpointed_run(
     if plan.resume_from is not None:
         manifest = read_manifest(plan.resume_from)
         check_settings(plan.resume_from, manifest, settings, plan.defaults)
-        saved = json.loads((plan.resume_from / _TRAINER_FILE).read_text(encoding="utf-8"))
-        resumed = partial(ResumePoint, plan.resume_from, manifest["settings"])
-        point = record_of(resumed, saved, str(plan.resume_from / _TRAINER_FILE))
+        point = _resume_point(plan.resume_from, manifest["settings"])
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
     writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers, run.run_log("metrics.jsonl"))
     with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
         yield metrics, RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch)
+
+
+def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
+    """What a checkpoint, of a run with `settings`, says of itself. ThreestepError where it is not what this version
+    writes."""
+    where = path / _TRAINER_FILE
+    saved = read_record(where)
+    check_keys(saved, ("step", "seconds", "log_sizes", "state"), str(where), optional=("best",))
+    with as_written(str(where)):
+        sizes = {name: int(size) for name, size in saved["log_sizes"].items()}
+        point = ResumePoint(
+            path, settings, int(saved["step"]), float(saved["seconds"]), sizes, dict(saved["state"]), saved.get("best")
+        )
+    if point.best is not None:
+        record_of(Best, point.best, "the best evaluation")
+    return point
 
 
 @dataclass
@@ -202,7 +215,7 @@ class RunCheckpoints(Checkpoints):
         log(
             f"the model is the best by its evaluations, {best}: its weights are loaded from {path}", self._ranks.is_main
         )
-        return json.loads((path / _TRAINER_FILE).read_text(encoding="utf-8"))["state"]
+        return dict(_resume_point(path, {}).state)
 
     def due(self, step: int, total_steps: int) -> bool:
         flags = self.plan.flags

@@ -20,6 +20,7 @@ from training.utils.base.disk_errors import disk_errors
 from training.utils.base.seeds import random_state, seed_everything, set_random_state
 from training.utils.checkpoints import universal
 from training.utils.checkpoints.export import DESCRIPTIONS, average_file, average_shares
+from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.ranks.collectives import barrier, gathered, on_main, wait_for_main
 from training.utils.images.models.processors import copy_files
@@ -96,7 +97,11 @@ class CheckpointParts:
             universal.convert(folder / name, converted / name, engine)
 
     def _load_random(self, folder: Path) -> None:
-        set_random_state(json.loads(_random_file(folder, self.ranks.rank).read_text(encoding="utf-8")))
+        path = _random_file(folder, self.ranks.rank)
+        saved = read_record(path)
+        check_keys(saved, ("python", "numpy", "torch", "cuda"), str(path))
+        with as_written(str(path)):
+            set_random_state(saved)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from training.utils.checkpoints.arguments import (
     CheckpointArguments,
 )
 from training.utils.checkpoints.expiry import expiry_of
-from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
+from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
+from training.utils.checkpoints.records import check_keys
 from training.utils.engine.ranks.collectives import on_main
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def plan_checkpoints(
             if (problem := stranger(found)) is not None:
                 raise ThreestepError(f"--resume: {found}: {problem}")
             manifest = read_manifest(found)
+            _check_manifest(found, manifest)
             check_settings(found, manifest, settings, defaults or {})
             for name in _of_unknown_default(manifest, settings):
                 log(
@@ -136,6 +138,21 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
     if problem is not None:
         raise ThreestepError(f"--resume {path}: {problem}; --resume without a path takes the latest undamaged one")
     return folder.path / path.resolve().name
+
+
+def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
+    """ThreestepError if the manifest lacks what a resume compares."""
+    where = f"{found / MANIFEST}"
+    known = ("step", "settings", "files", "sha256")  # format 1 has no more
+    check_keys(manifest, known if manifest.get("format", 1) == 1 else (*known, "format", "defaults"), where)
+    for name in ("settings", "defaults"):
+        if not isinstance(manifest.get(name, {}), dict):
+            raise ThreestepError(f"--resume: {where} has no table of {name}; give an earlier checkpoint with --resume")
+    if missing := {"program", "ranks"} - manifest["settings"].keys():
+        raise ThreestepError(
+            f"--resume: the settings in {where} lack {', '.join(sorted(missing))}; give an earlier checkpoint with "
+            "--resume"
+        )
 
 
 def check_settings(

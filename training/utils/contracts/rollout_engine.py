@@ -34,9 +34,22 @@ LentHead = Callable[[], AbstractContextManager[Any]]
 
 
 class Lender(Protocol):
-    """Lends a model with whole weights; every rank must enter together."""
+    """A trained model, whose whole weights are lent to rollouts. Every rank must call its methods together.
 
-    def lent(self) -> AbstractContextManager[PreTrainedModel]: ...
+    model: has shards in place of weights where `is_sharded`. updates: optimizer steps so far.
+    """
+
+    model: PreTrainedModel
+    is_sharded: bool
+
+    @property
+    def updates(self) -> int: ...
+
+    def lent(self) -> AbstractContextManager[PreTrainedModel]:
+        """The model with whole weights."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight, whole, by its name."""
 
 
 # Each further guess is right less often.
@@ -272,7 +285,8 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
     Raises ThreestepError for a column that is missing, of another type, or ragged: not one row for each sequence, not
     as wide as the others, or a response that is empty or longer than its row.
     """
-    request = replace(request, rows=deepcopy(request.rows))
+    if request.rows is not None:
+        request = replace(request, rows=[deepcopy(row) for row in request.rows])
     rollout, kind = engine.roll_out(model, request), type(engine).__name__
     count, prompt = len(request.prompt_ids_BP) * request.samples_per_prompt, request.prompt_ids_BP.shape[1]
     ids = getattr(rollout, "response_ids_BR", None)

@@ -19,7 +19,8 @@ UNIFORM_SHARE = 0.999
 # "Rises" means: it was below this share of the uniform loss. A model that has learned no more than its tokens'
 # frequencies is below it (English letters: 4.2 of 4.8 bits, Shannon 1951, Prediction and Entropy of Printed English).
 LEARNED_SHARE = 0.95
-# Zero gradients in a row. One may be a batch whose terms are all clipped (PPO, DPO's hinge).
+# Gradients in a row that are zero, or not finite. One may be a batch whose terms are all clipped (PPO, DPO's hinge), or
+# fp16 that looks for its loss scale.
 ZERO_STEPS = 3
 # Norms fall by a factor of 10 in training and spike by one of 10 (Cohere, PaLM, OLMo report such spikes); medians of
 # WINDOW steps that are this far above the run's first are no spike.
@@ -55,18 +56,22 @@ class History:
     norms: dict[str, deque[float]] = field(default_factory=dict)
     first_norms: dict[str, list[float]] = field(default_factory=dict)
     zeros: dict[str, int] = field(default_factory=dict)  # in a row, up to now
+    infinite: dict[str, int] = field(default_factory=dict)  # the same, of norms that are not finite: skipped steps
 
     def add(self, step: int, figures: Mapping[str, float], loss: str, eval_loss: str) -> None:
         """Take the figures of one line. loss, eval_loss: their names; "" for none."""
         if step and eval_loss in figures:
             self.evaluated = figures[eval_loss]
             self.lowest = min(self.lowest, self.evaluated)
-        if loss in figures:
+        if math.isfinite(figures.get(loss, math.nan)):  # of a step that is not, no weight has changed
             self.losses.append(figures[loss])
             if len(self.losses) == WINDOW:
                 self.lowest = min(self.lowest, statistics.fmean(self.losses))
         for name, norm in figures.items():
-            if name.endswith(_NORM) and norm < float("inf"):  # infinite or NaN: a step that was skipped
+            if not name.endswith(_NORM):
+                continue
+            self.infinite[name] = 0 if math.isfinite(norm) else self.infinite.get(name, 0) + 1
+            if math.isfinite(norm):
                 self.norms.setdefault(name, deque(maxlen=WINDOW)).append(norm)
                 first = self.first_norms.setdefault(name, [])
                 if len(first) < WINDOW:
@@ -87,6 +92,12 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
                 f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; look at the learning rate of "
                 "the steps before, at what is frozen, and at whether the rewards or pairs differ"
             )
+    for name, skipped in history.infinite.items():
+        if at_end and skipped >= ZERO_STEPS:  # before the end each step is said, and too many end the run (`bad_steps`)
+            found[f"{name} infinite"] = (
+                f"{name} has not been finite for the last {skipped} steps, which were skipped: the run has diverged; "
+                "lower the learning rate, or warm it up for longer"
+            )
     for name, norms in history.norms.items():
         first, last = statistics.median(history.first_norms[name]), statistics.median(norms)
         if len(norms) == WINDOW and last > GROWN * first > 0:
@@ -98,6 +109,11 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
 
 
 def _of_loss(history: History, uniform: Uniform | None, at_end: bool) -> dict[str, str]:
+    if history.evaluated is not None and not math.isfinite(history.evaluated):
+        return {
+            "loss": f"the held-out loss is {history.evaluated}: the run has diverged; lower the learning rate, or warm "
+            "it up for longer"
+        }
     if uniform is None:
         return {}
     losses, most = history.losses, uniform.nats * UNIFORM_SHARE

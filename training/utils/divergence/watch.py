@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,7 +35,8 @@ class DivergenceWatch:
         before = None if self._notes is None else self._notes.path.with_name(METRICS)
         if before is not None and before.is_file():
             for line in before.read_text(encoding="utf-8").splitlines():
-                figures = {name: value for name, value in json.loads(line).items() if value is not None}
+                # null: a number that is not finite
+                figures = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
                 self._add(int(figures["step"]), figures)
                 self._said |= signs(self._history, self._uniform).keys()
 

@@ -65,7 +65,9 @@ class TrainingEngine:
 
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not trainable:
-            raise ThreestepError("nothing to train: every weight of the model is frozen")
+            raise ThreestepError(
+                "nothing to train: every weight of the model is frozen; unfreeze some, or train adapters (--lora_dim)"
+            )
         on_gpu, limits = ranks.device.type == "cuda", limits_of(module, settings, ranks)
         config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits)
         optimizer = _optimizer(module, settings, ranks.device)

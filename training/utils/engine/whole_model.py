@@ -35,6 +35,11 @@ class WholeModel:
         self.is_sharded = engine.settings.zero_stage == 3  # each rank holds only a part of the trained weights
         self._copy: PreTrainedModel | None = None
 
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far."""
+        return self.engine.updates
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See TrainingEngine.full_tensors: at most one bucket of whole weights at a time."""
         return self.engine.full_tensors(self.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,7 +98,8 @@ class ToolEnvironment:
         problem = argument_problem(tool.schema, call.arguments)
         if problem is not None:
             return _Answer(f"Error: {problem}", "failed_calls")
-        return self._caller.start(lambda: tool.function(**call.arguments), as_text)
+        arguments = deepcopy(call.arguments)  # a parser of a user's may give one object to several calls
+        return self._caller.start(lambda: tool.function(**arguments), as_text)
 
     def _answer(self, running: RunningCall | _Answer) -> _Answer:
         if isinstance(running, _Answer):

@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
-import math
 import os
 import sys
 import typing
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
 from training.utils.base.typed import typed_command
 from training.utils.compat.old_flags import OldFlag, flags_with_values, old_defaults, translated
 from training.utils.flags.flag_names import nearest_flags
@@ -28,8 +28,6 @@ from training.utils.flags.flags import OWN_KEYS, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, asked_topic, help_page
 from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
 
-_MOST_VALUES = 100_000  # of a configuration whose aliases are written out
-_MOST_CONFIG_BYTES = 4 << 20
 _SWITCHED = {"true": True, "false": False}
 
 
@@ -150,53 +148,30 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     try:
         size = Path(path).stat().st_size
-        text = "" if size > _MOST_CONFIG_BYTES else Path(path).read_text(encoding="utf-8")
+        text = "" if size > MOST_YAML_CHARACTERS else Path(path).read_text(encoding="utf-8")
     except OSError as problem:
         raise ThreestepError(f"cannot read the configuration {path}: {problem.strerror}") from problem
     except ValueError as problem:  # bytes that are not text, or an invalid path
         raise ThreestepError(f"cannot read the configuration {path}: expected UTF-8 text: {problem}") from problem
-    if size > _MOST_CONFIG_BYTES:
+    if size > MOST_YAML_CHARACTERS:
         raise ThreestepError(
-            f"{path}: expected a configuration of at most {_MOST_CONFIG_BYTES >> 20} MiB, got {size:,} bytes; give "
+            f"{path}: expected a configuration of at most {MOST_YAML_CHARACTERS >> 20} MiB, got {size:,} bytes; give "
             "the file of a run's settings"
         )
     try:
-        _check_written_out(text, path)
-        values = yaml.safe_load(text)
-    except ThreestepError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as problem:  # ValueError: an invalid date, a long number
+        values = parse_yaml(text)
+    except WrittenOutTooLong as problem:
+        raise ThreestepError(
+            f"{path}: expected at most {MOST_YAML_VALUES:,} values, got more, its aliases (*name) written out, or one "
+            "that stands for itself; write out what you mean"
+        ) from problem
+    except (yaml.YAMLError, ValueError) as problem:  # ValueError: an invalid date, a long number
         raise ThreestepError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
     if values is None:
         values = {}
     if not isinstance(values, dict):
         raise ThreestepError(f"{path}: expected 'name: value' lines, got a {type(values).__name__}")
     return values
-
-
-def _check_written_out(text: str, path: str | Path) -> None:
-    """ThreestepError where a YAML file's aliases (`*name`) stand for more than any configuration holds, or for what
-    they are in. Before it is read: merged mappings (`<<`) are written out then."""
-    import yaml
-
-    sizes: dict[int, float] = {}
-
-    def size_of(node: Any) -> float:
-        if not isinstance(node, yaml.CollectionNode):
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = math.inf  # while it is being counted: it is in itself
-            inside = (
-                node.value if isinstance(node, yaml.SequenceNode) else (part for pair in node.value for part in pair)
-            )
-            sizes[id(node)] = 1 + sum(map(size_of, inside))
-        return sizes[id(node)]
-
-    if size_of(yaml.compose(text, yaml.SafeLoader)) > _MOST_VALUES:
-        raise ThreestepError(
-            f"{path}: expected at most {_MOST_VALUES:,} values, got more, its aliases (*name) written out, or one that "
-            "stands for itself; write out what you mean"
-        )
 
 
 def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:

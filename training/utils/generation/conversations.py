@@ -37,7 +37,7 @@ from training.utils.generation.rounds import Rounds
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.engine.whole_model import WholeModel
+    from training.utils.contracts.rollout_engine import Lender
     from training.utils.models.own_forward import OwnForward
 
 
@@ -163,7 +163,7 @@ class ActingRollout(RolloutEngine):
         self.longest_tokens = engine.longest_tokens
 
     @contextlib.contextmanager
-    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+    def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
         with self._engine.lent(actor) as model:
             yield model
 

@@ -146,13 +146,19 @@ def _no_language_model(wanted: WantedModel, found: LoadReport, stored: Mapping[s
 
 
 def _head_bias(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    if not wanted.is_scalar or f"{HEAD}bias" not in found.unexpected or f"{HEAD}weight" in found.missing:
-        return None
-    again = saved_again(wanted.where, wanted.architectures)
-    return (
-        f"'{wanted.where}' holds {HEAD}bias beside {HEAD}weight, and {_classes(wanted)} has no place for it in "
-        f"transformers: all its scores would move by that constant; if they may, save it without: {again}"
-    )
+    """A bias beside a head that is used, without which it computes other numbers."""
+    heads = (HEAD,) if wanted.is_scalar else OUTPUT_HEADS
+    moved = "scores would move by that constant" if wanted.is_scalar else "log-probabilities would be others"
+    uses = {*found.names} - found.missing
+    for head in heads:
+        if f"{head}bias" not in found.unexpected or f"{head}weight" not in uses:
+            continue
+        again = saved_again(wanted.where, wanted.architectures)
+        return (
+            f"'{wanted.where}' holds {head}bias beside {head}weight, and {_classes(wanted)} has no place for it in "
+            f"transformers: all its {moved}; if they may, save it without: {again}"
+        )
+    return None
 
 
 def _other_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:

@@ -13,7 +13,7 @@ import yaml
 
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
-from training.utils.base.storage import read_json_object, replace_file
+from training.utils.base.storage import parse_yaml, read_json_object, replace_file
 from training.utils.flags.arguments import defaults_of
 from training.utils.flags.step import Step, step_of
 
@@ -75,7 +75,7 @@ def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] 
     """Write the card of the run in `folder` into its model, or into `out`, which was `exported` (see `model_card`). A
     failure is one line."""
     try:
-        settings = redacted_value(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+        settings = redacted_value(parse_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
         summary = {} if exported else read_json_object(str(folder / "summary.json")) or {}
         versions = (read_json_object(str(folder / "environment.json")) or {}).get("versions", {})
         card = model_card(settings, summary, versions, base_of(settings), exported)
@@ -91,8 +91,8 @@ def base_of(settings: Mapping[str, Any]) -> str | None:
         return start if _HUB_NAME.fullmatch(start) else None
     try:
         parts = (Path(start) / CARD).read_text(encoding="utf-8").split("---\n")
-        found = yaml.safe_load(parts[1]) if len(parts) > 2 else {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        found = parse_yaml(parts[1]) if len(parts) > 2 else {}
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     base = found.get("base_model") if isinstance(found, dict) else None
     return base if isinstance(base, str) and _HUB_NAME.fullmatch(base) else None

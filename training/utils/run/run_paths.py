@@ -6,6 +6,7 @@ folder would end it with its model. The folder itself may be a link.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,25 @@ def make_output_dir(output_dir: str | Path) -> None:
     for sentence in _unfit(folder):
         mistakes.add(sentence)
     mistakes.raise_if_any()
+
+
+def check_place(name: str, place: str | Path, is_folder: bool = False) -> None:
+    """Make the folders above a file or folder that a program will write, before it works for it. ThreestepError where
+    it could not be written: they cannot be made, or something of the other kind is there.
+
+    name: of the flag or argument that says where
+    """
+    path = Path(place)
+    if path.exists() and path.is_dir() != is_folder:
+        expected = "a folder" if is_folder else "a file"
+        raise ThreestepError(f"{name} expects {expected}, got '{path}', which is {_kind(path)}; name another")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        refused = None if os.access(path.parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as problem:
+        refused = "a file is in its way" if isinstance(problem, FileExistsError) else problem.strerror
+    if refused:
+        raise ThreestepError(f"{name} '{path}' cannot be written: {path.parent}: {refused}; name another place")
 
 
 def _unfit(folder: Path) -> Iterator[str]:

@@ -58,3 +58,12 @@ def test_large_means_keep_their_spread():
     white = whiten(advantages, inside, moments(advantages, inside))
     assert white.std().item() == pytest.approx(1, abs=1e-3)
     assert white.mean().item() == pytest.approx(0, abs=1e-3)
+
+
+def test_what_differs_by_rounding_alone_is_not_blown_up():
+    """Rewards that are all 0 but for the KL of a policy that still is its reference."""
+    inside = torch.ones(2, 3, dtype=torch.bool)
+    noise = torch.tensor([[1e-8, -2e-8, 0.0], [3e-8, 1e-8, -1e-8]])
+    assert not whiten(noise, inside, moments(noise, inside)).any()
+    small = 1e3 * noise
+    assert whiten(small, inside, moments(small, inside)).all()

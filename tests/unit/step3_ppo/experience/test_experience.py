@@ -85,14 +85,13 @@ def how(**changes) -> ExperienceSettings:
 
 
 def made_from(rollout: Rollout, roles, settings: ExperienceSettings, greedy_scores_B=None):
-    def samples(scores_B) -> Samples:
-        scored = Scored(scores_B, outcome_scores(rollout, scores_B, settings.length), {"model": scores_B})
+    def samples(scores_B, rounding_B) -> Samples:
+        outcomes_B = outcome_scores(rollout, scores_B, settings.length)
+        scored = Scored(scores_B, outcomes_B, rounding_B, {"model": scores_B})
         return Samples((), rollout, lambda: scored)
 
-    greedy = None if greedy_scores_B is None else samples(greedy_scores_B)
-    return make_experience(
-        samples(score(rollout, roles, settings).values_B), greedy, roles, settings, 0.1, PhaseClock()
-    )
+    greedy = None if greedy_scores_B is None else samples(greedy_scores_B, torch.zeros_like(greedy_scores_B))
+    return make_experience(samples(*score(rollout, roles, settings)), greedy, roles, settings, 0.1, PhaseClock())
 
 
 def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:
@@ -334,6 +333,14 @@ def test_the_greedy_baseline(rollout, roles):
     settings = how(estimator=ESTIMATORS["remax"], kl=IN_LOSS)
     made = made_from(rollout, roles, settings, greedy_B)
     torch.testing.assert_close(made.advantages_BR[:, 0], made.scores_B - greedy_B)
+
+
+def test_a_greedy_response_that_scores_the_same_but_for_rounding_is_no_baseline_to_learn_from(rollout, roles):
+    """It is often the sample itself, and two forwards scored them."""
+    found = score(rollout, roles, how())
+    apart_B = torch.tensor([0.0, 0.5, -0.5, 1.5, -1.5]) * found.rounding_B
+    made = made_from(rollout, roles, how(estimator=ESTIMATORS["remax"], kl=IN_LOSS), found.values_B + apart_B)
+    assert made.advantages_BR.any(dim=1).tolist() == [False, False, False, True, True]
 
 
 def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles):

@@ -16,8 +16,7 @@ from training.step3_ppo.flags.algorithm import experience_settings, learning_set
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.learning import learning
-from training.step3_ppo.learning.learning import Learner
+from training.step3_ppo.learning.learning import Learner, learning
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
@@ -300,6 +299,22 @@ def test_a_response_that_does_not_count_changes_nothing():
         stepped(PLANS[1], one, roles, kl_in="loss", entropy_coef=0.1)
         gradients.append((roles.actor.gradient(), roles.critic.gradient()))
     assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+def test_equal_responses_are_selected_together():
+    """Their old log-probabilities differ by rounding, which may not decide which of them KL-Cov holds back."""
+    first, *_ = training_sequences([random_experience(5)], 2, 0, 1)
+    assert first.old_logprobs_r is not None
+    algorithm = selected_algorithm(
+        AlgorithmArguments(policy_loss="kl_cov"), MismatchArguments(), PpoArguments(), Mistakes()
+    )
+    assert algorithm is not None
+    settings = learning_settings(algorithm, PpoArguments())
+    for rounding in (1e-7, -1e-7):
+        twin = dataclasses.replace(first, number=first.number + 1, old_logprobs_r=first.old_logprobs_r + rounding)
+        selected = learning._selected_tokens([first, twin], settings, 6.0, 7, CPU)
+        one, other = selected.values()
+        assert one.equal(other) and int(one.sum()) == 1
 
 
 def test_without_old_log_probabilities_the_ratio_is_one():

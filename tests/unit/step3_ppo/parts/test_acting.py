@@ -107,7 +107,7 @@ def made(rollout: Rollout, settings: ExperienceSettings, kl_coef: float = 0.1):
     greedy = None
     if settings.estimator.needs_greedy:
         scores_B = torch.tensor([0.25, 0.5])
-        greedy = Samples((), rollout, lambda: Scored(scores_B, scores_B, {}))
+        greedy = Samples((), rollout, lambda: Scored(scores_B, scores_B, torch.zeros(2), {}))
     return make_experience(samples, greedy, ROLES, settings, kl_coef, PhaseClock())
 
 

@@ -48,6 +48,8 @@ def _nothing_hidden(monkeypatch):
         ("https://u:p@ss@host/x", "https://***@host/x"),
         ("https://u:p?a#ss@host/x", "https://***@host/x"),
         ("https://token-alone@host/x", "https://***@host/x"),
+        ("https://me:a'b\"c<d>@host/x", "https://***@host/x"),
+        ("'https://host/x' and \"https://host:80/y\",'a@b'", "'https://host/x' and \"https://host:80/y\",'a@b'"),
         ("https://h/x?sv=1&sig=a%2Fb%3D&download=true", "https://h/x?sv=***&sig=***&download=true"),
         ("https://h/x?c2VjcmV0LXNlY3JldA", "https://h/x?***"),
         ("https://h/x#access_token=abc", "https://h/x#access_token=***"),
@@ -76,19 +78,33 @@ def test_what_is_hidden_is_left_out_wherever_it_stands():
     assert redacted("me") == "me" and redacted("20261124") == "20261124"
 
 
+@pytest.mark.parametrize("secret", ["it's-a-pass", 'a"pass', "a<pass>"])
+@pytest.mark.parametrize("reader", ["", "jsonl:"])
+def test_a_flags_address_is_hidden_whatever_its_password_holds(secret, reader):
+    hide([f"{reader}https://me:{secret}@host/x"])
+    assert redacted(f"401 for {secret}!") == "401 for ***!"
+    assert redacted(f"GET {reader}https://me:{secret}@host/x") == f"GET {reader}https://***@host/x"
+
+
 def test_secrets_of_the_environment_are_hidden_and_paths_are_not():
     secrets = {
         "HF_TOKEN": "hf_abcdefgh", "WANDB_API_KEY": "0f" * 20, "AWS_SECRET_ACCESS_KEY": "a/b" * 9,
-        "X_PASSWORD": "hunter22",
+        "X_PASSWORD": "hunter22", "PGPASSWORD": "postgres-secret", "MYSQL_PWD": "mysql-secret",
+        "AZURE_STORAGE_CONNECTION_STRING": "AccountName=x;AccountKey=y", "SSHPASS": "ssh-secret",
+        "GITHUB_PAT": "github_pat_1", "ANAPIKEY": "an-api-key", "DATABASE_PASS": "db-secret",
+        "all_proxy": "me:proxy-secret@proxy:3128",
         "MLFLOW_TRACKING_PASSWORD": "mlflow-secret", "HTTPS_PROXY": "http://me:proxy-password@proxy:3128",
     }  # fmt: skip
     plain = {
         "TOKENIZERS_PARALLELISM": "falsefalse",
         "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
         "A_KEY": "short",
+        "PWD": "/home/me/runs",
+        "COMPAT": "compatible",
     }
     hide_environment({**secrets, **plain})
-    for value in (*list(secrets.values())[:-1], "proxy-password"):
+    addresses = ("all_proxy", "HTTPS_PROXY")
+    for value in (*(secrets[name] for name in secrets if name not in addresses), "proxy-password", "proxy-secret"):
         assert value not in redacted(f"it is {value}")
     for value in plain.values():
         assert redacted(value) == value

@@ -15,9 +15,11 @@ import pytest
 
 from training.utils.base.storage import (
     HashedFile,
+    WrittenOutTooLong,
     naming,
     new_rescue_folder,
     parse_json,
+    parse_yaml,
     publish_folder,
     read_json_object,
     remove,
@@ -100,6 +102,21 @@ def test_json_nested_too_deeply_is_no_json(tmp_path):
     assert parse_json("[[[1]]]", 3) == [[[1]]] and parse_json('{"a": {"b": [{}]}}', 4) == {"a": {"b": [{}]}}
     (tmp_path / "a.json").write_text(deep)
     assert read_json_object(str(tmp_path / "a.json")) is None
+
+
+def test_yaml_that_takes_memory_is_no_yaml():
+    merged = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+    )
+    for text in (merged, "a: &a [*a]\n"):
+        with pytest.raises(WrittenOutTooLong, match="its aliases stand for more than 100,000 values"):
+            parse_yaml(text)
+    with pytest.raises(ValueError, match="stand inside each other on too many levels"):
+        parse_yaml("[" * 5000 + "]" * 5000)
+    with pytest.raises(ValueError, match="it has 5,000,000 characters, more than 4,194,304"):
+        parse_yaml("x" * 5_000_000)
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
+    assert parse_yaml("") is None
 
 
 def test_one_holds_a_lock_until_it_closes_it(tmp_path):

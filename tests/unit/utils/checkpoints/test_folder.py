@@ -61,6 +61,12 @@ def test_damage_in_any_file_is_seen(tmp_path, name, how):
         assert (problem is not None and problem.startswith(name)) or content[place : place + 1].isspace(), place
 
 
+def test_a_manifest_nested_too_deeply_is_damage(tmp_path):
+    path = write(CheckpointFolder(tmp_path), 1)
+    (path / MANIFEST).write_text('{"files": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert damage(path) == "manifest.json is damaged"
+
+
 def test_a_half_written_one_is_none_and_is_cleared_away(tmp_path):
     folder = CheckpointFolder(tmp_path)
     write(folder, 1)
@@ -140,7 +146,11 @@ def test_one_of_a_later_version_is_named_and_not_skipped(tmp_path):
     write(folder, 1)
     path = write(folder, 2)
     assert read_manifest(path)["format"] == FORMAT == 2
-    for changes, what in [({"format": 3}, "in format 3"), ({"seal": 1}, "with seal in its manifest.json")]:
+    for changes, what in [
+        ({"format": 3}, "in format 3"),
+        ({"format": "2"}, "in format '2'"),
+        ({"seal": 1}, "with seal in its manifest.json"),
+    ]:
         with_manifest(path, **{"format": 2, "seal": None, **changes})
         expected = f"{path} was written {what} by a later version of Threestep, and this one knows format 2; resume or"
         for look in (lambda: damage(path), folder.latest_undamaged):

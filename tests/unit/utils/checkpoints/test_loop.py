@@ -152,16 +152,50 @@ def test_a_flag_that_this_version_lost_is_named(tmp_path, capsys):
     )
 
 
-def test_a_state_of_another_version_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda its: {**its, "mood": "good"}, "holds mood, which this version does not know"),
+        (lambda its: {name: its[name] for name in its if name != "state"}, "lacks state, which this version writes"),
+        (lambda its: {**its, "step": "x"}, "is not what this version writes .ValueError"),
+        (lambda its: {**its, "seconds": None}, "is not what this version writes .TypeError"),
+        (lambda its: {**its, "log_sizes": [1]}, "is not what this version writes .AttributeError"),
+        (lambda its: {**its, "state": [1]}, "is not what this version writes .TypeError"),
+        (lambda its: [its], "is no table of log_sizes, seconds, state, step"),
+        (lambda its: "[" * 100_000, "is not what this version writes .JSONDecodeError"),
+    ],
+)
+def test_a_state_of_another_version_is_named(tmp_path, changed, said):
     saved(tmp_path, (1,))
     folder = CheckpointFolder(tmp_path)
     trainer = json.loads((folder.of(1) / "trainer.json").read_text())
     folder.begin(2)
-    (folder.partial(2) / "trainer.json").write_text(json.dumps({**trainer, "step": 2, "mood": "good"}))
-    folder.publish(2, {"settings": {**SETTINGS, "program": "training.a", "ranks": 1, "data": "rows"}})
-    expected = "step_000002/trainer.json is not what this version writes .*unexpected keyword argument 'mood'.; resume"
+    content = changed({**trainer, "step": 2})
+    (folder.partial(2) / "trainer.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    settings = {**SETTINGS, "program": "training.a", "ranks": 1, "data": "rows"}
+    folder.publish(2, {"settings": settings, "defaults": {}})
+    expected = f"--resume: .*step_000002/trainer.json {said}.*; resume with the version of Threestep that wrote"
     with pytest.raises(ThreestepError, match=expected), opened(plan(tmp_path), tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda its: {**its, "defaults": None}, "has no table of defaults; give an earlier"),
+        (lambda its: {**its, "settings": [1]}, "has no table of settings; give an earlier"),
+        (lambda its: {name: its[name] for name in its if name != "settings"}, "lacks settings, which this"),
+        (lambda its: {name: its[name] for name in its if name != "defaults"}, "lacks defaults, which this"),
+        (lambda its: {**its, "settings": {}}, "lack program, ranks; give an earlier"),
+    ],
+)
+def test_a_manifest_of_another_form_is_named(tmp_path, changed, said):
+    folder = CheckpointFolder(tmp_path)
+    folder.begin(1)
+    description = {"settings": {**SETTINGS, "program": "training.a", "ranks": 1, "data": "rows"}, "defaults": {}}
+    folder.publish(1, changed(description))
+    with pytest.raises(ThreestepError, match=f"--resume: .*step_000001/manifest.json {said}"):
+        plan(tmp_path)
 
 
 def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):

@@ -4,6 +4,7 @@ engines write and load is in tests/invariants/test_universal.py and tests/end_to
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from tests.support.small_disk import small_disk
+from training.utils.base.errors import ThreestepError
+from training.utils.base.seeds import random_state_kept
 from training.utils.checkpoints import parts as checkpoint_parts
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder, damage
@@ -134,3 +137,24 @@ def test_a_run_that_was_asked_to_end_says_that_its_checkpoint_is_missing(tmp_pat
 def test_other_failures_go_through():
     with pytest.raises(ValueError, match="mine"), collected_disk_errors([]):
         raise ValueError("mine")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda its: {**its, "dice": 6}, "holds dice, which this version does not know"),
+        (lambda its: {name: its[name] for name in its if name != "numpy"}, "lacks numpy, which this version writes"),
+        (lambda its: {**its, "torch": "zz"}, "is not what this version writes .ValueError"),
+        (lambda its: {**its, "torch": "00"}, "is not what this version writes .RuntimeError"),
+        (lambda its: {**its, "python": 3}, "is not what this version writes .TypeError"),
+    ],
+)
+def test_generators_of_another_form_are_named(tmp_path, changed, said):
+    parts = CheckpointParts({}, RANKS)
+    with random_state_kept():
+        assert parts.write(tmp_path) is None
+        parts.load(tmp_path)
+        path = tmp_path / "random_0.json"
+        path.write_text(json.dumps(changed(json.loads(path.read_text()))))
+        with pytest.raises(ThreestepError, match=f"--resume: {path} {said}.*; resume with the version of Threestep"):
+            parts.load(tmp_path)

@@ -43,7 +43,9 @@ def test_a_whole_rollout_passes():
 def test_an_engine_may_change_its_rows_and_use_its_memory_again():
     class Reusing(Mine):
         def roll_out(self, model, request):
-            request.rows[0]["seen"] = True
+            for row in request.rows:
+                row["seen"] = row.get("seen", 0) + 1
+            assert [row["seen"] for row in request.rows] == [1, 1]
             for tensor in (self.drawn.response_ids_BR, self.drawn.sampled_logprobs_BR):
                 tensor += 1
             return self.drawn

@@ -54,6 +54,21 @@ def test_a_model_that_overfits_has_not_diverged():
     assert signs(history([0.1] * WINDOW, held_out=[9.0]), TOKENS, at_end=True) == {}
 
 
+@pytest.mark.parametrize("uniform", [TOKENS, EQUAL_PAIRS, None])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_held_out_loss_that_is_no_number(loss, uniform):
+    """Also of a loss without a uniform one. An evaluation after it that is finite takes the sign back."""
+    for at_end in (False, True):
+        found = signs(history([0.5] * 3, held_out=[0.5, loss]), uniform, at_end)
+        assert found["loss"].startswith(f"the held-out loss is {loss}: the run has diverged; lower the learning rate")
+        assert signs(history([0.5] * 3, held_out=[loss, 0.5]), uniform, at_end) == {}
+
+
+def test_a_skipped_step_hides_no_divergence():
+    found = signs(history([3.0] * WINDOW + [TOKENS.nats] * 4 + [float("nan")] + [TOKENS.nats] * 6), TOKENS)
+    assert found["loss"].startswith("the loss has risen to 5.951 nats")
+
+
 def test_a_loss_of_pairs_begins_at_the_uniform_one():
     assert signs(history([0.69] * WINDOW, held_out=[0.693]), EQUAL_PAIRS, at_end=True) == {}
     assert "learned nothing" in signs(history([0.75] * WINDOW, held_out=[0.75]), EQUAL_PAIRS, at_end=True)["loss"]
@@ -88,3 +103,14 @@ def test_gradients_that_grow_without_end(skipped):
     )
     assert signs(history(norms=first + [1e6] + [2.0] * 4), None) == {}  # a spike
     assert signs(history(norms=[0.0] * WINDOW + [1.0] * WINDOW), None) == {}  # it began with nothing to learn
+
+
+@pytest.mark.parametrize("skipped", [float("inf"), float("nan")])
+def test_a_run_that_ends_in_skipped_steps(skipped):
+    kept = history(norms=[2.0] + [skipped] * ZERO_STEPS)
+    assert signs(kept, None) == {}  # each is said as it happens
+    assert signs(kept, None, at_end=True)[f"{NORM} infinite"].startswith(
+        f"{NORM} has not been finite for the last {ZERO_STEPS} steps, which were skipped: the run has diverged"
+    )
+    assert signs(history(norms=[2.0] + [skipped] * (ZERO_STEPS - 1)), None, at_end=True) == {}
+    assert signs(history(norms=[skipped] * ZERO_STEPS + [2.0]), None, at_end=True) == {}

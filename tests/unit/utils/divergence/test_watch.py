@@ -56,3 +56,16 @@ def test_other_ranks_write_nothing(tmp_path, capsys):
     for step in range(5):
         watch.see(step, {"train/grad_norm": 0.0})
     assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_counts_the_steps_that_were_skipped_before(tmp_path):
+    """metrics.jsonl writes their norm as null."""
+    for first, steps in ((0, 2), (2, 4)):
+        with MetricsWriter(tmp_path, True, first) as metrics:
+            watch = DivergenceWatch(tmp_path, True)
+            for step in range(first, steps):
+                figures = {"critic/grad_norm": math.inf, "train/loss": 1.0}
+                metrics.write(step + 1, figures)
+                watch.see(step + 1, figures)
+            closing = watch.closing()
+    assert closing.startswith("; warning: critic/grad_norm has not been finite for the last 4 steps")

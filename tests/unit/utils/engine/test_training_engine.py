@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.arguments import EngineSettings
-from training.utils.engine.training_engine import _optimizer, _scheduler
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.engine.training_engine import TrainingEngine, _optimizer, _scheduler
 
 RATE, ADAPTER_RATE, DECAY = 1e-3, 5e-2, 0.1
 
@@ -66,3 +68,21 @@ def test_a_share_of_the_run_warms_up_as_its_steps_do(schedule):
         return found
 
     assert rates(warmup_ratio=0.25) == rates(num_warmup_steps=3) != rates(num_warmup_steps=2)
+
+
+def test_a_model_that_is_frozen_as_a_whole_is_refused():
+    frozen, alone = torch.nn.Linear(2, 2).requires_grad_(False), Ranks(0, 0, 1, torch.device("cpu"))
+    with pytest.raises(ThreestepError, match="^nothing to train: every weight .* frozen; unfreeze some, or train adap"):
+        TrainingEngine(frozen, EngineSettings(), alone, total_steps=1)
+
+
+def test_a_warm_up_as_long_as_the_run_is_all_of_it():
+    """A scheduler is asked for the rate after the last step too, where nothing is left to decay over."""
+    settings = EngineSettings(learning_rate=RATE, lr_scheduler_type="polynomial", num_warmup_steps=4)
+    optimizer = _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu"))
+    scheduler, found = _scheduler(optimizer, settings, total_steps=4), []
+    for _ in range(4):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert found == pytest.approx([0.0, RATE / 4, RATE / 2, 3 * RATE / 4])

@@ -97,6 +97,25 @@ def test_it_opens_with_the_rows_messages_and_ends_without_a_call(environment):
     assert not any(reply.figures.values())
 
 
+def test_a_tool_may_change_its_arguments(caller):
+    """Also where a parser gave one object to two calls."""
+
+    def empty(items: list[str]) -> str:
+        """Take all.
+
+        Args:
+            items: What.
+        """
+        taken = " ".join(items)
+        items.clear()
+        return taken
+
+    made = ToolEnvironment([Tool(empty, schema_of(empty, "--tools"))], CallLimits(5.0, 200, 4), caller)
+    arguments = {"items": ["a", "b"]}
+    reply = made.step(said(Call("empty", arguments), Call("empty", arguments)))
+    assert [message["content"] for message in reply.messages] == ["a b", "a b"] and arguments == {"items": ["a", "b"]}
+
+
 def test_parallel_calls_run_at_once_and_keep_their_order(environment):
     calls = [Call("slow_echo", {"text": str(wait), "seconds": wait}) for wait in (0.2, 0.1, 0.15)]
     begin = time.monotonic()

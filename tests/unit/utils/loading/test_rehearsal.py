@@ -200,6 +200,17 @@ def test_a_bias_of_the_score_is_not_dropped(changed_folder, must_have_head):
     assert "t.LlamaForSequenceClassification.from_pretrained(" in sentence
 
 
+def test_a_bias_of_the_output_layer_is_not_dropped(changed_folder):
+    """Without it every log-probability would be another. A scalar model has no output layer to miss it."""
+    folder = changed_folder(lambda tensors: {**tensors, "lm_head.bias": torch.ones(8)})
+    refused(
+        folder,
+        "holds lm_head.bias beside lm_head.weight, .* all its log-probabilities would be others; if they may, save it "
+        r"without: python -c .*t\.LlamaForCausalLM\.from_pretrained",
+    )
+    load(folder, scalar=True)
+
+
 def test_a_new_head_where_there_is_one_is_refused(save_folder):
     with pytest.raises(
         ThreestepError, match="--new_head is for a model whose head has another name .* has that; leave"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 from training.utils.flags.arguments import defaults_of
@@ -47,6 +48,17 @@ def test_a_later_step_names_the_model_that_the_first_began_with(tmp_path):
     card = (tmp_path / "dpo" / "model" / "README.md").read_text()
     assert "base_model: acme/base" in card and str(tmp_path) not in card
     assert base_of({**SFT, "model_name_or_path": str(tmp_path)}) is None
+
+
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+
+
+@pytest.mark.parametrize("bomb", [MERGED, "a: &a [*a]\n", "[" * 5000 + "\n", "x" * (5 << 20)])
+def test_a_start_models_card_that_takes_memory_is_not_read(tmp_path, bomb):
+    (tmp_path / "README.md").write_text(f"---\nbase_model: acme/base\n{bomb}---\n")
+    assert base_of({**SFT, "model_name_or_path": str(tmp_path)}) is None
+    (tmp_path / "README.md").write_text("---\nbase_model: acme/base\n---\n")
+    assert base_of({**SFT, "model_name_or_path": str(tmp_path)}) == "acme/base"
 
 
 def test_a_card_that_cannot_be_written_is_a_line(tmp_path, capsys):

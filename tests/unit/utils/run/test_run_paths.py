@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.run.run_paths import make_output_dir
+from training.utils.run.run_paths import check_place, make_output_dir
 
 FOLDERS = ("model", "critic", "model_ema", "checkpoints", "tensorboard", "profile", "sample_pictures")
 FILES = (
@@ -110,3 +110,26 @@ def test_a_mounted_model(tmp_path, monkeypatch):
         ThreestepError, match="/model is a mounted file system, and a run replaces its model by a rename"
     ):
         make_output_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "place, is_folder, sentence",
+    [
+        ("theirs", True, "^--out expects a folder, got '.*theirs', which is a file; name another$"),
+        ("here", False, "^--out expects a file, got '.*here', which is a folder; name another$"),
+        ("theirs/a", True, "^--out '.*/a' cannot be written: .*theirs: a file is in its way; name another place$"),
+        ("theirs/a/b", False, "^--out '.*/b' cannot be written: .*theirs/a: Not a directory; name another place$"),
+    ],
+)
+def test_a_place_that_takes_no_work_is_refused_before_it(tmp_path, place, is_folder, sentence):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "theirs").write_text("theirs")
+    with pytest.raises(ThreestepError, match=sentence):
+        check_place("--out", tmp_path / place, is_folder)
+    assert contents(tmp_path) == {"theirs": "theirs"}
+
+
+def test_the_folders_above_a_place_are_made(tmp_path):
+    check_place("--out", tmp_path / "new" / "below" / "page.html")
+    assert (tmp_path / "new" / "below").is_dir() and not (tmp_path / "new" / "below" / "page.html").exists()
+    check_place("--out", tmp_path / "new", is_folder=True)

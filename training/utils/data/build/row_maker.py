@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +82,15 @@ class RowMaker:
         self._make = makers[phase]
 
     def rows(self, rows: Sequence[Any], indices: Iterable[int], first_id: int) -> Iterator[Row]:
-        """The records of the rows at `indices`; the row at index i has the id `first_id` + i."""
+        """The records of the rows at `indices`; the row at index i has the id `first_id` + i.
+
+        Getters are handed a copy of a row that stays in memory: they may change it, and it is read again.
+        """
         waiting: list[_Waiting] = []
         for index in map(int, indices):
+            sample = deepcopy(rows[index]) if isinstance(rows, (list, tuple)) else rows[index]
             with self._counting_drops():
-                waiting.append(self._take(rows[index], first_id + index, f"dataset '{self._source.name}', row {index}"))
+                waiting.append(self._take(sample, first_id + index, f"dataset '{self._source.name}', row {index}"))
             if len(waiting) == ROWS_PER_CALL:
                 yield from self._made(waiting)
                 waiting = []

@@ -77,8 +77,13 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=timeout_seconds)
+    backend = get_accelerator().communication_backend_name()
+    if alone:  # torch's own store would listen on every address of this machine, to whoever asks
+        torch.distributed.init_process_group(
+            backend, store=torch.distributed.HashStore(), rank=0, world_size=1, timeout=timeout
+        )
     deepspeed.init_distributed(
-        dist_backend=get_accelerator().communication_backend_name(),
+        dist_backend=backend,
         auto_mpi_discovery=False,
         verbose=False,
         timeout=timeout,

@@ -36,8 +36,8 @@ from training.utils.models.attention.document_attention import share_keys_of_few
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.rollout_engine import Lender
     from training.utils.contracts.turns import Turns
-    from training.utils.engine.whole_model import WholeModel
     from training.utils.models.own_forward import OwnForward
 
 # On a GPU. A row computes up to this many tokens, less one, beyond its end.
@@ -60,7 +60,7 @@ class TransformersRollout(RolloutEngine):
         self._guessing = Guessing(how, lent_head, tell)
 
     @contextlib.contextmanager
-    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+    def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
         with super().lent(actor) as model, self._lent_head():
             yield model
 

@@ -44,7 +44,7 @@ from training.utils.generation.vllm.turns import VllmTurns, add_request
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.engine.whole_model import WholeModel
+    from training.utils.contracts.rollout_engine import Lender
     from training.utils.generation.vllm.arguments import VllmArguments
     from training.utils.models.own_forward import OwnForward
 
@@ -92,12 +92,12 @@ class VllmRollout(RolloutEngine):
         self._vllm.draft = VllmDraft(how.guesses, lent_head)
 
     @contextlib.contextmanager
-    def lent(self, actor: WholeModel) -> Iterator[PreTrainedModel]:
+    def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
         """Start or wake vLLM and send it the weights if they have changed; yield the trained model as it is."""
         self._vllm.wake(actor.model)
-        if self._vllm.updates != actor.engine.updates:
+        if self._vllm.updates != actor.updates:
             self._vllm.take(actor.tensors(), actor.model, keep=not actor.is_sharded)
-            self._vllm.updates = actor.engine.updates
+            self._vllm.updates = actor.updates
         self._vllm.allocate_cache()
         self._has_weights = True
         try:

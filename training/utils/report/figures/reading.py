@@ -5,7 +5,6 @@ A folder is one step's (metrics.jsonl, config.yaml, ...) or a run of several ste
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import yaml
 
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import parse_json, parse_yaml
 from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
 from training.utils.run.run_folder import DIVERGENCE
 
@@ -107,7 +107,7 @@ class RunReader:
         metrics.read_on()
         samples.read_on()
         problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE)]
-        config = _mapping(path / "config.yaml", problems, yaml.safe_load)
+        config = _mapping(path / "config.yaml", problems, parse_yaml)
         settings = {str(name): redacted_value(value) for name, value in config.items()}
         names = ("environment", "summary", "data_report", "reward_report")
         reports = {name: _mapping(path / f"{name}.json", problems) for name in names}
@@ -262,7 +262,7 @@ def _signs(path: Path) -> list[str]:
     return [f"step {sign.get('step')}: {sign.get('sentence')}" for sign in signs]
 
 
-def _mapping(path: Path, problems: list[str], load: Callable[[str], Any] = json.loads) -> dict[str, Any]:
+def _mapping(path: Path, problems: list[str], load: Callable[[str], Any] = parse_json) -> dict[str, Any]:
     if not path.is_file():
         return {}
     value = _parsed(path.read_text(encoding="utf-8", errors="replace"), load)
@@ -272,8 +272,8 @@ def _mapping(path: Path, problems: list[str], load: Callable[[str], Any] = json.
     return {}
 
 
-def _parsed(text: str, load: Callable[[str], Any] = json.loads) -> Any:
+def _parsed(text: str, load: Callable[[str], Any] = parse_json) -> Any:
     try:
         return load(text)
-    except (ValueError, RecursionError, yaml.YAMLError):
+    except (ValueError, yaml.YAMLError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 Rule = Callable[..., Any]
 RuleAnswer = tuple[list[float], dict[str, list[float]]]  # scores, and values to log by name
 SHOWN_CHARACTERS = 80  # of a prompt or a response, in an error
+_LARGEST = 3.4028234663852886e38  # of float32, in which scores are
 
 
 def reward_columns(rows: Sequence[PromptRow], names: Iterable[str] = ()) -> dict[str, list[Any]]:
@@ -105,10 +105,12 @@ def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, look
 def _numbers(given: Any, source: str, batch: RuleBatch) -> list[float]:
     if not isinstance(given, Iterable) or isinstance(given, (str, dict)):
         raise ThreestepError(f"{source}: expected a list of {len(batch)} numbers, got {type(given).__name__}")
-    numbers = list(given)
+    numbers: list[Any] = list(given)
     if len(numbers) != len(batch):
         raise ThreestepError(f"{source}: expected {len(batch)} numbers, one per response, got {len(numbers)}")
     for index, number in enumerate(numbers):
-        if not isinstance(number, Real) or not math.isfinite(number):
-            raise ThreestepError(f"{source}: expected a finite number, got {number!r} for {batch.sample(index)}")
+        if not isinstance(number, Real) or not abs(number) <= _LARGEST:
+            raise ThreestepError(
+                f"{source}: expected a number that is finite in float32, got {number!r:.60} for {batch.sample(index)}"
+            )
     return [float(number) for number in numbers]

@@ -111,6 +111,27 @@ def test_a_class_may_use_its_objects_again(flags, tiny_tokenizer, own_registry):
     assert [row.columns["raw_prompt"][0]["content"] for row in rows] == ["a", "b"]
 
 
+def test_getters_may_change_the_sample(flags, tiny_tokenizer, own_registry):
+    """Rows in memory are read once for each build: a getter that adds a message to its sample adds one."""
+
+    class Briefed(Odd):
+        rows = [{"messages": [{"role": "user", "content": "a"}]}, {"messages": [{"role": "user", "content": "b"}]}]
+
+        def get_train_data(self):
+            return self.rows
+
+        def get_prompt_messages(self, sample):
+            sample["messages"].insert(0, {"role": "system", "content": "be brief"})
+            return sample["messages"]
+
+    register_dataset("briefed")(Briefed)
+    chat = {"prompt_style": "chat_template", "chat_template": "examples/environments/template.jinja"}
+    for _ in range(2):
+        data = flags(data_path=["briefed"], data_split="0,0,1", eval_fraction=0.0, return_raw_chat=True, **chat)
+        found = build_phase(3, with_flags(data, rebuild_cache=True), tiny_tokenizer, seed=1).train
+        assert [len(row.columns["raw_prompt"]) for row in found] == [2, 2]
+
+
 def test_ranked_responses(own, tiny_tokenizer):
     data = own(get_responses=lambda self, sample: [" best", " good", " bad"])
     row = build_phase(2, data, tiny_tokenizer, 1).train[0]

@@ -15,12 +15,15 @@ ALONE = """
 import os
 from training.utils.engine.ranks.startup import started_process_group
 from training.utils.engine.ranks.collectives import barrier, gathered, largest, summed, summed_numbers
+import psutil
 import torch
 for _ in range(2):
     with started_process_group() as ranks:
         assert (ranks.rank, ranks.local_rank, ranks.world_size, ranks.is_main) == (0, 0, 1, True)
         assert torch.distributed.is_initialized()
         barrier()
+        listens = [each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"]
+        assert all(address.startswith("127.") for address in listens), listens
         assert summed_numbers({"a": 2.0}, ranks.device) == {"a": 2.0}
     assert not torch.distributed.is_initialized()
     assert "RANK" not in os.environ and "WORLD_SIZE" not in os.environ

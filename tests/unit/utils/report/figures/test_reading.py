@@ -68,6 +68,14 @@ def test_what_cannot_be_read_is_said(sft_run):
     assert len(step.samples) == 1
 
 
+def test_settings_that_take_memory_are_not_read(sft_run):
+    folder = sft_run()
+    lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    (folder / "config.yaml").write_text("\n".join(["a0: &a0 [1]", *lines]))
+    (folder / "summary.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert only_step(folder).problems == ("config.yaml could not be read", "summary.json could not be read")
+
+
 def test_numbers_that_are_none_are_gaps(tmp_path):
     lines = ['{"step": 1, "a": NaN, "b": null, "c": Infinity, "d": "4", "e": true, "f": 1e308, "g": 5}']
     lines[0] = lines[0].replace('"g": 5', '"g": 5, "h": 1' + "0" * 400)

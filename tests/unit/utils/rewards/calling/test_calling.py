@@ -75,6 +75,7 @@ def test_scores_alone_or_with_values_to_log():
     assert told == ([3.0, 0.5], {})
 
 
+FINITE = "a number that is finite in float32"
 SAMPLE = "uid u1, prompt 'q', response 'no'"
 
 
@@ -84,8 +85,14 @@ SAMPLE = "uid u1, prompt 'q', response 'no'"
         ([1.0], "reward function 'answers': expected 2 numbers, one per response, got 1"),
         (None, "reward function 'answers': expected a list of 2 numbers, got NoneType"),
         ({"score": 1}, "reward function 'answers': expected a list of 2 numbers, got dict"),
-        ([1.0, math.nan], f"reward function 'answers': expected a finite number, got nan for {SAMPLE}"),
-        ([True, "1"], f"reward function 'answers': expected a finite number, got '1' for {SAMPLE}"),
+        ([1.0, math.nan], f"reward function 'answers': expected {FINITE}, got nan for {SAMPLE}"),
+        ([1.0, -1e39], f"reward function 'answers': expected {FINITE}, got -1e+39 for {SAMPLE}"),
+        ([1.0, 10**400], f"reward function 'answers': expected {FINITE}, got 1{'0' * 59} for {SAMPLE}"),
+        (
+            ([1, 2], {"n": [1, 1e39]}),
+            f"reward function 'answers', value 'n': expected {FINITE}, got 1e+39 for {SAMPLE}",
+        ),
+        ([True, "1"], f"reward function 'answers': expected {FINITE}, got '1' for {SAMPLE}"),
         (([1, 2], {"n": [1]}), "reward function 'answers', value 'n': expected 2 numbers, one per response, got 1"),
     ],
 )
