@@ -153,7 +153,9 @@ def test_an_answer_fetches_nothing_from_elsewhere(served):
             f"(t => {{ {setter}.call(t, 'Hi'); t.dispatchEvent(new Event('input', {{bubbles: true}})); }})"
             "(document.querySelector('#asking textarea'))"
         )
-        browser.evaluate("[...document.querySelectorAll('button')].find(b => b.textContent.trim() === 'Send').click()")
+        send = "[...document.querySelectorAll('button')].find(b => b.textContent.trim() === 'Send')"
+        browser.wait(send, 60)
+        browser.evaluate(f"{send}.click()")
         browser.wait("document.querySelector('#columns').innerText.includes('the last words')", 60)
         browser.evaluate("document.querySelector('#columns').scrollIntoView()")
         time.sleep(2)
