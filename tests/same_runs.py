@@ -920,7 +920,8 @@ def _free_port() -> int:
 # Digests.
 
 # Figures of a clock or of what the machine has free.
-CLOCK = re.compile(r"(^|[/_])(seconds|time|memory|mfu|per_second|peak)($|[/_])|per_second$|^seconds_")
+CLOCK = re.compile(r"(^|[/_])(seconds|time|memory|mfu|per_second|peak)($|[/_])|per_second$|^seconds_|^started$")
+CLOCK_FILES = ("seconds.json",)
 # What names files and folders, or code, by their content.
 FINGERPRINTS = re.compile(r"fingerprint|^path$|^built_at|^published")
 # Not the same in two runs of one checkout. `resumed` of data_report.json says whether rank 0 built the data, and of
@@ -948,7 +949,9 @@ class Digest:
         return {
             path.relative_to(root).as_posix(): self._file(path)
             for path in _files(root)
-            if not set(path.relative_to(root).parts[:-1]) & set(SKIPPED_FOLDERS) and not path.name.startswith(".")
+            if not set(path.relative_to(root).parts[:-1]) & set(SKIPPED_FOLDERS)
+            and not path.name.startswith(".")
+            and path.name not in CLOCK_FILES
         }
 
     def _file(self, path: Path) -> Any:
@@ -966,6 +969,8 @@ class Digest:
             return self.cleaned(yaml.safe_load(path.read_text()))
         if path.suffix == ".html":  # its wording may change, its clock times do
             return {"charts": len(re.findall("<svg", path.read_text(errors="replace")))}
+        if path.suffix == ".md":  # a model card names files of the checkout
+            return _sha256(self.plain(path.read_text()).encode())
         return _sha256(path.read_bytes())
 
     def cleaned(self, value: Any) -> Any:
