@@ -56,7 +56,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         make_parts,
         start_digests,
         wanted_score_scale,
-        with_head,
+        with_guests,
     )
     from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
@@ -94,7 +94,14 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
         ),
         inputs.images,
     )
-    roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
+    roles = with_guests(
+        checked_roles(flags, loaded),
+        flags.guests,
+        path=flags.roles.actor_model_name_or_path,
+        total_steps=inputs.optimizer_steps - inputs.warmup_steps,
+        seed=run.seed,
+        reuses_forwards=flags.ppo.reuse_forwards,
+    )
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)
     check_roles_saving(roles, tokenizers, folder, flags)
     folder.write_json("data_report.json", asdict(inputs.data_report))

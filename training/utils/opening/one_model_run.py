@@ -35,7 +35,6 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.mtp.opening import head_writer, joint_head, open_head
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.saving_check import SavedModel, check_saving
@@ -44,7 +43,6 @@ from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
 from training.utils.report.writing import close_run
-from training.utils.routers.step_loss import router_loss
 from training.utils.run.run_folder import BAD_STEPS, RunFolder
 
 if TYPE_CHECKING:
@@ -98,16 +96,15 @@ def run_one_model(
             data.rows.max_seq_len,
             log,
             sharing=phase == 2 or flags.engine.share_beginnings > 0,
-            needs_segments=data.chat.needs_segments or flags.mtp.needs_segments,
+            needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
         images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
-        routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
-        mtp = open_head(flags.mtp, start.name_or_path, engine, model, steps[0], run.seed)
+        [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         folder.write_json("data_report.json", asdict(rows.report))
         processor, digests = processor_of(start.name_or_path, model), _start_digests(flags, rereads_start)
         check_saving(folder.path, [SavedModel(model, tokenizer)], processor, start.trust_remote_code, ranks.is_main)
-        parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, None, {"model": tokenizer}, processor)
+        parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         check_room(folder.path, flags.checkpoints, parts)
         fingerprint = rows.train.manifest["fingerprint"]
         with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
@@ -124,15 +121,14 @@ def run_one_model(
                 metrics,
                 checkpoints,
                 bad_steps,
-                routers,
-                mtp,
+                guests,
                 _samples(flags, folder, rows, tokenizer, ends),
                 images,
             )
             result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
 
-        tensors, write_head = engine.full_state(model), head_writer(mtp)
-        final, beside = FinalModels(folder.path, flags.checkpoints, ranks), partial(write_beside, write_head, processor)
+        tensors, write_more = engine.full_state(model), guests.model_writer()
+        final, beside = FinalModels(folder.path, flags.checkpoints, ranks), partial(write_beside, write_more, processor)
         final.write("model", partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
         _close(flags, folder, result, final)
 
@@ -256,8 +252,8 @@ def _engine(
     model = load_under(settings, ranks, load)
     if scores:
         return model, TrainingEngine(ScalarModel(model), settings, ranks, total_steps)
-    head = joint_head(flags.mtp, start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks)
-    return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, head), settings, ranks, total_steps)
+    beside = flags.guests.inside(start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks)
+    return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, beside), settings, ranks, total_steps)
 
 
 def loop_settings(
