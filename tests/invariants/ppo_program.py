@@ -124,7 +124,7 @@ def make_trainer(
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.step3_ppo.parts.assembly import balanced_roles
-    from training.step3_ppo.parts.evaluation import Evaluator
+    from training.step3_ppo.parts.evaluation import EvaluationSettings, Evaluator
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.trainer import PpoTrainer
@@ -212,7 +212,7 @@ def make_trainer(
         tokenizer=tiny.StandInTokenizer(),
         checker=None,
         settings=settings,
-        prompts_per_batch=2,
+        evaluation=EvaluationSettings(2),
         metrics=metrics,
         folder=folder,
     )

@@ -12,7 +12,6 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.step3_ppo.roles.roles import Reference, Roles
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import StepReport
-from training.utils.engine.whole_model import WholeModel
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
@@ -72,13 +71,9 @@ def plain_roles(
     frozen: Any = PolicyModel(tiny_causal_lm("llama", seed=2)).requires_grad_(False)
     roles = Roles(
         actor=actor,
-        actor_model=actor_model,
         critic=critic if with_critic else None,
-        critic_model=critic_model if with_critic else None,
-        reference=Reference(frozen, actor, actor_model) if with_reference else None,
+        reference=Reference(frozen, actor) if with_reference else None,
         reward_model=reward_model,
-        scorer=None,
-        whole_actor=WholeModel(actor, actor_model),
         average=CountedAverage(events),  # type: ignore[arg-type]
     )
     return roles, events

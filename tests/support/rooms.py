@@ -60,7 +60,8 @@ mtp: engine loading engine.ranks models.adapters models mtp.layout models.attent
     flags base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks layout base
-checkpoints: mtp engine engine.ranks models.adapters report images.models models.tensors layout run flags base
+checkpoints: mtp engine engine.ranks models.adapters report images.models models.tensors layout run contracts flags
+    base
 dry_run: mtp engine loading engine.ranks models models.quantized models.attention images.models engine.config images
     base
 generation.guessing: mtp generation.decoding models contracts base
@@ -70,8 +71,8 @@ generation.vllm: generation.guessing mtp engine.ranks generation.decoding models
     contracts flags images base
 outputs: checkpoints engine.ranks models.tensors base
 opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters models
-    data.build report models.quantized data.chat models.attention images.models data.rows layout divergence run
-    images.data engine.config contracts flags data.files images base
+    data.build report models.quantized data.chat data.cache models.attention images.models data.rows layout divergence
+    run images.data engine.config contracts flags data.files images base
 preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
     layout run engine.config contracts data.files base
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -30,12 +30,21 @@ if TYPE_CHECKING:
     from training.utils.run.run_folder import RunFolder
 
 
+class EvaluationSettings(NamedTuple):
+    """samples_per_prompt: of the sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown:
+    number of samples to print."""
+
+    prompts_per_batch: int
+    samples_per_prompt: int = 1
+    with_greedy: bool = False
+    shown: int = 0
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """Samples responses to each held-out prompt, each from its own seed, the same in every evaluation.
 
-    pixels: of the prompts' pictures; None where no prompt has one. samples_per_prompt: of the sampled ones.
-    with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print.
+    pixels: of the prompts' pictures; None where no prompt has one.
     """
 
     roles: Roles
@@ -44,13 +53,10 @@ class Evaluator:
     tokenizer: PreTrainedTokenizerBase
     checker: Rule | None
     settings: PpoSettings
-    prompts_per_batch: int
+    evaluation: EvaluationSettings
     metrics: MetricsWriter
     folder: RunFolder
     pixels: PixelReader | None = None
-    samples_per_prompt: int = 1
-    with_greedy: bool = False
-    shown: int = 0
 
     def evaluate(self, step: int) -> PpoEvaluation | None:
         """Return the mean score and check of each prompt's sampled responses; record every sample and the figures over
@@ -58,9 +64,9 @@ class Evaluator:
         if not len(self.prompts):
             return None
         keep_pictures(self.folder, self.pixels, self.prompts)
-        sampled = self._samples_of_all_ranks(step, self.settings.sampling, self.samples_per_prompt)
+        sampled = self._samples_of_all_ranks(step, self.settings.sampling, self.evaluation.samples_per_prompt)
         figures = evaluation_figures(sampled, "eval", self.settings.seed)
-        if self.with_greedy:
+        if self.evaluation.with_greedy:
             greedy = self._samples_of_all_ranks(step, replace(self.settings.sampling, temperature=0.0), 1)
             figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
@@ -68,7 +74,7 @@ class Evaluator:
         log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
         self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)
-        for sample in sampled[: self.shown]:
+        for sample in sampled[: self.evaluation.shown]:
             log(f"sample: {sample_line(sample)}", self.roles.actor.ranks.is_main)
         return PpoEvaluation(
             scores=[_mean(values) for values in of_each_prompt(sampled, "reward")],
@@ -84,8 +90,8 @@ class Evaluator:
         per_rank = -(-len(self.prompts) // ranks.world_size)
         padded = mine + [mine[-1] if mine else 0] * (per_rank - len(mine))
         samples: dict[tuple[int, int], dict[str, Any]] = {}
-        for start in range(0, per_rank, self.prompts_per_batch):
-            for sample in self._samples(padded[start : start + self.prompts_per_batch], sampling, each):
+        for start in range(0, per_rank, self.evaluation.prompts_per_batch):
+            for sample in self._samples(padded[start : start + self.evaluation.prompts_per_batch], sampling, each):
                 samples[sample["prompt_index"], sample["sample"]] = sample
         found = {index: sample for part in gathered(samples) for index, sample in part.items()}
         return [{"step": step, **found[index]} for index in sorted(found)]

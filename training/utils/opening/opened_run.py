@@ -1,0 +1,169 @@
+"""A run of any step: its ranks, its folder, where it resumes, what its loop reports to, and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.utils.base.console import log
+from training.utils.checkpoints.loop import checkpointed_run
+from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
+from training.utils.checkpoints.run_lock import only_run_in
+from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.ranks.startup import Ranks, started_process_group
+from training.utils.images.models.processors import write_beside
+from training.utils.models.adapters.saving import save_model
+from training.utils.opening.saving_check import SavedModel, check_saving
+from training.utils.opening.setup import start_run, with_head_chunk
+from training.utils.outputs.final_models import FinalModels
+from training.utils.outputs.room import check_room
+from training.utils.report.writing import close_run
+from training.utils.run.run_folder import BAD_STEPS, RunFolder
+
+if TYPE_CHECKING:
+    from training.utils.checkpoints.parts import CheckpointParts
+    from training.utils.contracts.checkpoints import Checkpoints
+    from training.utils.data.cache.reports import BuildReport
+    from training.utils.models.settings import ModelSettings
+    from training.utils.opening.flags import RunFlags
+    from training.utils.run.metrics import MetricsWriter
+
+
+@contextlib.contextmanager
+def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRun]:
+    """Start the ranks, lock the run's folder, and find the checkpoint that the run resumes from.
+
+    shares_gpu: as in `started_process_group`
+    """
+    run, step = flags.run, flags.step
+    with started_process_group(flags.faults.rank_timeout, shares_gpu) as ranks, only_run_in(run.output_dir, ranks):
+        plan = plan_checkpoints(flags.checkpoints, run.output_dir, step.program, flags.settings, ranks, step.defaults)
+        yield PlannedRun(flags, ranks, plan)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that has not written anything yet."""
+
+    flags: RunFlags
+    ranks: Ranks
+    plan: CheckpointPlan
+
+    def opened(self, prompt_style: str, model: ModelSettings, dtype: str, predicts_tokens: bool = True) -> OpenedRun:
+        """Decide the settings that the flags left open, and write all of them to the run's folder. A collective.
+
+        model, dtype: of the model that is trained. predicts_tokens: as in `with_head_chunk`
+        """
+        plan = self.plan.decided({"prompt_style": prompt_style})
+        plan = with_head_chunk(plan, model, dtype, self.ranks, predicts_tokens)
+        folder = start_run(self.flags.run, plan.flags_in_use, self.ranks)
+        model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
+        return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype)
+
+
+class RunData(NamedTuple):
+    """The rows of a run. report: of their build. fingerprint: of those to train on. steps_per_epoch: not rounded."""
+
+    report: BuildReport
+    fingerprint: str
+    steps_per_epoch: float
+
+
+class Reported(NamedTuple):
+    """What a loop reports to."""
+
+    metrics: MetricsWriter
+    checkpoints: Checkpoints
+    bad_steps: BadSteps
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run with its folder. model, dtype: of the model that is trained."""
+
+    flags: RunFlags
+    ranks: Ranks
+    plan: CheckpointPlan
+    folder: RunFolder
+    model: ModelSettings
+    dtype: str
+
+    @contextlib.contextmanager
+    def reported(
+        self, parts: CheckpointParts, data: RunData, digests: Mapping[str, Callable[[], str]]
+    ) -> Iterator[Reported]:
+        """Check that the models can be saved, and give what the loop reports to; inside, signals wait for the end of a
+        step. A collective.
+
+        parts: what is trained and saved. digests: of the models that a resumed run loads again, by flag
+        """
+        folder, flags, is_main = self.folder, self.flags, self.ranks.is_main
+        folder.write_json("data_report.json", asdict(data.report))
+        if flags.trains:
+            saved = [*_saved(parts).values()]
+            check_saving(folder.path, saved, parts.processor, self.model.trust_remote_code, is_main)
+            check_room(folder.path, flags.checkpoints, parts)
+        with checkpointed_run(self.plan, folder, parts, data.fingerprint, digests, data.steps_per_epoch) as (
+            metrics,
+            checkpoints,
+        ):
+            bad_steps = BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
+            yield Reported(metrics, checkpoints, bad_steps)
+
+    def finish(
+        self,
+        parts: CheckpointParts,
+        figures: Mapping[str, dict[str, Any]],
+        closing: str,
+        head_writer: Callable[[], Callable[[Any], None] | None],
+    ) -> None:
+        """Write the models, and then all else that a run leaves. A collective, and the last use of the models.
+
+        figures: closing figures, by file. closing: the last line of the log. head_writer: returns what writes a head
+        into the first model's folder, or None; a collective
+
+        ThreestepError if a model is not where it belongs.
+        """
+        final = FinalModels(self.folder.path, self.flags.checkpoints, self.ranks)
+        if self.flags.trains:
+            _write_models(final, parts, head_writer)
+        for name, content in figures.items():
+            self.folder.write_figures(name, content)
+        close_run(self.folder, self.flags.settings, self.flags.trains)
+        final.check()
+        log(closing, self.folder.is_main_rank)
+
+
+def _saved(parts: CheckpointParts) -> dict[str, SavedModel]:
+    """Models that are saved, by the engines' names."""
+    tokenizers = {name: parts.tokenizers.get(name) for name in parts.engines}
+    return {
+        name: SavedModel(parts.engines[name].module.model, tokenizer)  # type: ignore[arg-type]
+        for name, tokenizer in tokenizers.items()
+        if tokenizer is not None
+    }
+
+
+def _write_models(
+    final: FinalModels, parts: CheckpointParts, head_writer: Callable[[], Callable[[Any], None] | None]
+) -> None:
+    """Write model/, further engines' folders by their names and, of an average, model_ema/. A collective; the average
+    takes the place of the first engine's weights."""
+    saved = _saved(parts)
+    first, *others = saved
+
+    def write(folder: str, name: str) -> None:
+        model, tokenizer = saved[name]
+        tensors, write_head = parts.engines[name].full_state(model), head_writer() if folder == "model" else None
+        beside = partial(write_beside, write_head, parts.processor)
+        final.write(folder, partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
+
+    write("model", first)
+    for name in others:
+        write(name, name)
+    if parts.average is not None:
+        parts.average.put_in_place()
+        write("model_ema", first)
