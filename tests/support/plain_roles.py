@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,16 @@ class CountedAverage:
         self._events.append("average")
 
 
+class FunctionScorer:
+    """A reward model that is a function of rows, with scores in float32."""
+
+    def __init__(self, read: Callable[[Any], torch.Tensor]) -> None:
+        self._read, self.model = read, SimpleNamespace(dtype=torch.float32)
+
+    def __call__(self, rows: Any) -> torch.Tensor:
+        return self._read(rows)
+
+
 def plain_roles(
     reward_model: Any, with_critic: bool = True, with_reference: bool = True, ranks: Ranks = ALONE, rate: float = 0.0
 ) -> tuple[Roles, list[str]]:
@@ -73,7 +84,9 @@ def plain_roles(
         actor=actor,
         critic=critic if with_critic else None,
         reference=Reference(frozen, actor) if with_reference else None,
-        reward_model=reward_model,
+        reward_model=reward_model
+        if reward_model is None or hasattr(reward_model, "model")
+        else FunctionScorer(reward_model),
         average=CountedAverage(events),  # type: ignore[arg-type]
     )
     return roles, events

@@ -168,13 +168,13 @@ def steps_keep_apart(module: str, source: str) -> list[str]:
 
 
 def step_parts_look_down(module: str, source: str) -> list[str]:
-    """Inside a step: nobody imports main, and only main imports the trainer."""
+    """Inside a step: nobody imports main, and only main or the run that it starts imports the trainer."""
     step = step_of(module)
     if step is None:
         return []
     problems = []
     for found in imports(module, source):
-        for upper, allowed in (("main", ()), ("trainer", ("main",))):
+        for upper, allowed in (("main", ()), ("run", ("main",)), ("trainer", ("main", "run"))):
             above = f"{step}.{upper}"
             importer = plain_name(module).removeprefix(step + ".")
             if inside(found.module, above) and not inside(module, above) and importer not in allowed:

@@ -95,7 +95,7 @@ def open_roles(
     ranks: Ranks,
 ) -> Roles:
     """Load the models that something needs, with what trains beside them, checked. A collective."""
-    _, optimizer_steps, warmup_steps = inputs.schedule
+    _, optimizer_steps, warmup_steps = inputs.length
     algorithm = components.algorithm
     roles = load_roles(
         replace(flags.roles, head_chunk_mb=head_chunk_mb),

@@ -81,7 +81,7 @@ def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | 
     return style.chat.prompt_style
 
 
-class Schedule(NamedTuple):
+class RunLength(NamedTuple):
     """How long a run is. warmup_steps: those of the optimizer_steps that train the critic alone."""
 
     rollouts: int
@@ -103,7 +103,7 @@ class Inputs:
     eval: Sequence[PromptRow]
     columns: Sequence[str]
     texts: Sequence[TextBlock] | None
-    schedule: Schedule
+    length: RunLength
     end_token_ids: tuple[int, ...]
     data: RunData
     images: RowImages | None = None
@@ -165,7 +165,7 @@ def load_inputs(
         eval=phase.eval,
         columns=sorted({**phase.report.train.columns, **phase.report.eval.columns}),
         texts=texts,
-        schedule=Schedule(
+        length=RunLength(
             rollouts, rollouts * ppo.steps_per_rollout, flags.algorithm.critic_warmup * ppo.steps_per_rollout
         ),
         end_token_ids=ends,

@@ -44,7 +44,7 @@ def loop_settings(
 ) -> PpoSettings:
     """Return the settings of the loop and its parts. A collective, which reads pictures and measures the matmul rate
     where that is asked for. scale: of `wanted_score_scale`"""
-    ppo, ranks, rollouts = flags.ppo, roles.actor.ranks, inputs.schedule.rollouts
+    ppo, ranks, rollouts = flags.ppo, roles.actor.ranks, inputs.length.rollouts
     sampling = _sampling(flags, inputs, roles.actor_model, tokenizer)
     rewards = _rewards(flags, components, inputs, tokenizer)
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)

@@ -63,7 +63,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
         phase.eval = []
         load_inputs(ppo_flags(val_only=True), tokenizer, ranks, print)
     inputs = load(2)
-    assert inputs.schedule == (5, 5 * 2 * 3, 2 * 2 * 3)
+    assert inputs.length == (5, 5 * 2 * 3, 2 * 2 * 3)
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
         load(5)
 
