@@ -46,31 +46,30 @@ models.quantized: images.models models.tensors base
 report: report.pages report.figures run flags serving base
 data.build: data.chat data.cache data.rows layout images.data data.sources contracts flags data.sources.formats
     data.files images base
-models: models.quantized mtp.layout models.attention images.models models.tensors layout contracts flags base
+models: models.quantized models.attention images.models models.tensors layout contracts flags base
 generation: models engine.config contracts flags base
 generation.decoding: models images.models models.tensors contracts images base
 models.adapters: models models.quantized images.models models.tensors base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention images.models models.tensors layout base
-engine: engine.ranks models.adapters models.quantized models.tensors layout run engine.config flags base
+engine: engine.ranks models.adapters models.quantized models.tensors layout run engine.config contracts flags base
 rewards.calling: engine.ranks contracts base
+dry_run: engine loading engine.ranks models models.quantized models.attention images.models engine.config images base
 images.run: engine loading models images.models models.tensors layout run images.data contracts images base
-mtp: engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors layout contracts
-    flags base
 rewards.rules: rewards.calling data.sources.made base
-routers: engine engine.ranks layout base
+routers: engine engine.ranks layout contracts base
+mtp: dry_run engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors layout
+    engine.config contracts flags base
+rewards: rewards.rules rewards.calling contracts flags base
 checkpoints: mtp engine engine.ranks models.adapters report images.models models.tensors layout run contracts flags
     base
-dry_run: mtp engine loading engine.ranks models models.quantized models.attention images.models engine.config images
-    base
 generation.guessing: mtp generation.decoding models contracts base
-rewards: rewards.rules rewards.calling contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 generation.vllm: generation.guessing mtp engine.ranks generation.decoding models images.models models.tensors
     contracts flags images base
 outputs: checkpoints engine.ranks models.tensors base
-opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters models
+opening: outputs checkpoints mtp routers images.run dry_run engine loading engine.ranks models.adapters models
     data.build report models.quantized data.chat data.cache models.attention images.models data.rows layout divergence
     run images.data engine.config contracts flags data.files images base
 preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,19 +23,19 @@ from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rows import SentenceRow
 from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
-from training.utils.engine.ranks.collectives import gathered, summed_numbers
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
+from training.utils.engine.ranks.collectives import DeviceSums, gathered
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.pictures import lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.transfer import moved, pinned
-from training.utils.mtp.training import MtpSums
+from training.utils.layout.transfer import pinned
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.layout.rows import TokenRows
-    from training.utils.mtp.layout.entries import MtpEntries
+    from training.utils.models.target_head import TokenLogprobs
     from training.utils.opening.result import TrainingResult
 
 
@@ -84,25 +85,22 @@ Draw = Callable[[Mapping[int, SentenceRow], Ranks], dict[int, Drawn]]
 @dataclass(frozen=True)
 class SentenceBatch:
     """rows: one forward. taken: each sequence's place in the step's batch, in the order of the rows; documents: as
-    they were before they were laid out; entries: of the head for multi-token prediction, if there is one."""
+    they were before they were laid out."""
 
     rows: TokenRows
     taken: tuple[int, ...]
     documents: tuple[Document, ...]
-    entries: tuple[MtpEntries, ...] = ()
-
-    def on(self, device: torch.device) -> SentenceBatch:
-        return replace(self, rows=moved(self.rows, device), entries=moved(self.entries, device))
+    for_guests: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
 class SentenceStep:
-    """micro_batches: this rank's, on the CPU. targets, mtp_targets: of all ranks; the latter of each depth of a head.
-    work: this rank's, as in `TrainingRun.work_of`."""
+    """micro_batches: this rank's, on the CPU. targets: of all ranks. counted: by the guests. work: this rank's, as in
+    `TrainingRun.work_of`."""
 
     micro_batches: list[SentenceBatch]
     targets: int
-    mtp_targets: tuple[int, ...]
+    counted: tuple[Any, ...]
     work: dict[str, float]
 
 
@@ -172,23 +170,21 @@ class SftTrainer:
         if not len(run.eval_rows):
             return None
         run.engine.eval()
-        sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "targets": 0.0, "right": 0.0}
-        head_sums = MtpSums()
+        sums = DeviceSums()
         sampled = _SampledLosses(run.samples.rows(len(run.eval_rows), run.settings.seed))
         with torch.no_grad():
             for on_host in self._micro_batches(run.eval_rows, run.settings.eval_plan):
-                micro_batch = on_host.on(run.ranks.device)
-                read = run.engine(micro_batch.rows, **run.mtp.asked(micro_batch.entries))
-                run.mtp.judged(read, micro_batch.entries, head_sums)
-                sums["loss"] += sft_loss(read.logprobs_M, 1.0).double()
-                sums["targets"] += read.logprobs_M.numel()
-                sums["right"] += read.is_greedy_M.sum().double()
+                [micro_batch] = on_device([on_host], run.ranks.device)
+                read = run.engine(micro_batch.rows, **run.guests.forward_kwargs(micro_batch.for_guests))
+                loss, right = sft_loss(read.logprobs_M, 1.0), read.is_greedy_M.sum()
+                sums.add({"loss": loss, "targets": read.logprobs_M.numel(), "right": right})
+                sums.add(run.guests.evaluate(read, micro_batch.for_guests))
                 sampled.add(micro_batch, read.logprobs_M)
-        totals = summed_numbers(sums, run.ranks.device)
-        loss = totals["loss"] / totals["targets"]
-        result = SftEvaluation(loss, math.exp(min(loss, 50.0)), totals["right"] / totals["targets"])
+        totals = sums.totals(run.ranks.device)
+        mean = totals["loss"] / totals["targets"]
+        result = SftEvaluation(mean, math.exp(min(mean, 50.0)), totals["right"] / totals["targets"])
         figures = {f"eval/{name}": value for name, value in vars(result).items()}
-        run.metrics.write(step, figures | head_sums.figures("eval", run.mtp.depths, run.ranks.device))
+        run.metrics.write(step, figures | run.guests.evaluated("eval", totals))
         if sampled.rows:
             self._write_samples(step, sampled)
         return result
@@ -207,49 +203,40 @@ class SftTrainer:
         micro_batches = self._micro_batches(batch, run.settings.train_plan)
         own = [document for part in micro_batches for document in part.documents]
         work = run.work_of(own, sum(document.reads for document in own))
-        head_targets = run.mtp.targets([sentence_document(row) for row in batch] if run.mtp.trains else [])
-        return SentenceStep(micro_batches, targets, head_targets, work)
+        counted = run.guests.tally([sentence_document(row) for row in batch]) if run.guests else ()
+        return SentenceStep(micro_batches, targets, counted, work)
 
     def _optimizer_step(self, step: NextStep[SentenceStep]) -> dict[str, float]:
         run = self.run
         started = time.monotonic()
         prepared = step.ready()
-        targets = prepared.targets
-        sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "z_loss": 0.0, "right": 0.0}
-        run.engine.train()
-        micro_batches = [part.on(run.ranks.device) for part in prepared.micro_batches]
-        head = run.mtp.of_step(prepared.mtp_targets)
-        routers = run.routers.of_step(
-            [part.rows for part in micro_batches],
-            lambda index, rows: run.engine(rows, noise_NTE=self._noise(micro_batches[index], step.number)),
-        )
-        for micro_batch in micro_batches:
-            noise_NTE = self._noise(micro_batch, step.number)
-            read = run.engine(micro_batch.rows, noise_NTE=noise_NTE, **run.mtp.asked(micro_batch.entries))
-            loss = nll = sft_loss(read.logprobs_M, targets)
-            if self.z_loss_coef:
-                drift = z_loss(read.log_normalizers_M, targets)
-                loss = nll + self.z_loss_coef * drift
-                sums["z_loss"] += drift.detach().double()
-            run.engine.backward(loss + routers.part(micro_batch.rows) + head.part(read))
-            head.learn(read, micro_batch.entries)
-            # Read after the step: a number that is read here would wait for the device.
-            sums["loss"] += nll.detach().double()
-            sums["right"] += read.is_greedy_M.sum().double()
-        report = run.engine.step()
-        totals = summed_numbers({**sums, **prepared.work}, run.ranks.device)
+
+        def read(batch: SentenceBatch, rows: TokenRows, **more: Any) -> TokenLogprobs:
+            return run.engine(rows, noise_NTE=self._noise(batch, step.number), **more)
+
+        def loss_of(batch: SentenceBatch) -> MicroLoss:
+            logprobs = read(batch, batch.rows, **run.guests.forward_kwargs(batch.for_guests))
+            nll = sft_loss(logprobs.logprobs_M, prepared.targets)
+            figures = {"loss": nll, "right": logprobs.is_greedy_M.sum()}
+            if not self.z_loss_coef:
+                return MicroLoss(nll, figures, logprobs)
+            drift = z_loss(logprobs.log_normalizers_M, prepared.targets)
+            return MicroLoss(nll + self.z_loss_coef * drift, {**figures, "z_loss": drift}, logprobs)
+
+        micro_batches = [
+            MicroBatch(batch.rows, partial(loss_of, batch), batch.for_guests, partial(read, batch))
+            for batch in on_device(prepared.micro_batches, run.ranks.device)
+        ]
+        trainee = Trainee("train", run.engine, micro_batches, run.guests, prepared.counted)
+        totals, figures = accumulate([trainee], prepared.work)
         seconds = time.monotonic() - started
-        figures = {
+        return {
             "train/loss": totals["loss"],
-            "train/token_accuracy": totals["right"] / targets,
+            "train/token_accuracy": totals["right"] / prepared.targets,
             **run.speed_figures(totals, seconds),
-            **routers.figures("train"),
-            **report.figures("train"),
-            **head.end("train"),
+            **figures,
+            **({"train/z_loss": totals["z_loss"]} if self.z_loss_coef else {}),
         }
-        if self.z_loss_coef:
-            figures["train/z_loss"] = totals["z_loss"]
-        return figures
 
     def _noise(self, micro_batch: SentenceBatch, step: int) -> torch.Tensor | None:
         """NEFTune's noise; its seeds are the sequences' places in the run, so that the layout changes nothing."""
@@ -270,13 +257,13 @@ class SftTrainer:
         found = []
         for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
             documents = [[_document(groups[number], plan) for number in row] for row in rows]
-            token_rows = laid_out(documents, run.settings.pad_token_id, run.images, lacks, run.mtp.trains)
+            token_rows = laid_out(documents, run.settings.pad_token_id, run.images, lacks, run.guests.needs_before)
             found.append(
                 SentenceBatch(
                     pinned(token_rows, ranks.device),
                     tuple(place for row in rows for number in row for place in places[number]),
                     tuple(document for row in documents for document in row),
-                    pinned(run.mtp.entries(token_rows), ranks.device),
+                    pinned(run.guests.prepare(token_rows), ranks.device),
                 )
             )
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,9 +19,9 @@ import torch
 
 from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, preference_loss
 from training.utils.divergence.signs import EQUAL_PAIRS
-from training.utils.engine.ranks.collectives import summed_numbers
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
+from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.transfer import moved
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.preference.batches import (
     PreferenceBatch,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.opening.result import TrainingResult
     from training.utils.preference.evaluation import ScoredResponses
-
-_SUMS = ("loss", "pairs", "right", "chosen_reward", "rejected_reward")
 
 
 @dataclass(frozen=True)
@@ -98,15 +97,15 @@ class DpoTrainer:
         if not len(run.eval_rows):
             return None
         run.engine.eval()
-        sums: dict[str, float | torch.Tensor] = dict.fromkeys(_SUMS, 0.0)
+        sums = DeviceSums()
         read: list[tuple[np.ndarray, torch.Tensor]] = []
         with torch.no_grad():
             for laid_out in eval_batches(run, are_targets=True):
-                batch = moved(laid_out, run.ranks.device)
-                _, figures, rewards_B = self._loss(batch, self.references.eval(batch), float(len(run.eval_rows)))
-                sums = {name: sums[name] + figures[name] for name in _SUMS}
-                read.append((np.column_stack([batch.row_B, batch.place_B, batch.tokens_B]), rewards_B))
-        result = DpoEvaluation(**_means(summed_numbers(sums, run.ranks.device)))
+                [batch] = on_device([laid_out], run.ranks.device)
+                found = self._loss(batch, self.references.eval(batch), float(len(run.eval_rows)))
+                sums.add(found.figures)
+                read.append((np.column_stack([batch.row_B, batch.place_B, batch.tokens_B]), found.read))
+        result = DpoEvaluation(**_means(sums.totals(run.ranks.device)))
         run.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
         if run.samples.count:
             write_ranked_samples(run, step, _gathered_rewards(read))
@@ -116,30 +115,23 @@ class DpoTrainer:
         run = self.run
         started = time.monotonic()
         prepared = step.ready()
-        batches = [moved(batch, run.ranks.device) for batch in prepared.batches]
+        batches = on_device(prepared.batches, run.ranks.device)
         references = read_reference(self.references.train, run.engine, batches)
-        sums: dict[str, float | torch.Tensor] = dict.fromkeys(_SUMS, 0.0)
-        run.engine.train()
-        routers = run.routers.of_step([batch.ranked.rows for batch in batches])
-        for batch, reference_B in zip(batches, references, strict=True):
-            loss, figures, _ = self._loss(batch, reference_B, float(len(step.taken)))
-            run.engine.backward(loss + routers.part(batch.ranked.rows))
-            sums = {name: sums[name] + figures[name] for name in _SUMS}
-        report = run.engine.step()
-        totals = summed_numbers({**sums, **prepared.work}, run.ranks.device)
+        micro_batches = [
+            MicroBatch(batch.ranked.rows, partial(self._loss, batch, reference_B, float(len(step.taken))))
+            for batch, reference_B in zip(batches, references, strict=True)
+        ]
+        totals, figures = accumulate([Trainee("train", run.engine, micro_batches, run.guests)], prepared.work)
         seconds = time.monotonic() - started
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},
             "train/pairs_per_second": totals["pairs"] / seconds,
             **run.speed_figures(totals, seconds),
-            **routers.figures("train"),
-            **report.figures("train"),
+            **figures,
         }
 
-    def _loss(
-        self, batch: PreferenceBatch, reference_B: torch.Tensor, prompts: float
-    ) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], torch.Tensor]:
-        """This micro-batch's part of the loss, a scalar, of the sums named in _SUMS, and the implicit rewards [B]."""
+    def _loss(self, batch: PreferenceBatch, reference_B: torch.Tensor, prompts: float) -> MicroLoss:
+        """This micro-batch's part of the loss; `read` are the implicit rewards [B]."""
         ranked, objective = batch.ranked, self.objective
         rows = ranked.rows
         logprobs_M = self.run.engine(rows).logprobs_M
@@ -153,11 +145,14 @@ class DpoTrainer:
             loss = loss + objective.sft_coef * best_response_loss(logprobs_B, tokens_B, batch.is_best_B, prompts)
         rewards_B = objective.beta * ratios_B.detach()
         better_Q, worse_Q = rewards_B.index_select(0, ranked.better_Q), rewards_B.index_select(0, ranked.worse_Q)
-        # Read after the step: a number that is read here would wait for the device.
-        loss_sum, right, chosen, rejected = (
-            part.detach().double() for part in (loss, (better_Q > worse_Q).sum(), better_Q.sum(), worse_Q.sum())
-        )
-        return loss, dict(zip(_SUMS, (loss_sum, better_Q.numel(), right, chosen, rejected), strict=True)), rewards_B
+        figures: dict[str, float | torch.Tensor] = {
+            "loss": loss,
+            "pairs": better_Q.numel(),
+            "right": (better_Q > worse_Q).sum(),
+            "chosen_reward": better_Q.sum(),
+            "rejected_reward": worse_Q.sum(),
+        }
+        return MicroLoss(loss, figures, rewards_B)
 
 
 def _gathered_rewards(read: Sequence[tuple[np.ndarray, torch.Tensor]]) -> ScoredResponses:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,9 +17,8 @@ from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.report import gain_sentence
 from training.utils.divergence.signs import EQUAL_PAIRS
-from training.utils.engine.ranks.collectives import summed_numbers
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.transfer import moved
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, train_batches
 from training.utils.preference.evaluation import (
@@ -124,27 +124,21 @@ class RewardTrainer:
         run = self.run
         started = time.monotonic()
         prepared = step.ready()
-        sums: dict[str, float | torch.Tensor] = {"loss": 0.0, "pairs": 0.0, "right": 0.0}
-        prompts = float(len(step.taken))
-        run.engine.train()
-        batches = [moved(batch, run.ranks.device) for batch in prepared.batches]
-        routers = run.routers.of_step([batch.ranked.rows for batch in batches])
-        for batch in batches:
-            read = self.read(run.engine, batch)
+
+        def loss_of(batch: PreferenceBatch) -> MicroLoss:
+            read, prompts = self.read(run.engine, batch), float(len(step.taken))
             loss = ranking_loss(read.better_M, read.worse_M, read.margin_M, read.weight_M, prompts, self.options)
-            run.engine.backward(loss + routers.part(batch.ranked.rows))
-            # Read after the step: a number that is read here would wait for the device.
-            sums["loss"] += loss.detach().double()
-            sums["pairs"] += read.end_Q.numel()
-            sums["right"] += (read.better_M > read.worse_M)[read.end_Q].sum().double()
-        report = run.engine.step()
-        totals = summed_numbers({**sums, **prepared.work}, run.ranks.device)
+            right = (read.better_M > read.worse_M)[read.end_Q].sum()
+            return MicroLoss(loss, {"loss": loss, "pairs": read.end_Q.numel(), "right": right})
+
+        batches = on_device(prepared.batches, run.ranks.device)
+        micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
+        totals, figures = accumulate([Trainee("train", run.engine, micro_batches, run.guests)], prepared.work)
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],
             "train/accuracy": totals["right"] / totals["pairs"],
             "train/pairs_per_second": totals["pairs"] / seconds,
             **run.speed_figures(totals, seconds),
-            **routers.figures("train"),
-            **report.figures("train"),
+            **figures,
         }

@@ -19,7 +19,6 @@ from training.utils.dry_run.plan import (
     PlannedPictures,
     kept_features_line,
     picture_lines,
-    plan_head,
     plan_training,
     planned_limits,
     rows_at_most,
@@ -73,7 +72,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
         moments.append(Moment(f"in a backward of the {role}", (*backward.lines, *reused.get(role, ()))))
         moments.append(Moment(f"in the {role}'s optimizer step", stepping.lines))
     sentences = [f"{role}: {sentence}" for role, planned in trained.items() for sentence in planned.sentences]
-    head = plan_head(actor, flags.mtp.settings(), roles.engine("actor"), ranks, device)
+    head = flags.guests.planned(actor, roles.engine("actor"), ranks, device)
     if head is not None:
         sentence, memory = head
         sentences.append(sentence)

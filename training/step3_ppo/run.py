@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
@@ -16,7 +15,6 @@ from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.flags.arguments import resolved_settings
-from training.utils.mtp.opening import head_writer
 from training.utils.opening.flags import RunFlags
 from training.utils.opening.opened_run import planned_run
 
@@ -70,4 +68,4 @@ def run(flags: PpoFlags, components: Components) -> None:
             result = trainer.train()
         summary = result.summary()
         closing = closing_sentence(summary, opened.folder, ppo.val_only) + result.signs
-        opened.finish(parts, {"summary.json": summary}, closing, partial(head_writer, roles.mtp))
+        opened.finish(parts, {"summary.json": summary}, closing, roles.actor_guests)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.layout.rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.mtp.layout.entries import MtpEntries
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,14 @@ class LeftOut:
 @dataclass(frozen=True)
 class Forward:
     """A micro-batch to learn from. numbers: of its sequences among all ranks' (`sequence_number`), in the order of the
-    rows. policy, the critic's values_M: with their graphs, if the micro-batch was read for learning too. entries: of a
-    head for multi-token prediction, if there is one."""
+    rows. policy, the critic's values_M: with their graphs, if the micro-batch was read for learning too. for_guests: of
+    the actor (`Guests.prepare`)."""
 
     numbers: Sequence[int]
     rows: TokenRows
     policy: TokenLogprobs | None = None
     values_M: torch.Tensor | None = None
-    entries: tuple[MtpEntries, ...] = ()
+    for_guests: tuple[Any, ...] = ()
 
 
 def sequence_number(rank: int, index: int, samples_per_prompt: int, world_size: int) -> int:

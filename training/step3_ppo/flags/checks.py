@@ -14,7 +14,7 @@ from training.utils.environments.loading import Environments, load_environments
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.table import checked_engine
 from training.utils.loading.configurations import check_positions, check_trains, load_config
-from training.utils.models.quantized.quantization import NO_MTP, check_beside_quantization, check_package, check_ranks
+from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
 from training.utils.mtp.for_vllm import check_form
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 
@@ -68,8 +68,7 @@ def checked_components(flags: PpoFlags) -> Components:
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)
-    layers = flags.mtp.mtp_num_layers
-    check_beside_quantization(mistakes, roles, {f"--mtp_num_layers {layers}": NO_MTP if layers else None})
+    check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
         check_package(mistakes, roles)
     mistakes.require(

@@ -14,6 +14,7 @@ from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.mtp.arguments import MtpArguments
+from training.utils.opening.guests import GuestSettings
 from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
@@ -41,3 +42,8 @@ class PpoFlags(NamedTuple):
     def longest_tokens(self) -> int:
         """Of a prompt with its response."""
         return self.data.rows.max_prompt_seq_len + self.ppo.max_answer_seq_len
+
+    @property
+    def guests(self) -> GuestSettings:
+        """What trains beside actor and critic, or adds to their losses."""
+        return GuestSettings(self.roles.router_aux_loss_coef, self.mtp.settings())

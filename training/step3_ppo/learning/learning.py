@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,12 +34,12 @@ from training.step3_ppo.measures.measures import Measure, Moments, figures_of, m
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.documents import TokenSequence, first_alike, plain
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.ranks.collectives import gathered, summed_numbers
+from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
 from training.utils.layout.transfer import moved, pinned
-from training.utils.routers.step_loss import StepRouterLoss
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -48,42 +48,10 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.layout.rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.routers.step_loss import StepRouterLoss
 
 
-class FigurePart(NamedTuple):
-    """A micro-batch's part of a figure: of a sum over the step, as losses are, or of a mean over the tokens that
-    count."""
-
-    value: torch.Tensor
-    is_token_mean: bool = False
-
-
-def token_mean_part(values_M: torch.Tensor) -> FigurePart:
-    """values_M: 0 where a token does not count."""
-    return FigurePart(values_M.sum(), is_token_mean=True)
-
-
-class _StepSums:
-    """The figures' parts of a step's micro-batches, on the device until the step is over: a number that is read before
-    would wait for it."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._token_means: set[str] = set()
-
-    def add(self, parts: Mapping[str, FigurePart]) -> None:
-        for name, part in parts.items():
-            value = part.value.detach().double()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-            self._token_means |= {name} if part.is_token_mean else set()
-
-    def figures(self, tokens: float, device: torch.device) -> dict[str, float]:
-        """Of all ranks; {} where no token counts. A collective."""
-        totals = summed_numbers(self._sums, device)
-        if not tokens:  # there are no means
-            return {}
-        return {name: value / tokens if name in self._token_means else value for name, value in totals.items()}
+# Figures that are means over the tokens that count; the others are sums over the step, as losses are.
+_TOKEN_MEANS = ("actor/clip_fraction", "actor/ratio", "actor/update_kl", "actor/entropy", "critic/clip_fraction")
 
 
 @dataclass(frozen=True)
@@ -108,46 +76,33 @@ class Learner:
         sequences: the minibatch of all ranks. texts: one block per sequence, or none. forwards: this rank's of the
         minibatch, from `forwards`, or those that reading has made; each of these is good for one backward.
         """
-        actor, critic, device = self.roles.actor, self.roles.critic, self.roles.actor.ranks.device
+        roles, device = self.roles, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
         totals, actor_totals = self._totals(sequences)
-        tokens = totals.tokens
         selected = None
         if self.settings.policy_loss.keys is not None:
-            selected = _selected_tokens(sequences, self.settings, tokens, noise_seed, device)
-        sums = _StepSums()
-        forwards = [
-            replace(forward, rows=moved(forward.rows, device), entries=moved(forward.entries, device))
-            for forward in forwards
+            selected = _selected_tokens(sequences, self.settings, totals.tokens, noise_seed, device)
+        batches = [
+            (forward, TokenColumns([by_number[number] for number in forward.numbers], device))
+            for forward in on_device(forwards, device)
         ]
-        texts_of_all = [plain(part) for sequence in sequences for part in sequence.tokens.parts]
-        head = self.roles.mtp.of_step(self.roles.mtp.targets(texts_of_all))
-        text_rows = []
-        if texts:
-            text_rows = [moved(rows, device) for _, rows in self.experience.share(texts, device, sharing=False)]
-        actor_routers, critic_routers = self._routers(forwards, text_rows)
-        for forward in forwards:
-            batch = TokenColumns([by_number[number] for number in forward.numbers], device)
-            seen: dict[str, FigurePart] = {}
-            if self.train_actor:
-                read = self._read(forward)
-                loss, seen = self._actor_loss(forward, read, batch, actor_totals, selected)
-                actor.backward(loss + actor_routers.part(forward.rows))
-                head.learn(read, forward.entries)
-            if critic is not None:
-                values_M = critic(forward.rows, at="targets") if forward.values_M is None else forward.values_M
-                loss, own = self._critic_loss(values_M, forward, batch, totals)
-                critic.backward(loss + critic_routers.part(forward.rows))
-                seen |= own
-            sums.add(seen)
-        if text_rows:
-            text_tokens = float(sum(int(text.is_target.sum()) for text in texts))
-            sums.add({"actor/pretraining_loss": self._learn_texts(text_rows, text_tokens, actor_routers)})
-        figures = actor.step().figures("actor") | head.end("actor") if self.train_actor else {}
-        if critic is not None:
-            figures |= critic.step().figures("critic")
-        figures |= actor_routers.figures("actor") | critic_routers.figures("critic")
-        return figures | sums.figures(tokens, device)
+        trainees = []
+        if self.train_actor:
+            learnt = [
+                MicroBatch(part.rows, partial(self._actor_loss, part, own, actor_totals, selected), part.for_guests)
+                for part, own in batches
+            ]
+            read_alone = self._text_batches(texts, device)
+            guests = roles.actor_guests
+            counted = guests.tally([plain(part) for each in sequences for part in each.tokens.parts]) if guests else ()
+            trainees.append(Trainee("actor", roles.actor, [*learnt, *read_alone], guests, counted))
+        if roles.critic is not None:
+            learnt = [MicroBatch(part.rows, partial(self._critic_loss, part, own, totals)) for part, own in batches]
+            trainees.append(Trainee("critic", roles.critic, learnt, roles.critic_guests))
+        sums, figures = accumulate(trainees)
+        if totals.tokens:  # otherwise there are no means
+            figures |= {name: value / totals.tokens if name in _TOKEN_MEANS else value for name, value in sums.items()}
+        return figures
 
     def _totals(self, sequences: Sequence[TrainingSequence]) -> tuple[StepTotals, StepTotals]:
         """Return the totals of all responses that count, which the step's denominators are, and those of the actor's
@@ -157,44 +112,39 @@ class Learner:
         tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
         return StepTotals(tokens, float(len(counted)), longest), StepTotals(*counted_by_the_actor(counted), longest)
 
-    def _learn_texts(self, text_rows: Sequence[TokenRows], tokens: float, routers: StepRouterLoss) -> FigurePart:
-        """Run forwards and backwards of this rank's texts; return its part of their loss, before the coefficient.
-        tokens: that are predicted, on all ranks."""
+    def _text_batches(self, texts: Sequence[TokenSequence], device: torch.device) -> list[MicroBatch]:
+        """Return this rank's micro-batches of texts, which are only read if their loss has no weight."""
+        if not texts:
+            return []
         actor, coefficient = self.roles.actor, self.settings.unsup_coef
-        found = torch.zeros((), dtype=torch.float64, device=actor.ranks.device)
-        for rows in text_rows:
-            with torch.set_grad_enabled(coefficient > 0):
-                loss = pretraining_loss(actor(rows).logprobs_M, tokens)
-            if coefficient > 0:
-                actor.backward(coefficient * loss + routers.part(rows))
-            found += loss.detach().double()
-        return FigurePart(found)
+        tokens = float(sum(int(text.is_target.sum()) for text in texts))
 
-    def _routers(
-        self, forwards: Sequence[Forward], text_rows: Sequence[TokenRows]
-    ) -> tuple[StepRouterLoss, StepRouterLoss]:
-        """Begin the step's balancing losses, of actor and critic. Their load is of all that they learn from: responses
-        that do not count in the policy's loss too, texts where they have a coefficient."""
-        rows = [forward.rows for forward in forwards]
-        learnt = [*rows, *(text_rows if self.settings.unsup_coef > 0 else ())] if self.train_actor else []
-        return self.roles.actor_routers.of_step(learnt), self.roles.critic_routers.of_step(rows)
+        def loss_of(rows: TokenRows) -> MicroLoss:
+            loss = pretraining_loss(actor(rows).logprobs_M, tokens)
+            return MicroLoss(coefficient * loss, {"actor/pretraining_loss": loss})
+
+        shares = [moved(rows, device) for _, rows in self.experience.share(texts, device, sharing=False)]
+        return [MicroBatch(rows, partial(loss_of, rows), learns=coefficient > 0) for rows in shares]
 
     def forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
         """Return this rank's forwards of a minibatch, laid out on the CPU. Pure."""
-        mtp, device = self.roles.mtp, self.roles.actor.ranks.device
+        guests, device = self.roles.actor_guests, self.roles.actor.ranks.device
         tokens = [sequence.tokens for sequence in sequences]
         return [
-            Forward([sequences[index].number for index in indices], rows, entries=pinned(mtp.entries(rows), device))
-            for indices, rows in self.experience.share(tokens, device, with_before=mtp.trains)
+            Forward(
+                [sequences[index].number for index in indices], rows, for_guests=pinned(guests.prepare(rows), device)
+            )
+            for indices, rows in self.experience.share(tokens, device, with_before=guests.needs_before)
         ]
 
     def _read(self, forward: Forward) -> TokenLogprobs:
-        """Return what the actor says of a micro-batch's targets."""
+        """Return the actor's log-probabilities of a micro-batch's targets."""
         if forward.policy is not None:
             return forward.policy
-        with_entropy, mtp = self.settings.entropy_coef > 0, self.roles.mtp
-        asked = {"with_logits": self._exact_kl, **mtp.asked(forward.entries)}
-        return self.roles.actor(forward.rows, self.experience.temperature, with_entropy, **asked)
+        with_entropy, more = self.settings.entropy_coef > 0, self.roles.actor_guests.forward_kwargs(forward.for_guests)
+        return self.roles.actor(
+            forward.rows, self.experience.temperature, with_entropy, with_logits=self._exact_kl, **more
+        )
 
     @property
     def _exact_kl(self) -> bool:
@@ -205,14 +155,13 @@ class Learner:
     def _actor_loss(
         self,
         forward: Forward,
-        read: TokenLogprobs,
         batch: TokenColumns,
         totals: StepTotals,
         selected: dict[int, torch.Tensor] | None,
-    ) -> tuple[torch.Tensor, dict[str, FigurePart]]:
-        """Return this micro-batch's part of the actor's loss, and its summands of the figures. read: what the actor
-        said of it. selected: by a sequence's number, the tokens that KL-Cov or Clip-Cov treats apart; None for other
-        losses."""
+    ) -> MicroLoss:
+        """Return this micro-batch's part of the actor's loss. selected: by a sequence's number, the tokens that KL-Cov
+        or Clip-Cov treats apart; None for other losses."""
+        read = self._read(forward)
         roles, settings, kl, temperature = self.roles, self.settings, self.experience.kl, self.experience.temperature
         rows, exact_kl = forward.rows, self._exact_kl
         selected_M = None
@@ -236,32 +185,32 @@ class Learner:
         loss = (policy_M * weights_M).sum()
         counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
         seen = {
-            "actor/policy_loss": FigurePart(loss),
-            "actor/clip_fraction": token_mean_part(clipped_M * counted_M),
-            "actor/ratio": token_mean_part(log_ratio_M.exp() * counted_M),
-            "actor/update_kl": token_mean_part(-(log_ratio_M * counted_M)),
+            "actor/policy_loss": loss,
+            "actor/clip_fraction": (clipped_M * counted_M).sum(),
+            "actor/ratio": (log_ratio_M.exp() * counted_M).sum(),
+            "actor/update_kl": (-(log_ratio_M * counted_M)).sum(),
         }
         if kl.in_loss and roles.reference is not None:
             pair = (read.logits_MV, ref_logits_MV) if exact_kl else (read.logprobs_M, batch.ref_logprobs_M)
             kl_loss = (kl.estimator.estimate(*pair) * weights_M).sum()
             loss = loss + self.kl_coef * kl_loss
-            seen["actor/kl_loss"] = FigurePart(kl_loss)
+            seen["actor/kl_loss"] = kl_loss
         if read.entropies_M is not None:
             loss = loss + (entropy_loss(read.entropies_M, settings.entropy_coef) * weights_M).sum()
-            seen["actor/entropy"] = token_mean_part(read.entropies_M.detach() * counted_M)
-        return loss, seen
+            seen["actor/entropy"] = (read.entropies_M.detach() * counted_M).sum()
+        return MicroLoss(loss, seen, read)
 
-    def _critic_loss(
-        self, values_M: torch.Tensor, forward: Forward, batch: TokenColumns, totals: StepTotals
-    ) -> tuple[torch.Tensor, dict[str, FigurePart]]:
+    def _critic_loss(self, forward: Forward, batch: TokenColumns, totals: StepTotals) -> MicroLoss:
+        values_M = forward.values_M
+        if values_M is None:
+            assert self.roles.critic is not None
+            values_M = self.roles.critic(forward.rows, at="targets")
         assert batch.values_M is not None and batch.returns_M is not None  # an experience has both if there is a critic
         clip_range = self.settings.clip_range_value
         loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
         loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
-        return loss, {
-            "critic/value_loss": FigurePart(loss),
-            "critic/clip_fraction": token_mean_part(clipped_M * batch.counted_M),
-        }
+        clipped = (clipped_M * batch.counted_M).sum()
+        return MicroLoss(loss, {"critic/value_loss": loss, "critic/clip_fraction": clipped})
 
 
 def _selected_tokens(

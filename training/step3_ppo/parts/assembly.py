@@ -13,18 +13,14 @@ from training.step3_ppo.roles.loading import RolesNeeded, load_roles
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
+from training.utils.contracts.guests import Guests
 from training.utils.data.files.digests import digest_files
 from training.utils.loading.configurations import model_files
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import set_stop_tokens
-from training.utils.mtp.head import new_head
-from training.utils.mtp.lending import WholeHead
-from training.utils.mtp.opening import open_head
 from training.utils.opening.setup import may_pack
-from training.utils.routers.routers import has_routers
-from training.utils.routers.step_loss import RouterLoss, router_loss
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +35,7 @@ if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.layout.rows import TokenRows
+    from training.utils.opening.guests import GuestSettings
 
 
 def open_rollout_engine(
@@ -76,10 +73,10 @@ def _engine(
     """What draws, by guesses if they are asked for, and with environments if there are any."""
     engine = components.rollout_engine.create(decode, longest_tokens=flags.longest_tokens, vllm=flags.vllm)
     if components.speculation is not None:
-        layers, ranks, lent_head = roles.mtp.depths, roles.actor.ranks, None
+        ranks, lent_head = roles.actor.ranks, None
         if components.speculation.by == BY_HEAD:
-            assert roles.mtp.head is not None, "checked with the flags"
-            lent_head = WholeHead(roles.mtp.head, partial(new_head, roles.actor_model, layers, flags.run.seed)).lent
+            lent_head = roles.actor_guests.lent_guesser(roles.actor_model, flags.run.seed)
+            assert lent_head is not None, "checked with the flags"
         engine.speculate(components.speculation, lent_head, lambda sentence: log(sentence, ranks.is_main))
     if components.environments is None:
         return engine
@@ -107,7 +104,14 @@ def open_roles(
         RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model),
         inputs.images,
     )
-    return with_head(checked_roles(flags, roles), flags, optimizer_steps - warmup_steps)
+    return with_guests(
+        checked_roles(flags, roles),
+        flags.guests,
+        path=flags.roles.actor_model_name_or_path,
+        total_steps=optimizer_steps - warmup_steps,
+        seed=flags.run.seed,
+        reuses_forwards=flags.ppo.reuse_forwards,
+    )
 
 
 def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
@@ -123,7 +127,7 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
         frozen = roles.reference.frozen
         check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
     longest = flags.longest_tokens
-    data, head = flags.data.chat.needs_segments, flags.mtp.settings().needs_segments
+    data, head = flags.data.chat.needs_segments, flags.guests.needs_segments
     needs = [data or (head if model is roles.actor_model else None) for model, _, _ in read]
     packs = [
         may_pack(flags.ppo.padded, model, engine, forward, longest, log, needs_segments=needed)
@@ -131,42 +135,27 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
     ]
     if flags.ppo.reuse_forwards:
         check_reusable(roles)
-    roles = balanced_roles(roles, flags.roles.router_aux_loss_coef, flags.ppo.reuse_forwards)
     return replace(roles, packs=all(packs))
 
 
-def with_head(roles: Roles, flags: PpoFlags, total_steps: int) -> Roles:
-    """Return the roles with the head for multi-token prediction that the flags ask for. A collective.
-    total_steps: of the actor's optimizer."""
-    path, seed = flags.roles.actor_model_name_or_path, flags.run.seed
-    return replace(roles, mtp=open_head(flags.mtp.settings(), path, roles.actor, roles.actor_model, total_steps, seed))
+def with_guests(
+    roles: Roles, settings: GuestSettings, *, path: str, total_steps: int, seed: int, reuses_forwards: bool = False
+) -> Roles:
+    """Return the roles with what trains beside them. A collective. path: of the actor; total_steps: of its optimizer.
 
-
-def balanced_roles(roles: Roles, coefficient: float | None, reuses_forwards: bool) -> Roles:
-    """Return the roles with the balancing losses of their routers.
-
-    coefficient: of both; None takes each model's own
-    reuses_forwards: ThreestepError if there is a loss: the whole step's load has to be known before its first backward
-
-    Raises ThreestepError for a coefficient where there is nothing to balance.
+    reuses_forwards: ThreestepError if a guest cannot learn from forwards before the step
     """
-    models = [model for model in (roles.actor_model, roles.critic_model) if model is not None]
-    is_mixture = any(has_routers(model) for model in models)
-
-    def balanced(engine: TrainingEngine | None, model: PreTrainedModel | None) -> RouterLoss:
-        if engine is None or model is None:
-            return RouterLoss()
-        # The coefficient is for the one of the two that has routers, or for both.
-        is_for_it = has_routers(model) or not is_mixture
-        return router_loss(engine, model, coefficient if is_for_it else None)
-
-    actor, critic = balanced(roles.actor, roles.actor_model), balanced(roles.critic, roles.critic_model)
-    if reuses_forwards and (actor.routed is not None or critic.routed is not None):
-        raise ThreestepError(
-            "--reuse_forwards learns from the forwards that read, and the balancing loss of the routers needs the "
-            "load of the whole step before; give --router_aux_loss_coef 0, or leave --reuse_forwards out"
-        )
-    return replace(roles, actor_routers=actor, critic_routers=critic)
+    models = [(roles.actor, roles.actor_model)]
+    if roles.critic is not None and roles.critic_model is not None:
+        models.append((roles.critic, roles.critic_model))
+    actor, critic = (*settings.open(models, path, total_steps, seed), Guests())[:2]
+    for guest in (*actor, *critic):
+        if reuses_forwards and guest.why_not_ahead:
+            raise ThreestepError(
+                f"--reuse_forwards learns from the forwards that read, and {guest.why_not_ahead}, or leave "
+                "--reuse_forwards out"
+            )
+    return replace(roles, actor_guests=actor, critic_guests=critic)
 
 
 def check_reusable(roles: Roles) -> None:

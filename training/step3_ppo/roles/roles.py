@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from training.utils.contracts.guests import Guests
 from training.utils.engine.whole_model import WholeModel
 from training.utils.models.adapters.lora import adapters_off
-from training.utils.mtp.training import MultiTokenPrediction
-from training.utils.routers.step_loss import RouterLoss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,8 +62,7 @@ class Roles:
     """critic: None if advantages need no values. reference: None without a KL. reward_model: None if only functions
     reward. average: of the actor's weights, if asked for.
     packs: documents may share rows of every model.
-    actor_routers, critic_routers: the balancing loss of a mixture of experts.
-    mtp: trains a head for multi-token prediction beside the actor, if one is asked for.
+    actor_guests, critic_guests: what trains beside them, or adds to their losses.
     """
 
     actor: TrainingEngine
@@ -74,9 +72,8 @@ class Roles:
     average: WeightAverage | None = None
     saved: SavedBeside = SavedBeside()
     packs: bool = False
-    actor_routers: RouterLoss = field(default_factory=RouterLoss)
-    critic_routers: RouterLoss = field(default_factory=RouterLoss)
-    mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
+    actor_guests: Guests = Guests()
+    critic_guests: Guests = Guests()
 
     @property
     def actor_model(self) -> PreTrainedModel:
@@ -101,7 +98,8 @@ class Roles:
     @property
     def trained(self) -> dict[str, TrainingEngine]:
         """The engines that a checkpoint holds, by its names for them."""
-        return {"actor": self.actor, **({} if self.critic is None else {"critic": self.critic}), **self.mtp.engines}
+        critic = {} if self.critic is None else {"critic": self.critic}
+        return {"actor": self.actor, **critic, **self.actor_guests.engines, **self.critic_guests.engines}
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -18,14 +18,12 @@ from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.quantized.quantized import count_weights, quantized_layers
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
-from training.utils.mtp.head import new_head
 
 if TYPE_CHECKING:
     from training.utils.dry_run.device import PlannedDevice
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.images.spans import ImagePixels
     from training.utils.models.settings import ModelSettings
-    from training.utils.mtp.settings import MtpSettings
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def plan_training(
 ) -> PlannedModel:
     """Return what training `model` (on the meta device) takes of one rank."""
     trained = _trained_elements(model)
-    config, engine = _engine_of(model, settings, ranks, device)
+    config, engine = engine_of(model, settings, ranks, device)
     engine, whole_layer = _with_rounded_weights(engine, model)
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
@@ -157,21 +155,7 @@ def picture_lines(
     ]
 
 
-def plan_head(
-    model: Any, mtp: MtpSettings, settings: EngineSettings, ranks: int, device: PlannedDevice
-) -> tuple[str, EngineMemory] | None:
-    """Return a sentence on the head for multi-token prediction beside `model` (on the meta device), and what training
-    it holds of one rank besides its activations; None without one. ThreestepError if the model cannot have such a
-    head."""
-    if not mtp.layers:
-        return None
-    head = new_head(model, mtp.layers, seed=0, final_norm=mtp.final_norm)
-    _, engine = _engine_of(head, settings, ranks, device)
-    weights = sum(part.numel() for part in head.parameters())
-    return f"multi-token prediction: a head of {mtp.layers}, {weights:,} weights", engine.named("mtp")
-
-
-def _engine_of(
+def engine_of(
     model: Any, settings: EngineSettings, ranks: int, device: PlannedDevice
 ) -> tuple[dict[str, Any], EngineMemory]:
     """DeepSpeed's configuration for `model`, and what its engine holds."""

@@ -27,7 +27,7 @@ def moved(batch: Batch, device: torch.device | str) -> Batch:
 
 def _all(batch: Any, act: Any, leaves: bool = False) -> Any:
     is_tuple = type(batch) is tuple  # not a named one
-    return tuple(_each(part, act, leaves) for part in batch) if is_tuple else _each(batch, act, leaves)
+    return tuple(_all(part, act, leaves) for part in batch) if is_tuple else _each(batch, act, leaves)
 
 
 def _each(batch: Any, act: Any, leaves: bool = False) -> Any:

@@ -37,8 +37,7 @@ class TokenLogprobs(NamedTuple):
     is_greedy_M: bool, the target's logit is larger than every other one; in a tie it is not.
     entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
     collisions_M: the sum of the squared probabilities, that two draws agree; without a gradient; None unless asked for.
-    states: of the trunk; None unless asked for.
-    ahead: what a head for multi-token prediction says of its targets, of each depth; () unless asked for.
+    beside: what `after_trunk` returned; None without it.
     """
 
     logprobs_M: torch.Tensor
@@ -47,8 +46,7 @@ class TokenLogprobs(NamedTuple):
     entropies_M: torch.Tensor | None
     logits_MV: torch.Tensor | None = None
     collisions_M: torch.Tensor | None = None
-    states: TrunkStates | None = None
-    ahead: tuple[TokenLogprobs, ...] = ()
+    beside: Any = None
 
     def listed(self, read_M: torch.Tensor | None) -> TokenLogprobs:
         """Return the same for each of `TokenRows.target_ids_M`, of what was read of `TokenRows.reads`. read_M: of the
@@ -60,14 +58,6 @@ class TokenLogprobs(NamedTuple):
             return part.index_select(0, read_M) if isinstance(part, torch.Tensor) else part
 
         return TokenLogprobs(*map(of_owners, self))
-
-
-class TrunkStates(NamedTuple):
-    """What a head for multi-token prediction reads of a model, detached: its last states of every slot (and what fills
-    the rows), and its input embeddings of the rows' tokens, without noise."""
-
-    hidden_LH: torch.Tensor
-    embeddings_LH: torch.Tensor
 
 
 class TargetHead(nn.Module):

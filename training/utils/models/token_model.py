@@ -9,7 +9,7 @@ H hidden size, V vocabulary, E width of the input embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +20,12 @@ from training.utils.base.errors import ThreestepError
 from training.utils.images.models.kept_features import image_inputs
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
-from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
+from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, read_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.layout.rows import TokenRows
-    from training.utils.mtp.layout.entries import MtpEntries
 
 
 class PolicyModel(nn.Module):
@@ -35,15 +34,18 @@ class PolicyModel(nn.Module):
     Where its logits are one linear layer on its last hidden state, only those of predicting positions are computed.
 
     chunk_mb: MiB of float32 logits that are computed at a time (`target_head`); 0 for the default of a CPU
-    mtp_head: a head for multi-token prediction (`mtp.head.MtpHead`) that is trained with the model, by one loss
+    beside: further modules that are trained with the model, by one loss and under these names
     """
 
-    def __init__(self, model: PreTrainedModel, chunk_mb: int = CHUNK_MB, mtp_head: nn.Module | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, chunk_mb: int = CHUNK_MB, beside: Mapping[str, nn.Module] | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         head: Any = model.get_output_embeddings()
         self._target_head = TargetHead(head, (chunk_mb or CHUNK_MB) * 2**20) if head_is_linear(model) else None
-        self.mtp_head = mtp_head
+        for name, module in (beside or {}).items():
+            self.add_module(name, module)
 
     @property
     def vocabulary(self) -> int:
@@ -63,22 +65,18 @@ class PolicyModel(nn.Module):
         noise_NTE: torch.Tensor | None = None,
         with_logits: bool = False,
         with_collisions: bool = False,
-        entries: Sequence[MtpEntries] | None = None,
+        after_trunk: Callable[[PolicyModel, TokenRows, torch.Tensor], Any] | None = None,
     ) -> TokenLogprobs:
-        """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory. entries: of a
-        head for multi-token prediction: where the output layer is linear, return `ahead` too, or, without `mtp_head`,
-        the `states` that a head beside this model reads. None: no such head."""
+        """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory.
+        after_trunk: makes `beside` of this model, the rows and the trunk's states [L, H]; not called where the output
+        layer is not linear."""
         asked = (temperature, with_entropy)
         target_ids_U, predictor_U = rows.reads()  # what several sequences share is read once
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
             read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(rows.read_M)
-            if entries is None:
-                return read
-            if self.mtp_head is None:
-                return read._replace(states=self._states(rows, hidden_LH))
-            return read._replace(ahead=self._ahead(rows, hidden_LH, self.mtp_head, entries))
+            return read if after_trunk is None else read._replace(beside=after_trunk(self, rows, hidden_LH))
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
         read = read_logits(logits_UV, target_ids_U, *asked, with_collisions)
@@ -88,23 +86,6 @@ class PolicyModel(nn.Module):
     def target_head(self) -> TargetHead | None:
         """The output layer, if the logits are it on the last state."""
         return self._target_head
-
-    def _ahead(
-        self, rows: TokenRows, hidden_LH: torch.Tensor, mtp_head: nn.Module, entries: Sequence[MtpEntries]
-    ) -> tuple[TokenLogprobs, ...]:
-        """Of each depth, with gradients for states, embeddings and output layer."""
-        assert self._target_head is not None
-        embeddings_NTE = self.model.get_input_embeddings()(rows.input_ids_NT)
-        states = mtp_head(hidden_LH, embeddings_NTE.flatten(0, 1), tuple(entries))
-        return tuple(
-            self._target_head(hidden_MH, entry.rows.target_ids_M, 1.0, False)
-            for hidden_MH, entry in zip(states, entries, strict=True)
-        )
-
-    def _states(self, rows: TokenRows, hidden_LH: torch.Tensor) -> TrunkStates:
-        with torch.no_grad():
-            embeddings_NTE = self.model.get_input_embeddings()(rows.input_ids_NT)
-        return TrunkStates(hidden_LH.detach(), embeddings_NTE.flatten(0, 1))
 
 
 class ScalarModel(nn.Module):

@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from training.utils.engine.training_engine import TrainingEngine
     from training.utils.mtp.head import MtpHead
-    from training.utils.mtp.training import HeadTraining
 
 
 class WholeHead:
-    """Lends the head that `training` trains, in eval mode with whole weights."""
+    """Lends the head that `engine` trains, in eval mode with whole weights."""
 
-    def __init__(self, training: HeadTraining, make_empty: Callable[[], MtpHead]) -> None:
+    def __init__(self, engine: TrainingEngine, make_empty: Callable[[], MtpHead]) -> None:
         """make_empty: makes a head of the same kind, with whole weights of any value."""
-        self._training, self._make_empty = training, make_empty
+        self._engine, self._make_empty = engine, make_empty
         self._copy: MtpHead | None = None
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[MtpHead]:
         """A collective under ZeRO-3: all ranks enter together."""
-        engine = self._training.engine
+        engine = self._engine
         head = cast("MtpHead", engine.module)
         if engine.settings.zero_stage == 3:
             if self._copy is None:

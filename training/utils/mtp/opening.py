@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,15 +34,15 @@ def open_head(
     model: PreTrainedModel,
     total_steps: int,
     seed: int,
-) -> MultiTokenPrediction:
-    """Return the head of `settings`, under DeepSpeed as `policy` is; without one where none is asked for. A collective.
+) -> MultiTokenPrediction | None:
+    """Return the head of `settings`, under DeepSpeed as `policy` is; None where none is trained. A collective.
 
     path: of the model that `policy` trains, whose folder may hold a head. model: inside `policy`, with the head of
     `joint_head` beside it where both are trained by one loss.
     Raises ThreestepError if the model cannot have such a head.
     """
     if not settings.layers:
-        return MultiTokenPrediction()
+        return None
     engine = policy
     if settings.detach:
         head = _made_head(settings, path, model, seed, policy.ranks, partial(policy.full_tensors, model))
@@ -100,17 +100,6 @@ def _described(stored: int, layers: int, origin: str) -> str:
     if layers > stored:
         parts.append(f"{layers - stored} new, with the weights of the model's last block")
     return f"a head of {layers}: {' and '.join(parts)}"
-
-
-def head_writer(prediction: MultiTokenPrediction) -> Callable[[Any], None] | None:
-    """Return what writes the head into a model folder on rank 0; None without a head. A collective."""
-    if prediction.head is None:
-        return None
-    from training.utils.mtp.folder import save_head
-
-    tensors = prediction.head.engine.full_state(prediction.head.module)
-    layers = prediction.head.depths
-    return lambda folder: save_head(folder, layers, tensors)
 
 
 def _first(head: MtpHead, count: int) -> MtpHead:

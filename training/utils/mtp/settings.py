@@ -40,6 +40,20 @@ class MtpSettings:
         """The flag that hides slots from each other, if there is a head: its model must take a mask of segments."""
         return f"--mtp_num_layers {self.layers}" if self.layers else None
 
+    def beside_quantization(self) -> dict[str, str | None]:
+        """The flag that does not go with quantized weights, and why if it is set."""
+        why = "whose head starts as a layer of exact weights" if self.layers else None
+        return {f"--mtp_num_layers {self.layers}": why}
+
+
+def check_beside_adapters(mistakes: Mistakes, settings: MtpSettings, lora_dim: int) -> None:
+    """Note a head whose loss is to train all of a model of which only adapters train."""
+    mistakes.require(
+        settings.detach or not lora_dim,
+        "--mtp_detach false trains all of the model by the head's loss too, and --lora_dim "
+        f"{lora_dim} adapters alone; leave one of the two out",
+    )
+
 
 def check_mtp(mistakes: Mistakes, settings: MtpSettings) -> None:
     """Note what is set of a head that is not there."""

@@ -10,23 +10,35 @@ M targets of one depth, H hidden size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.engine.ranks.collectives import summed_numbers
+from training.utils.contracts.guests import Guest, GuestStep
+from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.engine.whole_weights import whole_weights
-from training.utils.mtp.folder import FOLDER
-from training.utils.mtp.layout.entries import MtpEntries, mtp_entries, mtp_targets
+from training.utils.mtp.folder import FOLDER, save_head
+from training.utils.mtp.head import new_head
+from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
+from training.utils.mtp.lending import WholeHead
+from training.utils.mtp.reading import INSIDE, read_ahead, read_states
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
     from training.utils.contracts.documents import Document
+    from training.utils.contracts.rollout_engine import LentHead
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.layout.rows import TokenRows
-    from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
+    from training.utils.models.target_head import TargetHead, TokenLogprobs
     from training.utils.mtp.head import MtpHead
+    from training.utils.mtp.layout.entries import MtpEntries
+    from training.utils.mtp.reading import TrunkStates
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class HeadTraining:
     def module(self) -> MtpHead:
         """The head, which may be sharded."""
         module: Any = self.engine.module
-        return module.mtp_head if self.is_joint else module
+        return module.get_submodule(INSIDE) if self.is_joint else module
 
     def read(self, states: TrunkStates, entries: Sequence[MtpEntries]) -> list[TokenLogprobs]:
         """Return what each depth says of its targets; inside `output_layer_whole` alone."""
@@ -72,130 +84,117 @@ class HeadTraining:
 
 
 @dataclass(frozen=True)
-class MultiTokenPrediction:
-    """What a loop asks of a head. head: None where none is trained; then nothing is laid out, run or reported."""
+class MultiTokenPrediction(Guest):
+    """The guest of a model that has a head in training."""
 
-    head: HeadTraining | None = None
+    head: HeadTraining
 
-    @property
-    def trains(self) -> bool:
-        return self.head is not None
+    needs_before = True
 
     @property
     def engines(self) -> dict[str, TrainingEngine]:
-        """What a checkpoint holds of it, by its name there."""
-        return {} if self.head is None or self.head.is_joint else {FOLDER: self.head.engine}
+        """See `Guest.engines`."""
+        return {} if self.head.is_joint else {FOLDER: self.head.engine}
 
-    @property
-    def depths(self) -> int:
-        return 0 if self.head is None else self.head.depths
+    def prepare(self, rows: TokenRows) -> tuple[MtpEntries, ...]:
+        """Return the entries of each depth."""
+        return mtp_entries(rows, self.head.depths)
 
-    def asked(self, entries: Sequence[MtpEntries]) -> dict[str, Any]:
-        """Return what a forward of the model gets in its keyword arguments."""
-        return {"entries": tuple(entries)} if self.trains else {}
+    def tally(self, documents: Sequence[Document]) -> tuple[int, ...]:
+        """Return how many targets each depth has in `documents`."""
+        return tuple(mtp_targets(documents, depth) for depth in range(1, self.head.depths + 1))
 
-    def entries(self, rows: TokenRows) -> tuple[MtpEntries, ...]:
-        """Of rows on the CPU, made with `with_before=self.trains`."""
-        return mtp_entries(rows, self.depths) if self.trains else ()
+    def forward_kwargs(self, prepared: Sequence[MtpEntries]) -> dict[str, Any]:
+        """See `Guest.forward_kwargs`."""
+        return {"after_trunk": partial(read_ahead, entries=prepared) if self.head.is_joint else read_states}
 
-    def targets(self, documents: Sequence[Document]) -> tuple[int, ...]:
-        """How many targets each depth has in `documents`."""
-        return tuple(mtp_targets(documents, depth) for depth in range(1, self.depths + 1))
-
-    def of_step(self, targets: Sequence[int]) -> MtpStep:
-        """Begin an optimizer step. targets: of each depth, in the whole step, on all ranks."""
-        if self.head is not None:
-            self.head.engine.train()
-        return MtpStep(self.head, tuple(targets))
+    def begin(self, rows: Any, forward: Any, counted: tuple[int, ...]) -> MtpStep:
+        """See `Guest.begin`. counted: targets of each depth, in the whole step, on all ranks."""
+        self.head.engine.train()
+        return MtpStep(self.head, counted)
 
     @torch.no_grad()
-    def judged(self, read: TokenLogprobs, entries: Sequence[MtpEntries], sums: MtpSums) -> None:
-        """Add what each depth says of an evaluation's rows to `sums`."""
-        if self.head is None:
-            return
+    def evaluate(self, read: TokenLogprobs, prepared: Sequence[MtpEntries]) -> dict[str, float | torch.Tensor]:
+        """See `Guest.evaluate`."""
         if self.head.is_joint:
-            sums.add_all(read.ahead)
-            return
-        assert read.states is not None
+            return _summands(read.beside)
         self.head.engine.eval()
         with self.head.output_layer_whole():
-            sums.add_all(self.head.read(read.states, entries))
+            return _summands(self.head.read(read.beside, prepared))
+
+    def evaluated(self, group: str, totals: Mapping[str, float]) -> dict[str, float]:
+        """See `Guest.evaluated`."""
+        return _figures(group, self.head.depths, totals)
+
+    def model_writer(self) -> Callable[[Path], None]:
+        """See `Guest.model_writer`."""
+        tensors = self.head.engine.full_state(self.head.module)
+        return lambda folder: save_head(folder, self.head.depths, tensors)
+
+    def lent_guesser(self, model: PreTrainedModel, seed: int) -> LentHead:
+        """See `Guest.lent_guesser`."""
+        return WholeHead(self.head.engine, partial(new_head, model, self.head.depths, seed)).lent
 
 
-class MtpSums:
-    """Sums of a rank over the targets of each depth, by name; on the device until they are read."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float | torch.Tensor] = {}
-
-    def add(self, depth: int, read: TokenLogprobs) -> None:
-        """Add the targets of one micro-batch."""
-        self._add(f"nll_{depth}", -read.logprobs_M.detach().sum().double())
-        self._add(f"right_{depth}", read.is_greedy_M.sum().double())
-        self._add(f"targets_{depth}", float(read.logprobs_M.numel()))
-
-    def add_all(self, read: Sequence[TokenLogprobs]) -> None:
-        """The same of every depth, from the first."""
-        for depth, own in enumerate(read, start=1):
-            self.add(depth, own)
-
-    def _add(self, name: str, value: float | torch.Tensor) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + value
-
-    def figures(self, group: str, depths: int, device: torch.device) -> dict[str, float]:
-        """Means over all ranks: GROUP/mtp_loss, nats a target, the mean of the depths; GROUP/mtp_acceptance_D, the
-        share of targets that are the head's first choice at depth D. {} without a head. A collective with one."""
-        if not depths:
-            return {}
-        names = [f"{kind}_{depth}" for kind in ("nll", "right", "targets") for depth in range(1, depths + 1)]
-        totals = summed_numbers({name: self.sums.get(name, 0.0) for name in names}, device)
-        of_depths = [(totals[f"targets_{depth}"], depth) for depth in range(1, depths + 1)]
-        known = [(count, depth) for count, depth in of_depths if count]
-        figures = {f"{group}/mtp_acceptance_{depth}": totals[f"right_{depth}"] / count for count, depth in known}
-        if known:
-            figures[f"{group}/mtp_loss"] = sum(totals[f"nll_{depth}"] / count for count, depth in known) / len(known)
-        return figures
+def _summands(read: Sequence[TokenLogprobs]) -> dict[str, float | torch.Tensor]:
+    """Of a micro-batch, by name. read: of each depth."""
+    found: dict[str, float | torch.Tensor] = {}
+    for depth, own in enumerate(read, start=1):
+        found[f"nll_{depth}"] = -own.logprobs_M.detach().sum()
+        found[f"right_{depth}"] = own.is_greedy_M.sum()
+        found[f"targets_{depth}"] = float(own.logprobs_M.numel())
+    return found
 
 
-@dataclass
-class MtpStep:
-    """One optimizer step of a head; without one, nothing."""
+def _figures(group: str, depths: int, totals: Mapping[str, float]) -> dict[str, float]:
+    """Means over all ranks: GROUP/mtp_loss, nats a target, the mean of the depths; GROUP/mtp_acceptance_D, the share of
+    targets that are the head's first choice at depth D. totals: of `_summands`."""
+    of_depths = [(totals[f"targets_{depth}"], depth) for depth in range(1, depths + 1)]
+    known = [(count, depth) for count, depth in of_depths if count]
+    figures = {f"{group}/mtp_acceptance_{depth}": totals[f"right_{depth}"] / count for count, depth in known}
+    if known:
+        figures[f"{group}/mtp_loss"] = sum(totals[f"nll_{depth}"] / count for count, depth in known) / len(known)
+    return figures
 
-    head: HeadTraining | None
-    targets: tuple[int, ...]
-    sums: MtpSums = field(default_factory=MtpSums)
 
-    def part(self, read: TokenLogprobs) -> torch.Tensor | float:
-        """Return the coefficient x this micro-batch's part of the head's loss, for the model's own backward; 0.0 unless
-        both are trained by one loss."""
-        if self.head is None or not self.head.is_joint:
+class MtpStep(GuestStep):
+    """One optimizer step of a head. targets: of each depth, in the whole step, on all ranks."""
+
+    def __init__(self, head: HeadTraining, targets: tuple[int, ...]) -> None:
+        self._head, self._targets, self._sums = head, targets, DeviceSums()
+
+    @property
+    def sums(self) -> Mapping[str, float | torch.Tensor]:
+        """See `GuestStep.sums`."""
+        return self._sums.sums
+
+    def loss_part(self, rows: TokenRows, read: TokenLogprobs) -> torch.Tensor | float:
+        """Return the coefficient x this micro-batch's part of the head's loss; 0.0 unless both are trained by one
+        loss."""
+        if not self._head.is_joint:
             return 0.0
-        self.sums.add_all(read.ahead)
-        return self._loss(self.head, read.ahead)
+        self._sums.add(_summands(read.beside))
+        return self._loss(read.beside)
 
-    def learn(self, read: TokenLogprobs, entries: Sequence[MtpEntries]) -> None:
-        """Run forward and backward of one micro-batch, after the model's own; nothing if both have one loss. read: what
-        the model returned, with its `states`. A collective; every rank has as many."""
-        if self.head is None or self.head.is_joint:
+    def after_backward(self, read: TokenLogprobs, prepared: Sequence[MtpEntries] | None) -> None:
+        """Run forward and backward of a head beside the model. read: what the model returned, with its states."""
+        if prepared is None or self._head.is_joint:
             return
-        assert read.states is not None
-        with self.head.output_layer_whole():
-            own = self.head.read(read.states, entries)
-            self.head.engine.backward(self._loss(self.head, own))
-        self.sums.add_all(own)
+        with self._head.output_layer_whole():
+            own = self._head.read(read.beside, prepared)
+            self._head.engine.backward(self._loss(own))
+        self._sums.add(_summands(own))
 
-    def _loss(self, head: HeadTraining, read: Sequence[TokenLogprobs]) -> torch.Tensor:
-        parts = [-each.logprobs_M.sum() / max(1, count) for each, count in zip(read, self.targets, strict=True)]
-        return head.loss_coef * torch.stack(parts).mean()
+    def _loss(self, read: Sequence[TokenLogprobs]) -> torch.Tensor:
+        parts = [-each.logprobs_M.sum() / max(1, count) for each, count in zip(read, self._targets, strict=True)]
+        return self._head.loss_coef * torch.stack(parts).mean()
 
-    def end(self, group: str) -> dict[str, float]:
-        """Take the step, which the model's own engine takes if both have one; return its figures, over all ranks."""
-        if self.head is None:
-            return {}
-        found = self.sums.figures(group, self.head.depths, self.head.engine.ranks.device)
-        if self.head.is_joint:
+    def end(self, group: str, totals: Mapping[str, float]) -> dict[str, float]:
+        """Take the step, which the model's own engine has taken if both have one; return its figures."""
+        found = _figures(group, self._head.depths, totals)
+        if self._head.is_joint:
             return found
-        report = self.head.engine.step().figures("mtp")
+        report = self._head.engine.step().figures("mtp")
         if "mtp/grad_norm" in report:
             found[f"{group}/mtp_grad_norm"] = report["mtp/grad_norm"]
         return {**found, f"{group}/mtp_skipped": report["mtp/skipped"]}

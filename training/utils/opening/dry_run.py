@@ -10,7 +10,6 @@ from training.utils.dry_run.plan import (
     LargestForward,
     PlannedPictures,
     kept_features_line,
-    plan_head,
     plan_training,
     rows_at_most,
 )
@@ -39,7 +38,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     pictures = None if seen is None else PlannedPictures(*seen, tokens, tokens * engine.gradient_accumulation_steps)
     forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, pictures=pictures)
     planned = plan_training(built, forward, model, settings, ranks, device)
-    head = plan_head(built, flags.mtp, settings, ranks, device)
+    head = flags.guests.planned(built, settings, ranks, device)
     sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
     batches = (
         f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "

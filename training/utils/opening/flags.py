@@ -13,6 +13,7 @@ from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
 from training.utils.mtp.settings import MtpSettings
+from training.utils.opening.guests import GuestSettings
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 
@@ -65,9 +66,9 @@ class OneModelFlags:
         return replace(self.model.settings(), takes_images=self.step.reads_images, new_head=new_head)
 
     @property
-    def mtp(self) -> MtpSettings:
-        """The head for multi-token prediction, of steps that can train one."""
-        return getattr(self.own, "mtp", MtpSettings())
+    def guests(self) -> GuestSettings:
+        """What trains beside the model, or adds to its loss; a head, of steps that can train one."""
+        return GuestSettings(self.model.router_aux_loss_coef, getattr(self.own, "mtp", MtpSettings()))
 
 
 # From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.

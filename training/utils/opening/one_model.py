@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.models.quantized.quantization import NO_MTP, NOT_SHARDED, check_beside_quantization, check_package
+from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
 from training.utils.opening.flags import OneModelFlags
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.result import TrainingResult
@@ -77,17 +77,12 @@ def one_model_program(
 def _check_model_flags(flags: OneModelFlags) -> None:
     """ThreestepError if base weights shall be quantized that cannot be, or adapters trained with a head's loss."""
     mistakes = Mistakes()
-    layers = flags.mtp.layers
     others = {
         "--zero_stage 3": NOT_SHARDED if flags.engine.zero_stage == 3 else None,
-        f"--mtp_num_layers {layers}": NO_MTP if layers else None,
+        **flags.guests.beside_quantization(),
     }
     check_beside_quantization(mistakes, flags.model, others)
-    mistakes.require(
-        flags.mtp.detach or not flags.model.lora_dim,
-        "--mtp_detach false trains all of the model by the head's loss too, and --lora_dim "
-        f"{flags.model.lora_dim} adapters alone; leave one of the two out",
-    )
+    flags.guests.check(mistakes, flags.model.lora_dim)
     if not flags.run.dry_run:
         check_package(mistakes, flags.model)
     mistakes.raise_if_any()

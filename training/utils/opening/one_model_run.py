@@ -28,13 +28,11 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.mtp.opening import head_writer, joint_head, open_head
 from training.utils.opening.opened_model import OpenedModel
 from training.utils.opening.opened_run import RunData, planned_run
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.setup import compute_meter, load_under, may_pack, whole_steps
 from training.utils.opening.training_run import LoopSettings, TrainingRun
-from training.utils.routers.step_loss import router_loss
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +57,7 @@ def run_one_model(
 ) -> None:
     """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
     arguments are."""
-    data, head_flags = flags.data, flags.mtp
+    data = flags.data
     with planned_run(flags.of_run) as planned:
         ranks = planned.ranks
         _check_start(flags, scores)
@@ -85,14 +83,13 @@ def run_one_model(
             data.rows.max_seq_len,
             log,
             sharing=phase == 2 or flags.engine.share_beginnings > 0,
-            needs_segments=data.chat.needs_segments or head_flags.needs_segments,
+            needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
         images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
-        routers = router_loss(engine, model, flags.model.router_aux_loss_coef)
-        mtp = open_head(head_flags, start.name_or_path, engine, model, steps[0], flags.run.seed)
+        [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         processor = processor_of(start.name_or_path, model)
-        parts = CheckpointParts({"model": engine, **mtp.engines}, ranks, None, {"model": tokenizer}, processor)
+        parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
         with run.reported(parts, read_data, _start_digests(flags, rereads_start)) as reported:
             training = TrainingRun(
@@ -102,13 +99,12 @@ def run_one_model(
                 rows.eval,
                 loop,
                 *reported,
-                routers,
-                mtp,
+                guests,
                 _samples(flags, run.folder, rows, tokenizer, ends),
                 images,
             )
             result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.own)
-        run.finish(parts, result.figures, _closing(flags, run.folder, result), partial(head_writer, mtp))
+        run.finish(parts, result.figures, _closing(flags, run.folder, result), guests)
 
 
 def _closing(flags: OneModelFlags, folder: RunFolder, result: TrainingResult) -> str:
@@ -224,8 +220,8 @@ def _engine(
     model = load_under(settings, ranks, load)
     if scores:
         return model, TrainingEngine(ScalarModel(model), settings, ranks, total_steps)
-    head = joint_head(flags.mtp, start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks)
-    return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, head), settings, ranks, total_steps)
+    beside = flags.guests.inside(start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks)
+    return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, beside), settings, ranks, total_steps)
 
 
 def loop_settings(

@@ -26,6 +26,7 @@ from training.utils.run.run_folder import BAD_STEPS, RunFolder
 if TYPE_CHECKING:
     from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.contracts.checkpoints import Checkpoints
+    from training.utils.contracts.guests import Guests
     from training.utils.data.cache.reports import BuildReport
     from training.utils.models.settings import ModelSettings
     from training.utils.opening.flags import RunFlags
@@ -118,18 +119,17 @@ class OpenedRun:
         parts: CheckpointParts,
         figures: Mapping[str, dict[str, Any]],
         closing: str,
-        head_writer: Callable[[], Callable[[Any], None] | None],
+        guests: Guests,
     ) -> None:
         """Write the models, and then all else that a run leaves. A collective, and the last use of the models.
 
-        figures: closing figures, by file. closing: the last line of the log. head_writer: returns what writes a head
-        into the first model's folder, or None; a collective
+        figures: closing figures, by file. closing: the last line of the log. guests: of the first model
 
         ThreestepError if a model is not where it belongs.
         """
         final = FinalModels(self.folder.path, self.flags.checkpoints, self.ranks)
         if self.flags.trains:
-            _write_models(final, parts, head_writer)
+            _write_models(final, parts, guests)
         for name, content in figures.items():
             self.folder.write_figures(name, content)
         close_run(self.folder, self.flags.settings, self.flags.trains)
@@ -147,9 +147,7 @@ def _saved(parts: CheckpointParts) -> dict[str, SavedModel]:
     }
 
 
-def _write_models(
-    final: FinalModels, parts: CheckpointParts, head_writer: Callable[[], Callable[[Any], None] | None]
-) -> None:
+def _write_models(final: FinalModels, parts: CheckpointParts, guests: Guests) -> None:
     """Write model/, further engines' folders by their names and, of an average, model_ema/. A collective; the average
     takes the place of the first engine's weights."""
     saved = _saved(parts)
@@ -157,8 +155,11 @@ def _write_models(
 
     def write(folder: str, name: str) -> None:
         model, tokenizer = saved[name]
-        tensors, write_head = parts.engines[name].full_state(model), head_writer() if folder == "model" else None
-        beside = partial(write_beside, write_head, parts.processor)
+        tensors, write_more = (
+            parts.engines[name].full_state(model),
+            guests.model_writer() if folder == "model" else None,
+        )
+        beside = partial(write_beside, write_more, parts.processor)
         final.write(folder, partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
 
     write("model", first)

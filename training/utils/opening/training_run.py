@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from training.utils.base.console import LogPace, log
 from training.utils.checkpoints.loop import Checkpoints
 from training.utils.checkpoints.records import check_keys, record_of
+from training.utils.contracts.guests import Guests
 from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs
-from training.utils.mtp.training import MultiTokenPrediction
 from training.utils.opening.result import TrainingResult
 from training.utils.opening.samples import EvaluationSamples
-from training.utils.routers.step_loss import RouterLoss
 from training.utils.run.ahead import Ahead
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
@@ -85,8 +84,7 @@ class TrainingRun(Generic[Row]):
     metrics: MetricsWriter
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     bad_steps: BadSteps = field(default_factory=BadSteps)
-    routers: RouterLoss = field(default_factory=RouterLoss)
-    mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
+    guests: Guests = Guests()
     samples: EvaluationSamples = EvaluationSamples()
     images: RowImages | None = None
 

@@ -1,4 +1,4 @@
-"""The balancing loss of an engine's routers, exact for the whole optimizer step.
+"""The balancing loss of an engine's routers, a guest of its model, exact for the whole optimizer step.
 
 An expert's load is a share of all tokens of the step, and multiplies the gradient of each of them. So where a step has
 several micro-batches, forwards without gradients count the load before the first backward; where it has one, the ranks
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.utils.base.console import log
+from training.utils.contracts.guests import Guest, GuestStep
 from training.utils.engine.ranks.collectives import summed
 from training.utils.routers.routers import (
     Balance,
@@ -21,6 +22,7 @@ from training.utils.routers.routers import (
     RouterSums,
     balance_of,
     balancing_loss,
+    has_routers,
     largest_load,
     router_sums,
 )
@@ -32,18 +34,29 @@ if TYPE_CHECKING:
     from training.utils.layout.rows import TokenRows
 
 
-class Routed(NamedTuple):
-    """A model whose routers are balanced. balance: its coefficient is not 0."""
+@dataclass(frozen=True)
+class RouterLoss(Guest):
+    """Of one model, which `engine` trains. balance: its coefficient is not 0."""
 
     engine: TrainingEngine
     balance: Balance
     record: RouterRecord
 
+    why_not_ahead = (
+        "the balancing loss of the routers needs the load of the whole step before; give --router_aux_loss_coef 0"
+    )
+
+    def begin(
+        self, rows: Sequence[TokenRows], forward: Callable[[int, TokenRows], Any], counted: Any = None
+    ) -> StepRouterLoss:
+        """See `Guest.begin`."""
+        return StepRouterLoss(self, self.load(rows, forward) if len(rows) > 1 else None)
+
     def sums(self, rows: TokenRows) -> RouterSums:
         """Of the forward of `rows` that has just run."""
         return router_sums(self.record.take(), rows.copies_NT().flatten(), self.balance.top_k)
 
-    def counted(self, rows: Sequence[TokenRows], forward: Callable[[int, TokenRows], Any]) -> RouterSums:
+    def load(self, rows: Sequence[TokenRows], forward: Callable[[int, TokenRows], Any]) -> RouterSums:
         """The load of all micro-batches on all ranks. Dropout draws here what it will draw in training."""
         device = self.engine.ranks.device
         parts = []
@@ -58,59 +71,48 @@ class Routed(NamedTuple):
         return _of_all_ranks(RouterSums(*(torch.stack(several).sum(0) for several in zip(*parts, strict=True))))
 
 
-@dataclass(frozen=True)
-class RouterLoss:
-    """Of one model. routed: None adds no loss."""
-
-    routed: Routed | None = None
-
-    def of_step(
-        self, rows: Sequence[TokenRows], forward: Callable[[int, TokenRows], Any] | None = None
-    ) -> StepRouterLoss:
-        """Begin an optimizer step on these micro-batches, in train mode. A collective; every rank has as many.
-
-        forward: given a micro-batch's index and its rows without targets, runs the engine on them as training will;
-            default: the engine on the rows alone.
-        """
-        step = StepRouterLoss(self.routed)
-        if self.routed is not None and len(rows) > 1:
-            engine = self.routed.engine
-            step.load = self.routed.counted(rows, forward or (lambda index, part: engine(part)))
-        return step
-
-
-class StepRouterLoss:
+class StepRouterLoss(GuestStep):
     """One optimizer step. load: of all its tokens, once it is known."""
 
-    def __init__(self, routed: Routed | None) -> None:
-        self._routed = routed
-        self.load: RouterSums | None = None
+    def __init__(self, routers: RouterLoss, load: RouterSums | None) -> None:
+        self._routers, self.load = routers, load
 
-    def part(self, rows: TokenRows) -> torch.Tensor | float:
-        """Return the coefficient x the part of the loss of this micro-batch, whose forward has just run; 0.0 without
-        routers. A collective where the step has one micro-batch."""
-        if self._routed is None:
-            return 0.0
-        own = self._routed.sums(rows)
+    def loss_part(self, rows: TokenRows, read: Any = None) -> torch.Tensor:
+        """Return the coefficient x the part of the loss of this micro-batch. A collective where the step has one
+        micro-batch."""
+        own = self._routers.sums(rows)
         if self.load is None:
             self.load = _of_all_ranks(own)
-        return self._routed.balance.coefficient * balancing_loss(own.probability_E, self.load)
+        return self._routers.balance.coefficient * balancing_loss(own.probability_E, self.load)
 
-    def figures(self, group: str) -> dict[str, float]:
-        """GROUP/router_loss, before its coefficient, and GROUP/router_load_max; nothing without routers."""
+    def end(self, group: str, totals: Any = None) -> dict[str, float]:
+        """GROUP/router_loss, before its coefficient, and GROUP/router_load_max."""
         if self.load is None:
             return {}
         loss = float(balancing_loss(self.load.probability_E, self.load))
         return {f"{group}/router_loss": loss, f"{group}/router_load_max": largest_load(self.load)}
 
 
-def router_loss(engine: TrainingEngine, model: PreTrainedModel, coefficient: float | None) -> RouterLoss:
-    """Return the router loss of `model`, inside `engine`, and log what applies. Arguments and errors: `balance_of`."""
+def router_losses(
+    models: Sequence[tuple[TrainingEngine, PreTrainedModel]], coefficient: float | None
+) -> list[RouterLoss | None]:
+    """Return the router loss of each model, inside its engine, and log what applies; None where nothing is added.
+
+    coefficient: of those that have routers, or of all if none has. Arguments and errors otherwise: `balance_of`.
+    """
+    is_mixture = any(has_routers(model) for _, model in models)
+    return [
+        _router_loss(engine, model, coefficient if has_routers(model) or not is_mixture else None)
+        for engine, model in models
+    ]
+
+
+def _router_loss(engine: TrainingEngine, model: PreTrainedModel, coefficient: float | None) -> RouterLoss | None:
     balance = balance_of(model, coefficient)
     if balance is None:
-        return RouterLoss()
+        return None
     log(f"{type(model).__name__}: {balance.said}", engine.ranks.is_main)
-    return RouterLoss(Routed(engine, balance, RouterRecord(model)) if balance.coefficient else None)
+    return RouterLoss(engine, balance, RouterRecord(model)) if balance.coefficient else None
 
 
 def _of_all_ranks(own: RouterSums) -> RouterSums:

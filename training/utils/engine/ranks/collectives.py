@@ -49,6 +49,28 @@ def _number(number: float | torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.full((), float(number), dtype=torch.float64, device=device)
 
 
+class DeviceSums:
+    """Sums by name, in float64, on the device until they are read: to read one earlier would wait for it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float | torch.Tensor] = {}
+
+    def add(self, numbers: Mapping[str, float | torch.Tensor]) -> None:
+        """Add numbers, or tensors of one, without their gradients."""
+        for name, number in numbers.items():
+            value = number.detach().double() if isinstance(number, torch.Tensor) else number
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    @property
+    def sums(self) -> Mapping[str, float | torch.Tensor]:
+        """This rank's."""
+        return self._sums
+
+    def totals(self, device: torch.device) -> dict[str, float]:
+        """Of all ranks (`summed_numbers`). A collective."""
+        return summed_numbers(self._sums, device)
+
+
 def gathered(item: Any) -> list[Any]:
     """Return every rank's `item`, in the order of ranks, on every rank. For small objects only."""
     if not several_ranks():

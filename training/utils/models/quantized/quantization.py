@@ -19,7 +19,6 @@ EIGHT_BIT_HELP = "With LoRA: keep the linear layers' frozen weights in 8 bits."
 KIND_HELP = "Which 4 bits: nf4, for weights as a normal distribution draws them, or fp4, a float of four bits."
 DOUBLE_HELP = "Quantize the scales of the 4-bit weights too: 4.13 bits a weight, not 4.5."
 NOT_SHARDED = "as rounded weights are whole on every rank"
-NO_MTP = "whose head starts as a layer of exact weights"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,144 @@
+"""Guests: features that add to a model's loss or train beside the model, which its trainer need not know.
+
+A trainer holds the `Guests` of each model. In an optimizer step (`engine.accumulate`) they act in the order of the
+tuple, and that order is part of the result:
+    `begin`, before the first forward that learns
+    of each micro-batch: its forward with `forward_kwargs`, the backward of its loss + `loss_part`, `after_backward`
+    the engine's step; then `end`, with the guest's `sums` over all ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.utils.contracts.documents import Document
+    from training.utils.contracts.rollout_engine import LentHead
+
+
+class GuestStep:
+    """One optimizer step of a guest; this one does nothing."""
+
+    @property
+    def sums(self) -> Mapping[str, float | torch.Tensor]:
+        """This rank's sums for `end`, the same names on every rank; on the device."""
+        return {}
+
+    def loss_part(self, rows: Any, read: Any) -> torch.Tensor | float:
+        """Return what the guest adds to the loss of a micro-batch whose forward has just run. A collective.
+        rows: its TokenRows. read: what the model returned."""
+        return 0.0
+
+    def after_backward(self, read: Any, prepared: Any) -> None:
+        """Act after the backward of a micro-batch. prepared: of `Guest.prepare`; None where it was not called. A
+        collective."""
+
+    def end(self, group: str, totals: Mapping[str, float]) -> dict[str, float]:
+        """Take the guest's step; return its figures, named GROUP/... totals: `sums` over all ranks. A collective."""
+        return {}
+
+
+class Guest:
+    """This one does nothing; each feature overrides what it needs.
+
+    needs_before: rows are laid out with `TokenRows.before_NT`.
+    why_not_ahead: why the guest cannot learn from a forward that ran before the step began; empty if it can.
+    """
+
+    needs_before = False
+    why_not_ahead = ""
+
+    @property
+    def engines(self) -> Mapping[str, Any]:
+        """Training engines of the guest's own, by the names that checkpoints have for them."""
+        return {}
+
+    def prepare(self, rows: Any) -> Any:
+        """Return what the guest reads of a micro-batch's TokenRows, on the CPU: tensors in records and tuples. Pure."""
+        return None
+
+    def tally(self, documents: Sequence[Document]) -> Any:
+        """Return what the guest has to know of a whole optimizer step, given the documents of all ranks. Pure."""
+        return None
+
+    def forward_kwargs(self, prepared: Any) -> Mapping[str, Any]:
+        """Return keyword arguments for the model's forward of a micro-batch."""
+        return {}
+
+    def begin(self, rows: Sequence[Any], forward: Callable[[int, Any], Any], counted: Any) -> GuestStep:
+        """Begin an optimizer step, in train mode. A collective; every rank has as many micro-batches.
+
+        rows: TokenRows of the micro-batches that learn. forward: given an index of these and its rows without targets,
+        runs the model on them as training will. counted: of `tally`.
+        """
+        return GuestStep()
+
+    def evaluate(self, read: Any, prepared: Any) -> Mapping[str, float | torch.Tensor]:
+        """Return summands of the figures of an evaluation: of one micro-batch, the same names for each."""
+        return {}
+
+    def evaluated(self, group: str, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return an evaluation's figures, named GROUP/... totals: the summands' sums over all ranks."""
+        return {}
+
+    def model_writer(self) -> Callable[[Path], None] | None:
+        """Return what writes the guest into a model folder on rank 0; None if it leaves nothing. A collective."""
+        return None
+
+    def lent_guesser(self, model: Any, seed: int) -> LentHead | None:
+        """Return what lends rollouts of `model` a head to guess tokens by (`contracts.guessers`); None without one."""
+        return None
+
+
+class Guests(tuple[Guest, ...]):
+    """The guests of one model."""
+
+    __slots__ = ()
+
+    @property
+    def needs_before(self) -> bool:
+        return any(guest.needs_before for guest in self)
+
+    @property
+    def engines(self) -> dict[str, Any]:
+        return {name: engine for guest in self for name, engine in guest.engines.items()}
+
+    def prepare(self, rows: Any) -> tuple[Any, ...]:
+        return tuple(guest.prepare(rows) for guest in self)
+
+    def tally(self, documents: Sequence[Document]) -> tuple[Any, ...]:
+        return tuple(guest.tally(documents) for guest in self)
+
+    def forward_kwargs(self, prepared: Sequence[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for guest, own in zip(self, prepared, strict=True):
+            found |= guest.forward_kwargs(own)
+        return found
+
+    def evaluate(self, read: Any, prepared: Sequence[Any]) -> dict[str, float | torch.Tensor]:
+        found: dict[str, float | torch.Tensor] = {}
+        for guest, own in zip(self, prepared, strict=True):
+            found |= guest.evaluate(read, own)
+        return found
+
+    def evaluated(self, group: str, totals: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for guest in self for name, value in guest.evaluated(group, totals).items()}
+
+    def model_writer(self) -> Callable[[Path], None] | None:
+        """A collective."""
+        writers = [write for guest in self if (write := guest.model_writer()) is not None]
+        if not writers:
+            return None
+
+        def write_all(folder: Path) -> None:
+            for write in writers:
+                write(folder)
+
+        return write_all
+
+    def lent_guesser(self, model: Any, seed: int) -> LentHead | None:
+        return next((lent for guest in self if (lent := guest.lent_guesser(model, seed)) is not None), None)

@@ -1,0 +1,129 @@
+"""The inner optimizer step of every trainer: micro-batches forward and backward, one step, and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+
+from training.utils.contracts.guests import Guests
+from training.utils.engine.ranks.collectives import DeviceSums
+from training.utils.layout.transfer import moved
+
+if TYPE_CHECKING:
+    from training.utils.contracts.guests import GuestStep
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.layout.rows import TokenRows
+
+Batch = TypeVar("Batch")
+
+
+class MicroLoss(NamedTuple):
+    """loss: this micro-batch's part of the step's loss, a scalar. figures: to be summed over micro-batches and ranks.
+    read: what the model returned, for its guests."""
+
+    loss: torch.Tensor
+    figures: Mapping[str, float | torch.Tensor]
+    read: Any = None
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward, and its backward.
+
+    rows: on the device.
+    loss: runs the forward.
+    for_guests: what `Guests.prepare` made of the rows; () where they have nothing to do but `loss_part`.
+    forward: given the rows without targets, runs the model as `loss` will; default: the engine on the rows alone.
+    learns: False only reads, without a backward.
+    """
+
+    rows: TokenRows
+    loss: Callable[[], MicroLoss]
+    for_guests: tuple[Any, ...] = ()
+    forward: Callable[[TokenRows], Any] | None = None
+    learns: bool = True
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A model in an optimizer step. group: its figures are named GROUP/... counted: what `Guests.tally` returned of the
+    whole step; () if nothing was counted."""
+
+    group: str
+    engine: TrainingEngine
+    micro_batches: Sequence[MicroBatch]
+    guests: Guests = Guests()
+    counted: tuple[Any, ...] = ()
+
+    def begin(self) -> list[GuestStep]:
+        """Put the model in train mode, and let the guests begin. A collective."""
+        self.engine.train()
+        learnt = [micro_batch for micro_batch in self.micro_batches if micro_batch.learns]
+
+        def forward(index: int, rows: TokenRows) -> Any:
+            return (learnt[index].forward or self.engine)(rows)
+
+        rows = [micro_batch.rows for micro_batch in learnt]
+        counted = self.counted or (None,) * len(self.guests)
+        return [guest.begin(rows, forward, own) for guest, own in zip(self.guests, counted, strict=True)]
+
+    def learn(self, micro_batch: MicroBatch, guests: Sequence[GuestStep]) -> Mapping[str, float | torch.Tensor]:
+        """Run a micro-batch's forward and backward; return its summands of the figures. A collective."""
+        if not micro_batch.learns:
+            with torch.no_grad():
+                return micro_batch.loss().figures
+        loss, figures, read = micro_batch.loss()
+        for guest in guests:
+            loss = loss + guest.loss_part(micro_batch.rows, read)
+        self.engine.backward(loss)
+        prepared = micro_batch.for_guests or (None,) * len(guests)
+        for guest, own in zip(guests, prepared, strict=True):
+            guest.after_backward(read, own)
+        return figures
+
+
+class TakenStep(NamedTuple):
+    """totals: the figures' sums over all ranks. figures: of the engines' steps, and of guests."""
+
+    totals: dict[str, float]
+    figures: dict[str, float]
+
+
+def accumulate(trainees: Sequence[Trainee], numbers: Mapping[str, float] | None = None) -> TakenStep:
+    """Take an optimizer step of every trainee. A collective; every rank has as many micro-batches.
+
+    Micro-batches of several trainees run in turns: the first of each, then the second of each. Their figures stay on
+    the device until the step is over, since reading one would wait for it; one collective sums them all.
+
+    numbers: of this rank, summed into `totals` with the figures
+    """
+    sums = DeviceSums()
+    guests = [trainee.begin() for trainee in trainees]
+    for turn in range(max(len(trainee.micro_batches) for trainee in trainees)):
+        for trainee, its_guests in zip(trainees, guests, strict=True):
+            if turn < len(trainee.micro_batches):
+                sums.add(trainee.learn(trainee.micro_batches[turn], its_guests))
+    figures: dict[str, float] = {}
+    for trainee, its_guests in zip(trainees, guests, strict=True):
+        figures |= trainee.engine.step().figures(trainee.group)
+        for guest in its_guests:
+            sums.add({f"{trainee.group} {name}": number for name, number in guest.sums.items()})
+    sums.add(numbers or {})
+    totals = sums.totals(trainees[0].engine.ranks.device)
+    for trainee, its_guests in zip(trainees, guests, strict=True):
+        for guest in its_guests:
+            own = {name: totals[f"{trainee.group} {name}"] for name in guest.sums}
+            figures |= guest.end(trainee.group, own)
+    return TakenStep(totals, figures)
+
+
+def on_device(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
+    """Return micro-batches, records that may have a field `for_guests`, with their tensors on `device`."""
+    found = [moved(batch, device) for batch in batches]
+    return [
+        replace(batch, for_guests=moved(batch.for_guests, device)) if hasattr(batch, "for_guests") else batch  # type: ignore[type-var]
+        for batch in found
+    ]

@@ -1,0 +1,84 @@
+"""The table of guests (`contracts.guests`): features that a run's flags let train beside its models. Cheap to import.
+
+Their order is part of a run's results: the routers' balancing loss, then the head for multi-token prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.utils.mtp.settings import MtpSettings, check_beside_adapters
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from training.utils.base.errors import Mistakes
+    from training.utils.contracts.guests import Guests
+    from training.utils.dry_run.engine_memory import EngineMemory
+    from training.utils.dry_run.plan import PlannedDevice
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.engine.training_engine import TrainingEngine
+
+
+@dataclass(frozen=True)
+class GuestSettings:
+    """router_aux_loss_coef: weight of the balancing loss; None takes each model's own. mtp: the head of the first
+    model."""
+
+    router_aux_loss_coef: float | None = None
+    mtp: MtpSettings = MtpSettings()
+
+    @property
+    def needs_segments(self) -> str | None:
+        """The flag for which the first model must take a mask of segments; None without one."""
+        return self.mtp.needs_segments
+
+    def check(self, mistakes: Mistakes, lora_dim: int) -> None:
+        """Note what does not go with adapters."""
+        check_beside_adapters(mistakes, self.mtp, lora_dim)
+
+    def beside_quantization(self) -> dict[str, str | None]:
+        """Flags that do not go with quantized weights, and why where they are set."""
+        return self.mtp.beside_quantization()
+
+    def inside(
+        self, path: str, model: PreTrainedModel, zero_stage: int, seed: int, ranks: Ranks
+    ) -> dict[str, nn.Module]:
+        """Return the modules that train with `model` by one loss, for its PolicyModel. A collective, before the model
+        is under DeepSpeed. path: of the model."""
+        from training.utils.mtp.opening import joint_head
+        from training.utils.mtp.reading import INSIDE
+
+        head = joint_head(self.mtp, path, model, zero_stage, seed, ranks)
+        return {} if head is None else {INSIDE: head}
+
+    def open(
+        self, models: Sequence[tuple[TrainingEngine, PreTrainedModel]], path: str, total_steps: int, seed: int
+    ) -> list[Guests]:
+        """Return the guests of each model, which its engine trains. A collective.
+
+        path: of the first model. total_steps: of its optimizer.
+
+        Raises ThreestepError for a guest that a model cannot have.
+        """
+        from training.utils.contracts.guests import Guests
+        from training.utils.mtp.opening import open_head
+        from training.utils.routers.step_loss import router_losses
+
+        losses = router_losses(models, self.router_aux_loss_coef)
+        head = open_head(self.mtp, path, *models[0], total_steps, seed)
+        found = [[loss, *([head] if number == 0 else [])] for number, loss in enumerate(losses)]
+        return [Guests(guest for guest in guests if guest is not None) for guests in found]
+
+    def planned(
+        self, model: PreTrainedModel, settings: EngineSettings, ranks: int, device: PlannedDevice
+    ) -> tuple[str, EngineMemory] | None:
+        """Return a sentence on what trains beside `model` (on the meta device), and what that holds of one rank besides
+        its activations; None without any."""
+        from training.utils.mtp.planned import plan_head
+
+        return plan_head(model, self.mtp, settings, ranks, device)
