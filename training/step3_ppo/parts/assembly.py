@@ -14,8 +14,6 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
 from training.utils.contracts.guests import Guests
-from training.utils.data.files.digests import digest_files
-from training.utils.loading.configurations import model_files
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.parts.inputs import Inputs
     from training.step3_ppo.roles.roles import Roles, Tokenizers
     from training.utils.contracts.rollout_engine import Decode, RolloutEngine
@@ -165,12 +162,3 @@ def check_reusable(roles: Roles) -> None:
         if model is not None:
             instead = f"give --{role}_dropout 0, or leave --reuse_forwards out"
             check_no_dropout(model, "and --reuse_forwards reads in it", instead)
-
-
-def start_digests(roles: RolesArguments, components: Components, cache_dir: str) -> dict[str, Callable[[], str]]:
-    """By flag, what digests the models that a run loads at each start: the actor's is the reference too, the critic's
-    the reward model."""
-    paths = {"actor_model_name_or_path": roles.actor_model_name_or_path}
-    if components.with_critic_tokenizer:
-        paths["critic_model_name_or_path"] = roles.critic_model_name_or_path
-    return {flag: partial(digest_files, model_files(path), cache_dir) for flag, path in paths.items()}

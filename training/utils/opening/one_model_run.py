@@ -12,7 +12,6 @@ from training.utils.base.console import log, started_as_main_rank
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
-from training.utils.data.files.digests import digest_files
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.training_engine import TrainingEngine
@@ -21,7 +20,7 @@ from training.utils.images.run.image_reader import processor_of, reader_of_model
 from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
 from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
-from training.utils.loading.configurations import check_positions, check_trains, model_files
+from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention.attention import plan_for
@@ -29,7 +28,7 @@ from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.opened_model import OpenedModel
-from training.utils.opening.opened_run import RunData, planned_run
+from training.utils.opening.opened_run import RunData, planned_run, start_digests
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.opening.setup import compute_meter, load_under, may_pack, whole_steps
 from training.utils.opening.training_run import LoopSettings, TrainingRun
@@ -60,7 +59,8 @@ def run_one_model(
     data = flags.data
     with planned_run(flags.of_run) as planned:
         ranks = planned.ranks
-        _check_start(flags, scores)
+        check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
+        check_trains(flags.start, generates=not scores)
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
         run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
         log(style.sentence, ranks.is_main)
@@ -72,7 +72,9 @@ def run_one_model(
         model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
-            _log_unused_stop_tokens(model, tokenizer, ranks.is_main)
+            unused = unused_stop_tokens(stop_tokens(model), tokenizer)
+            if unused is not None:
+                log(unused, ranks.is_main)
             set_stop_tokens(model, tokenizer, ends, inside)
         read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
@@ -90,32 +92,25 @@ def run_one_model(
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
+        read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
+        digests = start_digests({"model_name_or_path": read_again}, data.cache.cache_dir)
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
-        with run.reported(parts, read_data, _start_digests(flags, rereads_start)) as reported:
+        with run.recorded(parts, read_data, digests) as records:
             training = TrainingRun(
                 flags.step.label,
                 engine,
                 rows.train,
                 rows.eval,
                 loop,
-                *reported,
+                *records,
                 guests,
                 _samples(flags, run.folder, rows, tokenizer, ends),
                 images,
             )
             result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.own)
-        run.finish(parts, result.figures, _closing(flags, run.folder, result), guests)
-
-
-def _closing(flags: OneModelFlags, folder: RunFolder, result: TrainingResult) -> str:
-    said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
-    return f"{said}; the model is in {folder.model}{result.signs}"
-
-
-def _check_start(flags: OneModelFlags, scores: bool) -> None:
-    """ThreestepError if the start model is too short for the rows, or stored in a form that cannot be trained."""
-    check_positions(flags.start, flags.data.rows.max_seq_len, "--max_seq_len")
-    check_trains(flags.start, generates=not scores)
+        said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
+        closing = f"{said}; the model is in {run.folder.model}{result.signs}"
+        run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
 
 
 def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:
@@ -144,12 +139,6 @@ def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyl
     return [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside)
 
 
-def _log_unused_stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_main: bool) -> None:
-    unused = unused_stop_tokens(stop_tokens(model), tokenizer)
-    if unused is not None:
-        log(unused, is_main)
-
-
 def _samples(
     flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> EvaluationSamples:
@@ -160,12 +149,6 @@ def _samples(
     decode = counting_placeholders(decode, pixels.reader.family.placeholder)
     pictures = SamplePictures(folder, pixels)
     return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends), pictures)
-
-
-def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:
-    """How the files of the start model are told apart from others, if a resumed run reads them again."""
-    files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
-    return {"model_name_or_path": partial(digest_files, files, flags.data.cache.cache_dir)}
 
 
 class _Added(NamedTuple):

@@ -12,9 +12,11 @@ from training.utils.base.console import log
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
+from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.images.models.processors import write_beside
+from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
 from training.utils.opening.saving_check import SavedModel, check_saving
 from training.utils.opening.setup import start_run, with_head_chunk
@@ -56,10 +58,11 @@ class PlannedRun:
     def opened(self, prompt_style: str, model: ModelSettings, dtype: str, predicts_tokens: bool = True) -> OpenedRun:
         """Decide the settings that the flags left open, and write all of them to the run's folder. A collective.
 
-        model, dtype: of the model that is trained. predicts_tokens: as in `with_head_chunk`
+        model, dtype: of the model that is trained. predicts_tokens: False for a reward model
         """
         plan = self.plan.decided({"prompt_style": prompt_style})
-        plan = with_head_chunk(plan, model, dtype, self.ranks, predicts_tokens)
+        if predicts_tokens:
+            plan = with_head_chunk(plan, model, dtype, self.ranks)
         folder = start_run(self.flags.run, plan.flags_in_use, self.ranks)
         model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
         return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype)
@@ -71,14 +74,6 @@ class RunData(NamedTuple):
     report: BuildReport
     fingerprint: str
     steps_per_epoch: float
-
-
-class Reported(NamedTuple):
-    """What a loop reports to."""
-
-    metrics: MetricsWriter
-    checkpoints: Checkpoints
-    bad_steps: BadSteps
 
 
 @dataclass(frozen=True)
@@ -93,38 +88,29 @@ class OpenedRun:
     dtype: str
 
     @contextlib.contextmanager
-    def reported(
+    def recorded(
         self, parts: CheckpointParts, data: RunData, digests: Mapping[str, Callable[[], str]]
-    ) -> Iterator[Reported]:
-        """Check that the models can be saved, and give what the loop reports to; inside, signals wait for the end of a
+    ) -> Iterator[tuple[MetricsWriter, Checkpoints, BadSteps]]:
+        """Check that the models can be saved, and give what records the loop; inside, signals wait for the end of a
         step. A collective.
 
-        parts: what is trained and saved. digests: of the models that a resumed run loads again, by flag
+        parts: what is trained and saved. digests: `start_digests` of the models that a resumed run loads again
         """
         folder, flags, is_main = self.folder, self.flags, self.ranks.is_main
         folder.write_json("data_report.json", asdict(data.report))
         if flags.trains:
-            saved = [*_saved(parts).values()]
-            check_saving(folder.path, saved, parts.processor, self.model.trust_remote_code, is_main)
+            trust = self.model.trust_remote_code
+            check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main)
             check_room(folder.path, flags.checkpoints, parts)
-        with checkpointed_run(self.plan, folder, parts, data.fingerprint, digests, data.steps_per_epoch) as (
-            metrics,
-            checkpoints,
-        ):
-            bad_steps = BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
-            yield Reported(metrics, checkpoints, bad_steps)
+        with checkpointed_run(self.plan, folder, parts, data.fingerprint, digests, data.steps_per_epoch) as records:
+            yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
 
     def finish(
-        self,
-        parts: CheckpointParts,
-        figures: Mapping[str, dict[str, Any]],
-        closing: str,
-        guests: Guests,
+        self, parts: CheckpointParts, guests: Guests, figures: Mapping[str, dict[str, Any]], closing: str
     ) -> None:
         """Write the models, and then all else that a run leaves. A collective, and the last use of the models.
 
-        figures: closing figures, by file. closing: the last line of the log. guests: of the first model
-
+        guests: of the first model. figures: closing figures, by file. closing: the last line of the log
         ThreestepError if a model is not where it belongs.
         """
         final = FinalModels(self.folder.path, self.flags.checkpoints, self.ranks)
@@ -137,34 +123,29 @@ class OpenedRun:
         log(closing, self.folder.is_main_rank)
 
 
+def start_digests(paths: Mapping[str, str], cache_dir: str) -> dict[str, Callable[[], str]]:
+    """Return what digests the files of models that a run loads at each start, by flag. paths: of the models; "" for one
+    that a resumed run does not read again."""
+    files = {flag: model_files(path) if path else [] for flag, path in paths.items()}
+    return {flag: partial(digest_files, found, cache_dir) for flag, found in files.items()}
+
+
 def _saved(parts: CheckpointParts) -> dict[str, SavedModel]:
     """Models that are saved, by the engines' names."""
-    tokenizers = {name: parts.tokenizers.get(name) for name in parts.engines}
-    return {
-        name: SavedModel(parts.engines[name].module.model, tokenizer)  # type: ignore[arg-type]
-        for name, tokenizer in tokenizers.items()
-        if tokenizer is not None
-    }
+    found = ((name, engine.module.model, parts.tokenizers.get(name)) for name, engine in parts.engines.items())
+    return {name: SavedModel(model, tokenizer) for name, model, tokenizer in found if tokenizer is not None}  # type: ignore[arg-type]
 
 
 def _write_models(final: FinalModels, parts: CheckpointParts, guests: Guests) -> None:
     """Write model/, further engines' folders by their names and, of an average, model_ema/. A collective; the average
     takes the place of the first engine's weights."""
     saved = _saved(parts)
-    first, *others = saved
-
-    def write(folder: str, name: str) -> None:
+    first = next(iter(saved))
+    folders = {"model" if name == first else name: name for name in saved}
+    for folder, name in {**folders, **({} if parts.average is None else {"model_ema": first})}.items():
+        if folder == "model_ema" and parts.average is not None:
+            parts.average.put_in_place()
         model, tokenizer = saved[name]
-        tensors, write_more = (
-            parts.engines[name].full_state(model),
-            guests.model_writer() if folder == "model" else None,
-        )
-        beside = partial(write_beside, write_more, parts.processor)
+        tensors = parts.engines[name].full_state(model)
+        beside = partial(write_beside, guests.model_writer() if folder == "model" else None, parts.processor)
         final.write(folder, partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
-
-    write("model", first)
-    for name in others:
-        write(name, name)
-    if parts.average is not None:
-        parts.average.put_in_place()
-        write("model_ema", first)

@@ -21,8 +21,3 @@ class TrainingResult:
     sentence: str
     signs: str = ""
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def figures(self) -> dict[str, dict[str, Any]]:
-        """All JSON files of the run's closing figures, by name."""
-        return {**self.reports, "summary.json": self.summary}
