@@ -91,6 +91,30 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     ),
     (rooms.third_parties_stay_home, "training.utils.generation.engines.hf", "from vllm import LLM", "import torch"),
     (
+        rooms.guests_stay_home,
+        "training.step1_sft.trainer",
+        "from training.utils.mtp.training import MultiTokenPrediction",
+        "from training.utils.contracts.guests import Guests",
+    ),
+    (
+        rooms.guests_stay_home,
+        "training.step3_ppo.learning.learning",
+        "def f(step):\n    return step.router_load",
+        '"""A router, mtp."""',
+    ),
+    (
+        rooms.guests_stay_home,
+        "training.utils.routers.routers",
+        "def f(mtp):\n    pass",
+        "class RouterSums:\n    pass",
+    ),
+    (
+        rooms.guests_stay_home,
+        "training.utils.models.token_model",
+        "read(mtp_entries=())",
+        "read(beside={})",
+    ),
+    (
         rooms.maths_needs_torch_alone,
         "training.step3_ppo.advantages.gae",
         "from transformers import AutoModel",

@@ -41,12 +41,20 @@ def main(argv: Sequence[str]) -> None:
 
     from training.utils.checkpoints.export import described_engines, export_model
     from training.utils.checkpoints.folder import stranger
+    from training.utils.mtp.exported import write_trained_head
     from training.utils.report.card import write_card
 
     if (problem := stranger(checkpoint)) is not None:
         raise ThreestepError(f"CHECKPOINT: {checkpoint}: {problem}")
     name = engine_of(arguments.part, described_engines(checkpoint), checkpoint)
-    export_model(checkpoint, name, out, of_average=arguments.part == "average", keep_lora=arguments.keep_lora)
+    export_model(
+        checkpoint,
+        name,
+        out,
+        of_average=arguments.part == "average",
+        keep_lora=arguments.keep_lora,
+        write_beside=write_trained_head,
+    )
     write_card(checkpoint.parent.parent, out, (arguments.part, checkpoint.name))
     apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""
     print(f"{arguments.part} of {checkpoint} is in {out}{apart}")

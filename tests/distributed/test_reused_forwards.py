@@ -23,7 +23,7 @@ SCRIPT = """
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.utils.mtp.arguments import MtpArguments
+    from training.utils.opening.guests import GuestSettings
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.contracts.documents import TokenSequence
@@ -39,7 +39,7 @@ SCRIPT = """
         roles = load_roles(flags, tokenizers, ranks, 1, longest_tokens=12, needed=RolesNeeded(reference=False))
         ppo = SimpleNamespace(padded=False, reuse_forwards=True)
         data = SimpleNamespace(chat=ChatArguments())
-        given = SimpleNamespace(ppo=ppo, roles=flags, data=data, mtp=MtpArguments(), longest_tokens=12)
+        given = SimpleNamespace(ppo=ppo, roles=flags, data=data, guests=GuestSettings(), longest_tokens=12)
         return checked_roles(given, roles)
 
     def calls_of_a_layer(engine, model, loss_of):

@@ -284,7 +284,7 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
     if case.compiled:
         model.set_attn_implementation("sdpa")  # as --torch_compile leaves it: runs in turn would be compiled row by row
         compile_blocks(model, backend="eager")
-    wrapped = ScalarModel(model) if case.kind == "ranking" else PolicyModel(model, mtp_head=head_of and head_of(model))
+    wrapped = ScalarModel(model) if case.kind == "ranking" else PolicyModel(model, beside=head_of and head_of(model))
     return TrainingEngine(wrapped, settings, ranks, STEPS), model
 
 
@@ -319,11 +319,11 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.data_flags import data_flags
     from training.utils.engine.config.arguments import EngineArguments
+    from training.utils.opening.guests import GuestSettings
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.setup import may_pack
     from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
-    from training.utils.routers.step_loss import router_loss
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
 
@@ -346,10 +346,10 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
     flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
     loop = loop_settings(flags, steps, model, packed, ranks, case.pad_token_id)
-    routers = router_loss(engine, model, case.router_coef)
+    [guests] = GuestSettings(case.router_coef).open([(engine, model)], "", STEPS, SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        run = TrainingRun("test", engine, train_rows, eval_rows, loop, metrics, routers=routers)
+        run = TrainingRun("test", engine, train_rows, eval_rows, loop, metrics, guests=guests)
         trainer = make_trainer(case, run, model)
         trainer.train()
         chosen = trainer.chosen_scores(most_rows=5) if case.kind == "ranking" else None

@@ -103,7 +103,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from tests.invariants.images_program import SEED
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.learning.learning import Updates
-    from training.step3_ppo.parts.assembly import balanced_roles
+    from training.step3_ppo.parts.assembly import with_guests
     from training.step3_ppo.parts.kept_pictures import with_kept_pictures
     from training.step3_ppo.parts.prompt_source import PromptSource
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
@@ -114,6 +114,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.images.run.row_images import images_of
     from training.utils.models.own_forward import own_forward_of
+    from training.utils.opening.guests import GuestSettings
     from training.utils.run.metrics import MetricsWriter
 
     flags = RolesArguments(
@@ -147,7 +148,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     settings = settings_of(case, rows, images, ranks)
     engine, own = TransformersRollout(), own_forward_of(roles.actor_model)
     assert own is not None and engine.check(roles.whole_actor.lent(), own) == []
-    roles = balanced_roles(roles, None, reuses_forwards=False)
+    roles = with_guests(roles, GuestSettings(), path="", total_steps=1, seed=0)
     nobody: Any = SimpleNamespace()
     updates, metrics = Updates(roles, settings, None), MetricsWriter(out, is_main_rank=False)
     return PpoTrainer(roles, engine, PromptSource(rows, SEED), updates, nobody, settings, metrics)

@@ -77,17 +77,17 @@ def trained(
     from tests.support.data_flags import data_flags
     from training.step1_sft.trainer import SftTrainer
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.mtp.opening import joint_head, open_head
     from training.utils.mtp.settings import MtpSettings
+    from training.utils.opening.guests import GuestSettings
     from training.utils.opening.one_model_run import loop_settings
     from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
 
-    settings, path = MtpSettings(layers, COEF, detach=detach), str(models / case.model)
+    settings, path = GuestSettings(mtp=MtpSettings(layers, COEF, detach=detach)), str(models / case.model)
     engine, model = make_engine(
-        case, models, ranks, lambda model: joint_head(settings, path, model, case.zero_stage, HEAD_SEED, ranks)
+        case, models, ranks, lambda model: settings.inside(path, model, case.zero_stage, HEAD_SEED, ranks)
     )
     train_rows, eval_rows = rows_of("sft", "plain", case.per_step)
     engine_flags = EngineArguments(
@@ -96,21 +96,20 @@ def trained(
     data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
     flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
     loop = loop_settings(flags, (STEPS, case.per_step), model, case.packed, ranks, PAD)
-    mtp = open_head(settings, path, engine, model, STEPS, HEAD_SEED)
+    [guests] = settings.open([(engine, model)], path, STEPS, HEAD_SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        SftTrainer(TrainingRun("test", engine, train_rows, eval_rows, loop, metrics, mtp=mtp)).train()
+        SftTrainer(TrainingRun("test", engine, train_rows, eval_rows, loop, metrics, guests=guests)).train()
     weights = engine.full_state(model)
-    head = mtp.head.engine.full_state(mtp.head.module) if mtp.head else {}
+    mtp = guests[0].head if guests else None
+    head = mtp.engine.full_state(mtp.module) if mtp else {}
     lines = (folder / "metrics.jsonl").read_text().splitlines() if ranks.is_main else []
-    rolled = speculated(engine, model, mtp, ranks) if mtp.head and detach else None
+    rolled = speculated(engine, model, guests, ranks) if guests and detach else None
     return weights, head, [json.loads(line) for line in lines], rolled
 
 
-def speculated(engine: Any, model: Any, mtp: Any, ranks: Any) -> Any:
+def speculated(engine: Any, model: Any, guests: Any, ranks: Any) -> Any:
     """Every rank draws responses to its own prompts with the trained head, then without."""
-    from functools import partial
-
     import torch
 
     from tests.invariants.engine_program import END, PAD
@@ -118,12 +117,9 @@ def speculated(engine: Any, model: Any, mtp: Any, ranks: Any) -> Any:
     from training.utils.engine.ranks.collectives import gathered
     from training.utils.engine.whole_model import WholeModel
     from training.utils.generation.engines.hf import TransformersRollout
-    from training.utils.mtp.head import new_head
-    from training.utils.mtp.lending import WholeHead
 
-    head = WholeHead(mtp.head, partial(new_head, model, DEPTHS, HEAD_SEED))
     by_guesses, plain = TransformersRollout(), TransformersRollout()
-    by_guesses.speculate(Speculation(1), head.lent, print)
+    by_guesses.speculate(Speculation(1), guests.lent_guesser(model, HEAD_SEED), print)
     ids_BP = torch.randint(3, 60, (4, 6), generator=torch.Generator().manual_seed(ranks.rank))
     sampling = Sampling(12, 0.5, 0, 1.0, END, PAD)
     request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), sampling, range(8), 2)

@@ -123,7 +123,7 @@ def make_trainer(
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.parts.assembly import balanced_roles
+    from training.step3_ppo.parts.assembly import with_guests
     from training.step3_ppo.parts.evaluation import Evaluator, HeldOut
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
@@ -131,6 +131,7 @@ def make_trainer(
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.layout.planner import PlanSettings
+    from training.utils.opening.guests import GuestSettings
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
 
@@ -157,7 +158,7 @@ def make_trainer(
         total_steps=ITERATIONS * epochs * minibatches,
         needed=RolesNeeded(critic=not grpo),
     )
-    roles = balanced_roles(roles, None, reuses_forwards=False)
+    roles = with_guests(roles, GuestSettings(), path="", total_steps=1, seed=0)
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = ExperienceSettings(
         temperature=TEMPERATURE,

@@ -109,9 +109,9 @@ def head_beside(engine: Any, model: Any, folder: Path) -> tuple[Any, Any]:
     from training.utils.mtp.opening import open_head
     from training.utils.mtp.settings import MtpSettings
 
-    head = open_head(MtpSettings(1), str(folder), engine, model, STEPS, seed=7).head
-    assert head is not None
-    return head.engine, head.engine.module
+    mtp = open_head(MtpSettings(1), str(folder), engine, model, STEPS, seed=7)
+    assert mtp is not None
+    return mtp.head.engine, mtp.head.engine.module
 
 
 def head_step(engine: Any, number: int, ranks: Any) -> None:

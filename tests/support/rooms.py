@@ -55,23 +55,22 @@ environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention images.models models.tensors layout base
 engine: engine.ranks models.adapters models.quantized models.tensors layout run engine.config contracts flags base
 rewards.calling: engine.ranks contracts base
+checkpoints: engine engine.ranks models.adapters report images.models models.tensors layout run contracts flags base
 dry_run: engine loading engine.ranks models models.quantized models.attention images.models engine.config images base
 images.run: engine loading models images.models models.tensors layout run images.data contracts images base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks layout contracts base
-mtp: dry_run engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors layout
-    engine.config contracts flags base
+mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
+    layout engine.config contracts flags base
+outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts flags base
-checkpoints: mtp engine engine.ranks models.adapters report images.models models.tensors layout run contracts flags
-    base
 generation.guessing: mtp generation.decoding models contracts base
+opening: outputs mtp routers images.run dry_run checkpoints engine loading engine.ranks models.adapters models
+    data.build report models.quantized data.chat data.cache models.attention images.models data.rows layout divergence
+    run images.data engine.config contracts flags data.files images base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 generation.vllm: generation.guessing mtp engine.ranks generation.decoding models images.models models.tensors
     contracts flags images base
-outputs: checkpoints engine.ranks models.tensors base
-opening: outputs checkpoints mtp routers images.run dry_run engine loading engine.ranks models.adapters models
-    data.build report models.quantized data.chat data.cache models.attention images.models data.rows layout divergence
-    run images.data engine.config contracts flags data.files images base
 preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
     layout run engine.config contracts data.files base
 """
@@ -87,6 +86,18 @@ ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
     "vllm": ("training.utils.generation.vllm",),
 }
+# Guests: the words of each, the room that they are at home in, and the few other places that may use them, besides the
+# table of guests and modules of flags. `lent_guesser`s are drafted with where responses are drawn.
+GUESTS = {
+    "routers": (re.compile(r"router|expert_?balanc", re.I), "training.utils.routers", ()),
+    "multi-token prediction": (
+        re.compile(r"mtp|multi_?token", re.I),
+        "training.utils.mtp",
+        ("training.export", "training.utils.generation.guessing", "training.utils.generation.vllm.draft"),
+    ),
+}
+TABLE_OF_GUESTS = "training.utils.opening.guests"
+FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")  # modules of flags, and rooms of them
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {
     "training.step1_sft.loss": (),
@@ -222,6 +233,37 @@ def third_parties_stay_home(module: str, source: str) -> list[str]:
         if homes is not None and not any(inside(module, home) for home in homes):
             problems.append(f"{module}:{found.line} imports {found.module}; only {' and '.join(homes)} may")
     return distinct(problems)
+
+
+def guests_stay_home(module: str, source: str) -> list[str]:
+    """What a guest is, only its room, the table of guests and flags know: its words are no names elsewhere."""
+    problems = []
+    for guest, (words, home, others) in GUESTS.items():
+        places = (home, TABLE_OF_GUESTS, *others)
+        if FLAGS.search(plain_name(module)) or any(inside(plain_name(module), place) for place in places):
+            continue
+        problems += [
+            f"{module}:{line} names {name}; {guest}: only {' and '.join(places)} and flags may"
+            for name, line in _names(source)
+            if words.search(name)
+        ]
+    return distinct(problems)
+
+
+def _names(source: str) -> list[tuple[str, int]]:
+    """Return every name in `source`, imported modules too, with its line."""
+    fields = {
+        ast.Name: "id",
+        ast.Attribute: "attr",
+        ast.FunctionDef: "name",
+        ast.ClassDef: "name",
+        ast.arg: "arg",
+        ast.keyword: "arg",
+        ast.alias: "name",
+        ast.ImportFrom: "module",
+    }
+    found = [(node, getattr(node, fields[type(node)])) for node in ast.walk(tree(source)) if type(node) in fields]
+    return [(name, getattr(node, "lineno", 0)) for node, name in found if name is not None]
 
 
 def maths_needs_torch_alone(module: str, source: str) -> list[str]:

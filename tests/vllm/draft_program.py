@@ -46,9 +46,9 @@ def main(folder: Path) -> None:
         )
         engine = TrainingEngine(PolicyModel(model), settings, ranks, UPDATES)
         mtp = open_head(MtpSettings(1, 1.0), str(folder), engine, model, UPDATES, seed=0)
-        assert mtp.head is not None
+        assert mtp is not None
         actor, rollouts = WholeModel(engine, model), started(spelt)
-        head = WholeHead(mtp.head, partial(new_head, model, 1, 0))
+        head = WholeHead(mtp.head.engine, partial(new_head, model, 1, 0))
         rollouts.speculate(Speculation(1, by_vllm=True), head.lent, print)
         updates = [one_update(rollouts, actor, mtp, head) for _ in range(UPDATES)]
         with rollouts.lent(actor), actor.lent() as whole:
@@ -132,16 +132,17 @@ def learn(engine: Any, mtp: Any, rollout: Any) -> None:
     from tests.unit.utils.generation.engines.test_hf import PAD
     from training.utils.contracts.documents import plain
     from training.utils.layout.rows import packed_rows
+    from training.utils.mtp.reading import read_states
 
     engine.train()
     documents = [plain(sequence) for sequence in rollout.sequences()]
     rows = packed_rows([[document] for document in documents], PAD, with_before=True)
-    step = mtp.of_step(mtp.targets(documents))
-    read = engine(rows, entries=())
+    step = mtp.begin([rows], engine, mtp.tally(documents))
+    read = engine(rows, after_trunk=read_states)
     engine.backward(read.logprobs_M.sum() / 1000.0)
-    step.learn(read, mtp.entries(rows))
+    step.after_backward(read, mtp.prepare(rows))
     engine.step()
-    step.end("actor")
+    step.end("actor", dict.fromkeys(step.sums, 1.0))
 
 
 def verified_tokens(rollouts: Any, model: Any) -> list[float]:

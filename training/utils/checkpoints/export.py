@@ -6,7 +6,7 @@ The model is rebuilt as it was trained, with its adapters, then saved as at the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -18,11 +18,12 @@ from training.utils.engine.training_engine import full_tensors
 from training.utils.images.models.processors import copy_files, processor_files
 from training.utils.models.adapters.description import DescribedModel, read_description
 from training.utils.models.adapters.saving import save_adapter, save_model
-from training.utils.mtp.folder import FOLDER, save_head
 
 DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
-_HEAD_INSIDE = "mtp_head."  # and PolicyModel a head that is trained with it
+# Writes what was trained beside a model, or with it, into the model's folder: given the checkpoint, the engine's name
+# and state, the weights' dtype, and the folder.
+WriteBeside = Callable[[Path, str, Mapping[str, torch.Tensor], torch.dtype, Path], None]
 
 
 def described_engines(checkpoint: Path) -> list[str]:
@@ -30,10 +31,17 @@ def described_engines(checkpoint: Path) -> list[str]:
     return sorted(path.name for path in (checkpoint / DESCRIPTIONS).glob("*"))
 
 
-def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = False, keep_lora: bool = False) -> None:
+def export_model(
+    checkpoint: Path,
+    name: str,
+    out: Path,
+    of_average: bool = False,
+    *,
+    keep_lora: bool = False,
+    write_beside: WriteBeside | None = None,
+) -> None:
     """Write engine `name` of an undamaged checkpoint to the model folder `out`.
 
-    With the head for multi-token prediction that was trained beside it or with it, if there was one.
     of_average: its weights' moving average instead
     keep_lora: the model without its adapters, and PEFT's folder of them in `out`/adapter; otherwise they are merged
 
@@ -43,7 +51,7 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
     if keep_lora and not described.has_lora:
         raise ThreestepError(f"--keep_lora: '{name}' of {checkpoint} was trained without LoRA; leave the flag out")
     state = engine_state(checkpoint / name)
-    weights = _inside(state, _INSIDE)
+    weights = tensors_inside(state, _INSIDE)
     if of_average:
         weights |= average_weights(checkpoint, weights, described.trained)
     _fill(described, weights, checkpoint)
@@ -51,25 +59,15 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
     processor = processor_files(checkpoint / DESCRIPTIONS / name)
     tensors = dict(full_tensors(model, 0, merged=not keep_lora))
     save_model(out, model, tensors, described.tokenizer, lambda folder: copy_files(processor, folder))
-    head = _head_state(checkpoint, name, state)
-    if head:
-        typed = {key: tensor.to(described.dtype) for key, tensor in head.items()}
-        save_head(out, 1 + max(int(key.split(".")[1]) for key in head), typed)
+    if write_beside is not None:
+        write_beside(checkpoint, name, state, described.dtype, out)
     if keep_lora:
         save_adapter(out / "adapter", model, base=out)
 
 
-def _inside(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def tensors_inside(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     """What of an engine's state has names that begin with `prefix`, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-
-
-def _head_state(checkpoint: Path, name: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The head for multi-token prediction that was trained beside engine `name`, or with it by one loss (then it is in
-    its `state`); {} without one."""
-    if (checkpoint / FOLDER).is_dir():
-        return {} if name == "critic" else engine_state(checkpoint / FOLDER)
-    return _inside(state, _HEAD_INSIDE)
 
 
 def engine_state(folder: Path) -> dict[str, torch.Tensor]:

@@ -23,12 +23,11 @@ from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.step3_ppo.losses.value import value_loss
 from training.utils.base.errors import Mistakes
+from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import TextBlock
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.mtp.training import MultiTokenPrediction
-from training.utils.routers.step_loss import RouterLoss
 
 CPU = torch.device("cpu")
 
@@ -45,6 +44,9 @@ class Engine:
     def __call__(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
+    def train(self) -> None:
+        self.module.train()
+
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
@@ -58,9 +60,8 @@ class Engine:
 
 def made_roles(with_critic: bool) -> SimpleNamespace:
     return SimpleNamespace(
-        actor_routers=RouterLoss(),
-        mtp=MultiTokenPrediction(),
-        critic_routers=RouterLoss(),
+        actor_guests=Guests(),
+        critic_guests=Guests(),
         actor=Engine(PolicyModel(tiny_causal_lm("llama", seed=1, dtype=torch.float64))),
         critic=Engine(ScalarModel(tiny_scalar_model("llama", seed=3, dtype=torch.float64))) if with_critic else None,
         reference=object(),

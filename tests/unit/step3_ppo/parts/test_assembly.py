@@ -10,12 +10,13 @@ from tests.support.plain_roles import plain_roles
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
-from training.step3_ppo.parts.assembly import balanced_roles
+from training.step3_ppo.parts.assembly import with_guests
 from training.step3_ppo.parts.settings import _plan, wanted_score_scale
 from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError
 from training.utils.layout.planner import PlanSettings
 from training.utils.loading.score_scale import ScoreScale, set_score_scale
+from training.utils.opening.guests import GuestSettings
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,11 @@ def roles_of(actor: bool, critic: bool) -> Roles:
     return roles
 
 
+def balanced(mixtures: tuple[bool, bool], given: float | None, reuses_forwards: bool = False) -> Roles:
+    settings = GuestSettings(given)
+    return with_guests(roles_of(*mixtures), settings, path="", total_steps=1, seed=0, reuses_forwards=reuses_forwards)
+
+
 @pytest.mark.parametrize(
     ("mixtures", "given", "coefficients"),
     [
@@ -71,14 +77,14 @@ def roles_of(actor: bool, critic: bool) -> Roles:
     ],
 )
 def test_whose_routers_are_balanced(mixtures, given, coefficients):
-    roles = balanced_roles(roles_of(*mixtures), given, reuses_forwards=False)
-    losses = (roles.actor_routers.routed, roles.critic_routers.routed)
-    assert [None if routed is None else routed.balance.coefficient for routed in losses] == coefficients
+    roles = balanced(mixtures, given)
+    losses = (roles.actor_guests, roles.critic_guests)
+    assert [guests[0].balance.coefficient if guests else None for guests in losses] == coefficients
 
 
 def test_a_coefficient_with_nothing_to_balance():
     with pytest.raises(ThreestepError, match="--router_aux_loss_coef expects a mixture of experts .* LlamaForCausalLM"):
-        balanced_roles(roles_of(False, False), 0.3, reuses_forwards=False)
+        balanced((False, False), 0.3)
 
 
 @pytest.mark.parametrize("mixtures", [(True, False), (False, True)])
@@ -86,5 +92,5 @@ def test_forwards_that_are_reused_know_no_load_of_the_step(mixtures):
     with pytest.raises(
         ThreestepError, match="--reuse_forwards learns from .*; give --router_aux_loss_coef 0, or leave"
     ):
-        balanced_roles(roles_of(*mixtures), 0.3, reuses_forwards=True)
-    balanced_roles(roles_of(*mixtures), 0.0, reuses_forwards=True)
+        balanced(mixtures, 0.3, reuses_forwards=True)
+    balanced(mixtures, 0.0, reuses_forwards=True)

@@ -13,6 +13,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import export
 from training.utils.engine.state_files import write_state
 from training.utils.models.adapters.description import write_description
+from training.utils.mtp.exported import write_trained_head
 from training.utils.mtp.folder import layers_in, read_head
 from training.utils.mtp.head import new_head
 
@@ -32,7 +33,7 @@ def exported(tmp_path, tiny_tokenizer, monkeypatch):
         write_description(tmp_path / "models" / "model", model, tiny_tokenizer)
         state = {**{f"model.{name}": weight for name, weight in weights.items()}, **(more or {})}
         monkeypatch.setattr(export, "engine_state", lambda path: state if path.name == "model" else read(path))
-        export.export_model(tmp_path, "model", tmp_path / "out")
+        export.export_model(tmp_path, "model", tmp_path / "out", write_beside=write_trained_head)
         return tmp_path / "out"
 
     return export_of

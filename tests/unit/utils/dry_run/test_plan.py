@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from tests.support.tiny_models import tiny_causal_lm, tiny_config
-from training.utils.dry_run.device import PlannedDevice
-from training.utils.dry_run.plan import plan_head, rows_at_most
-from training.utils.engine.config.arguments import EngineSettings
+from training.utils.dry_run.plan import rows_at_most
 from training.utils.layout.planner import forward_plan
-from training.utils.mtp.head import new_head
-from training.utils.mtp.settings import MtpSettings
 
 
 def test_a_packed_forward_holds_as_many_tokens_as_its_sequences_could_have():
@@ -31,18 +24,3 @@ def test_a_bound_in_tokens_is_kept_to_the_row_and_one_sequence_always_fits(bound
 def test_padded_responses_have_rows_of_their_own():
     assert rows_at_most(4, 100, False, None, shared_by=2) == 8
     assert forward_plan(4, 100, 64, packed=False, ranks=2).max_tokens_per_micro_batch is None
-
-
-@pytest.mark.parametrize("final_norm", [True, False])
-def test_a_head_of_no_weights_counts_those_of_a_head(final_norm):
-    """Float32 under ZeRO-0: 4 bytes a weight and 4 a gradient, 8 of Adam's moments."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(tiny_config("llama"))
-    settings, device = EngineSettings(dtype="fp32", zero_stage=0, learning_rate=1e-3), PlannedDevice(is_cuda=False)
-    sentence, memory = plan_head(model, MtpSettings(2, final_norm=final_norm), settings, 1, device)
-    head = new_head(tiny_causal_lm("llama"), 2, seed=1, final_norm=final_norm)
-    weights = sum(weight.numel() for weight in head.parameters())
-    assert sentence == f"multi-token prediction: a head of 2, {weights:,} weights"
-    assert [line.device_bytes for line in memory.held[:3]] == [4 * weights, 4 * weights, 8 * weights]
-    assert memory.parameters.name == "mtp: weights"
-    assert plan_head(model, MtpSettings(), settings, 1, device) is None

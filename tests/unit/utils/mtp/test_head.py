@@ -14,6 +14,7 @@ from training.utils.models.attention.document_attention import use_document_atte
 from training.utils.models.token_model import PolicyModel
 from training.utils.mtp.head import new_head
 from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
+from training.utils.mtp.reading import read_states
 
 
 def _ids(generator, count):
@@ -72,8 +73,8 @@ def test_packed_rows_with_a_shared_prompt_give_the_definitions_loss_and_gradient
     policy = PolicyModel(model)
     rows = packed_rows([documents, [documents[1]]], pad_token_id=0, with_before=True)
     entries = mtp_entries(rows, 2)
-    read = policy(rows, entries=())
-    hidden = head(read.states.hidden_LH, read.states.embeddings_LH, entries)
+    read = policy(rows, after_trunk=read_states)
+    hidden = head(read.beside.hidden_LH, read.beside.embeddings_LH, entries)
     got = []
     for depth, (hidden_MH, entry) in enumerate(zip(hidden, entries, strict=True), start=1):
         own = policy.target_head.read_alone(hidden_MH, entry.rows.target_ids_M)

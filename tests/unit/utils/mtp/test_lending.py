@@ -22,7 +22,7 @@ def test_what_is_lent():
             ranks=SimpleNamespace(device=torch.device("cpu")),
             full_tensors=lambda module: iter(module.state_dict().items()),
         )
-        return WholeHead(SimpleNamespace(engine=engine), lambda: new_head(model, 1, 1))
+        return WholeHead(engine, lambda: new_head(model, 1, 1))
 
     with whole_of(2).lent() as lent:
         assert lent is head and not head.training

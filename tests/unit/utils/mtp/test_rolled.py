@@ -16,6 +16,7 @@ from training.utils.mtp import rolled as module
 from training.utils.mtp.head import new_head
 from training.utils.mtp.layout.entries import mtp_entries
 from training.utils.mtp.layout.masks import whole_row_mask
+from training.utils.mtp.reading import read_states
 from training.utils.mtp.rolled import rolled, rolled_logprob_sums
 
 
@@ -89,17 +90,17 @@ def test_losses_and_gradients_are_the_same(batches):
     for _ in range(batches):
         rows, mask, lengths = _row(*_batch(generator), pad=1)
         head.zero_grad()
-        read = policy(rows, entries=())
+        read = policy(rows, after_trunk=read_states)
         entries = mtp_entries(rows, 2)
         ours = [
             policy.target_head.read_alone(hidden_MH, entry.rows.target_ids_M).logprobs_M
-            for hidden_MH, entry in zip(head(*read.states, entries), entries, strict=True)
+            for hidden_MH, entry in zip(head(*read.beside, entries), entries, strict=True)
         ]
         sum(part.sum() for part in ours).backward()
         gradients = {name: weight.grad.clone() for name, weight in head.named_parameters() if weight.grad is not None}
         head.zero_grad()
         theirs = rolled_logprob_sums(
-            head, model.get_input_embeddings(), model.get_output_embeddings(), read.states.hidden_LH, rows,
+            head, model.get_input_embeddings(), model.get_output_embeddings(), read.beside.hidden_LH, rows,
             mask.bool(), lengths,
         )  # fmt: skip
         assert [len(part) for part in ours] == [count for _, count in theirs]
