@@ -136,9 +136,7 @@ def made(run: Run, flags: Sequence[str], folder: Path) -> dict[str, Any]:
 
 def import_all() -> None:
     """What a run imports: eight seconds that its forks share."""
-    import training.step3_ppo.parts.assembly
-    import training.step3_ppo.trainer
-    import training.utils.checkpoints.loop  # noqa: F401
+    import training.step3_ppo.run  # noqa: F401
 
 
 def _train(words: Sequence[str], wrong: str, log: Path) -> None:
@@ -161,14 +159,12 @@ def train(words: Sequence[str], wrong: str) -> None:
     from training.step3_ppo import STEP
     from training.step3_ppo.flags.checks import checked_components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.step3_ppo.main import run
-    from training.utils.engine.ranks.startup import started_process_group
+    from training.step3_ppo.run import run
     from training.utils.flags.arguments import parse_arguments
 
     flags = PpoFlags(*parse_arguments(STEP.groups, list(words), "", STEP.old_flags))
     components = checked_components(flags)._replace(rollout_engine=wrong_engine(WRONGS[wrong], SAMPLES))
-    with started_process_group(flags.faults.rank_timeout) as ranks:
-        run(flags, components, ranks)
+    run(flags, components)
 
 
 def _cpu_seconds() -> float:

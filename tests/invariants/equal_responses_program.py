@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def roles_of(ranks: Any, dtype: Any) -> Any:
     assert roles.reference is not None and roles.reference.frozen is not None
     for module in (roles.actor.module, roles.reference.frozen):
         module.to(dtype)  # type: ignore[attr-defined]
-    return replace(roles, scorer=scorer)
+    return roles
 
 
 def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def make_trainer(
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.step3_ppo.parts.assembly import with_guests
-    from training.step3_ppo.parts.evaluation import Evaluator
+    from training.step3_ppo.parts.evaluation import Evaluator, HeldOut
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.trainer import PpoTrainer
@@ -209,11 +209,10 @@ def make_trainer(
     evaluator = Evaluator(
         roles=roles,
         rollout_engine=rollout_engine,
-        prompts=tiny.prompts(EVAL_PROMPTS, seed=4),
+        held_out=HeldOut(tiny.prompts(EVAL_PROMPTS, seed=4), prompts_per_batch=2),
         tokenizer=tiny.StandInTokenizer(),
         checker=None,
         settings=settings,
-        prompts_per_batch=2,
         metrics=metrics,
         folder=folder,
     )

@@ -308,9 +308,7 @@ def import_everything() -> None:
     import training.step2_reward.trainer
     import training.step3_ppo.flags.checks
     import training.step3_ppo.main
-    import training.step3_ppo.parts.assembly
-    import training.step3_ppo.parts.inputs
-    import training.step3_ppo.trainer
+    import training.step3_ppo.run
     import training.utils.checkpoints.loop
     import training.utils.models.adapters.saving
     import training.utils.opening.one_model_run  # noqa: F401

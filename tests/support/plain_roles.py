@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,6 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.step3_ppo.roles.roles import Reference, Roles
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import StepReport
-from training.utils.engine.whole_model import WholeModel
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
@@ -61,6 +61,16 @@ class CountedAverage:
         self._events.append("average")
 
 
+class FunctionScorer:
+    """A reward model that is a function of rows, with scores in float32."""
+
+    def __init__(self, read: Callable[[Any], torch.Tensor]) -> None:
+        self._read, self.model = read, SimpleNamespace(dtype=torch.float32)
+
+    def __call__(self, rows: Any) -> torch.Tensor:
+        return self._read(rows)
+
+
 def plain_roles(
     reward_model: Any, with_critic: bool = True, with_reference: bool = True, ranks: Ranks = ALONE, rate: float = 0.0
 ) -> tuple[Roles, list[str]]:
@@ -72,13 +82,11 @@ def plain_roles(
     frozen: Any = PolicyModel(tiny_causal_lm("llama", seed=2)).requires_grad_(False)
     roles = Roles(
         actor=actor,
-        actor_model=actor_model,
         critic=critic if with_critic else None,
-        critic_model=critic_model if with_critic else None,
-        reference=Reference(frozen, actor, actor_model) if with_reference else None,
-        reward_model=reward_model,
-        scorer=None,
-        whole_actor=WholeModel(actor, actor_model),
+        reference=Reference(frozen, actor) if with_reference else None,
+        reward_model=reward_model
+        if reward_model is None or hasattr(reward_model, "model")
+        else FunctionScorer(reward_model),
         average=CountedAverage(events),  # type: ignore[arg-type]
     )
     return roles, events

@@ -55,7 +55,7 @@ environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention images.models models.tensors layout base
 engine: engine.ranks models.adapters models.quantized models.tensors layout run engine.config contracts flags base
 rewards.calling: engine.ranks contracts base
-checkpoints: engine engine.ranks models.adapters report images.models models.tensors layout run flags base
+checkpoints: engine engine.ranks models.adapters report images.models models.tensors layout run contracts flags base
 dry_run: engine loading engine.ranks models models.quantized models.attention images.models engine.config images base
 images.run: engine loading models images.models models.tensors layout run images.data contracts images base
 rewards.rules: rewards.calling data.sources.made base
@@ -66,8 +66,8 @@ outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts flags base
 generation.guessing: mtp generation.decoding models contracts base
 opening: outputs mtp routers images.run dry_run checkpoints engine loading engine.ranks models.adapters models
-    data.build report models.quantized data.chat models.attention images.models data.rows layout divergence run
-    images.data engine.config contracts flags data.files images base
+    data.build report models.quantized data.chat data.cache models.attention images.models data.rows layout divergence
+    run images.data engine.config contracts flags data.files images base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 generation.vllm: generation.guessing mtp engine.ranks generation.decoding models images.models models.tensors
     contracts flags images base
@@ -178,13 +178,13 @@ def steps_keep_apart(module: str, source: str) -> list[str]:
 
 
 def step_parts_look_down(module: str, source: str) -> list[str]:
-    """Inside a step: nobody imports main, and only main imports the trainer."""
+    """Inside a step: nobody imports main, and only main or the run that it starts imports the trainer."""
     step = step_of(module)
     if step is None:
         return []
     problems = []
     for found in imports(module, source):
-        for upper, allowed in (("main", ()), ("trainer", ("main",))):
+        for upper, allowed in (("main", ()), ("run", ("main",)), ("trainer", ("main", "run"))):
             above = f"{step}.{upper}"
             importer = plain_name(module).removeprefix(step + ".")
             if inside(found.module, above) and not inside(module, above) and importer not in allowed:

@@ -19,8 +19,8 @@ from training.step3_ppo.experience.scoring import start_scoring
 from training.step3_ppo.parts.evaluation import Evaluator, PpoEvaluation, PpoResult
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
-from training.utils.checkpoints.loop import Checkpoints
 from training.utils.checkpoints.records import check_keys, record_of
+from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.divergence.signs import Uniform

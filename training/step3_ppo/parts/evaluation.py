@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -30,37 +30,40 @@ if TYPE_CHECKING:
     from training.utils.run.run_folder import RunFolder
 
 
-@dataclass(frozen=True)
-class Evaluator:
-    """Samples responses to each held-out prompt, each from its own seed, the same in every evaluation.
+class HeldOut(NamedTuple):
+    """What is evaluated. pixels: of the prompts' pictures; None where no prompt has one. samples_per_prompt: of the
+    sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print."""
 
-    pixels: of the prompts' pictures; None where no prompt has one. samples_per_prompt: of the sampled ones.
-    with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print.
-    """
-
-    roles: Roles
-    rollout_engine: RolloutEngine
     prompts: Sequence[PromptRow]
-    tokenizer: PreTrainedTokenizerBase
-    checker: Rule | None
-    settings: PpoSettings
     prompts_per_batch: int
-    metrics: MetricsWriter
-    folder: RunFolder
     pixels: PixelReader | None = None
     samples_per_prompt: int = 1
     with_greedy: bool = False
     shown: int = 0
 
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Samples responses to each held-out prompt, each from its own seed, the same in every evaluation."""
+
+    roles: Roles
+    rollout_engine: RolloutEngine
+    tokenizer: PreTrainedTokenizerBase
+    checker: Rule | None
+    settings: PpoSettings
+    held_out: HeldOut
+    metrics: MetricsWriter
+    folder: RunFolder
+
     def evaluate(self, step: int) -> PpoEvaluation | None:
         """Return the mean score and check of each prompt's sampled responses; record every sample and the figures over
         all prompts and per data source. None, and nothing recorded, without held-out prompts."""
-        if not len(self.prompts):
+        if not len(self.held_out.prompts):
             return None
-        keep_pictures(self.folder, self.pixels, self.prompts)
-        sampled = self._samples_of_all_ranks(step, self.settings.sampling, self.samples_per_prompt)
+        keep_pictures(self.folder, self.held_out.pixels, self.held_out.prompts)
+        sampled = self._samples_of_all_ranks(step, self.settings.sampling, self.held_out.samples_per_prompt)
         figures = evaluation_figures(sampled, "eval", self.settings.seed)
-        if self.with_greedy:
+        if self.held_out.with_greedy:
             greedy = self._samples_of_all_ranks(step, replace(self.settings.sampling, temperature=0.0), 1)
             figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
@@ -68,7 +71,7 @@ class Evaluator:
         log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
         self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)
-        for sample in sampled[: self.shown]:
+        for sample in sampled[: self.held_out.shown]:
             log(f"sample: {sample_line(sample)}", self.roles.actor.ranks.is_main)
         return PpoEvaluation(
             scores=[_mean(values) for values in of_each_prompt(sampled, "reward")],
@@ -78,24 +81,24 @@ class Evaluator:
     def _samples_of_all_ranks(self, step: int, sampling: Sampling, each: int) -> list[dict[str, Any]]:
         """Return all ranks' samples, in the order of the prompts, `each` a prompt."""
         ranks = self.roles.actor.ranks
-        mine = list(range(ranks.rank, len(self.prompts), ranks.world_size))
+        mine = list(range(ranks.rank, len(self.held_out.prompts), ranks.world_size))
         # Ranks may differ by one prompt: those with fewer repeat their last and drop the copy, so that all run the
         # same number of batches.
-        per_rank = -(-len(self.prompts) // ranks.world_size)
+        per_rank = -(-len(self.held_out.prompts) // ranks.world_size)
         padded = mine + [mine[-1] if mine else 0] * (per_rank - len(mine))
         samples: dict[tuple[int, int], dict[str, Any]] = {}
-        for start in range(0, per_rank, self.prompts_per_batch):
-            for sample in self._samples(padded[start : start + self.prompts_per_batch], sampling, each):
+        for start in range(0, per_rank, self.held_out.prompts_per_batch):
+            for sample in self._samples(padded[start : start + self.held_out.prompts_per_batch], sampling, each):
                 samples[sample["prompt_index"], sample["sample"]] = sample
         found = {index: sample for part in gathered(samples) for index, sample in part.items()}
         return [{"step": step, **found[index]} for index in sorted(found)]
 
     def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
-        own = [self.prompts[index] for index in prompts]
+        own = [self.held_out.prompts[index] for index in prompts]
         batch = collate_prompts(own, self.settings.sampling.pad_token_id)
         device = self.roles.actor.ranks.device
         indices = [(index, sample) for index in prompts for sample in range(each)]
-        rows = [self.prompts[index] for index, _ in indices]
+        rows = [self.held_out.prompts[index] for index, _ in indices]
         # The first sample has the seed that it has where it is the only one.
         seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
         ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)

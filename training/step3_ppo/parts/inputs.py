@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.parts.acting import check_rows
 from training.step3_ppo.parts.prompt_source import PromptSource, open_prompt_source
@@ -27,6 +27,7 @@ from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
+from training.utils.opening.opened_run import RunData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.contracts.rows import PromptRow, TextBlock
-    from training.utils.data.cache.reports import BuildReport
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.environments.loading import Environments
@@ -64,8 +64,8 @@ def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
     return Tokenizers(actor, critic)
 
 
-def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | None, ranks: Ranks) -> dict[str, Any]:
-    """Take and log the actor's prompt style, which is saved with both models; return it as a setting. began_with: as in
+def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | None, ranks: Ranks) -> str:
+    """Take and log the actor's prompt style, which is saved with both models; return its name. began_with: as in
     `adopt_style`."""
     style = adopt_style(tokenizers.actor, chat, began_with)
     log(style.sentence, ranks.is_main)
@@ -78,7 +78,15 @@ def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | 
                 ranks.is_main,
             )
         adopt_style(tokenizers.critic, style.chat)
-    return {"prompt_style": style.chat.prompt_style}
+    return style.chat.prompt_style
+
+
+class RunLength(NamedTuple):
+    """How long a run is. warmup_steps: those of the optimizer_steps that train the critic alone."""
+
+    rollouts: int
+    optimizer_steps: int
+    warmup_steps: int
 
 
 @dataclass(frozen=True)
@@ -86,28 +94,25 @@ class Inputs:
     """What the trainer reads, and for how long.
 
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
-    total_rollouts, optimizer_steps: of the run. rollouts_per_epoch: not rounded. warmup_steps:
-        those of the optimizer_steps that train the critic alone.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
-    data_fingerprint, data_report: of the build.
-    images: of the prompts; pixels: of their pictures; pictures_of: what shows those of a row to a reward; all None
-        where no prompt has one.
+    data: of prompts and texts; a step is a rollout.
+    images: of the prompts; pixels: of their pictures; both None where no prompt has one.
     """
 
     train: PromptSource
     eval: Sequence[PromptRow]
     columns: Sequence[str]
     texts: Sequence[TextBlock] | None
-    total_rollouts: int
-    rollouts_per_epoch: float
-    optimizer_steps: int
-    warmup_steps: int
+    length: RunLength
     end_token_ids: tuple[int, ...]
-    data_fingerprint: str
-    data_report: BuildReport
+    data: RunData
     images: RowImages | None = None
     pixels: PixelReader | None = None
-    pictures_of: Callable[[PromptRow], Sequence[Any]] | None = None
+
+    @property
+    def pictures_of(self) -> Callable[[PromptRow], Sequence[Any]] | None:
+        """Return what shows the pictures of a row to a reward; None where no prompt has one."""
+        return None if self.pixels is None else partial(pictures_of, self.pixels)
 
 
 def load_inputs(
@@ -154,21 +159,19 @@ def load_inputs(
         ranks,
         run.shuffle,
     )
+    fingerprint = " ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None)
     return Inputs(
         train=source,
         eval=phase.eval,
         columns=sorted({**phase.report.train.columns, **phase.report.eval.columns}),
         texts=texts,
-        total_rollouts=rollouts,
-        rollouts_per_epoch=len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size),
-        optimizer_steps=rollouts * ppo.steps_per_rollout,
-        warmup_steps=flags.algorithm.critic_warmup * ppo.steps_per_rollout,
+        length=RunLength(
+            rollouts, rollouts * ppo.steps_per_rollout, flags.algorithm.critic_warmup * ppo.steps_per_rollout
+        ),
         end_token_ids=ends,
-        data_fingerprint=" ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None),
-        data_report=phase.report,
+        data=RunData(phase.report, fingerprint, len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size)),
         images=images,
         pixels=phase.pixels_of,
-        pictures_of=None if phase.pixels_of is None else partial(pictures_of, phase.pixels_of),
     )
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.step3_ppo.roles.roles import Reference, Roles, Tokenizers
+from training.step3_ppo.roles.roles import Reference, Roles, SavedBeside, Tokenizers
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
-from training.utils.engine.whole_model import WholeModel
 from training.utils.images.run.image_reader import processor_of, reader_of_model
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
@@ -87,17 +86,15 @@ def load_roles(
             lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True, **reading),
         )
 
-    scorer = reward_model = None
+    reward_model = frozen_actor = critic_model = critic = None
     if needed.reward_model:
-        scorer = scalar_model(critic_settings.as_it_is())
-        reward_model = FrozenModel(ScalarModel(scorer), flags.frozen_engine("critic"), ranks)
+        scorer = ScalarModel(scalar_model(critic_settings.as_it_is()))
+        reward_model = FrozenModel(scorer, flags.frozen_engine("critic"), ranks)
     adapter_is_all = flags.actor_lora_dim > 0 and flags.only_optimize_lora
-    frozen_actor = plain = None
     if needed.reference and not adapter_is_all:
-        plain = language_model(actor_settings.as_it_is())
-        frozen_actor = FrozenModel(PolicyModel(plain, flags.head_chunk_mb), flags.frozen_engine("actor"), ranks)
+        plain = PolicyModel(language_model(actor_settings.as_it_is()), flags.head_chunk_mb)
+        frozen_actor = FrozenModel(plain, flags.frozen_engine("actor"), ranks)
 
-    critic_model = critic = None
     if flags.share_trunk:
         # The shared weights are loaded once, from the actor's name_or_path; the critic's is not read.
         trunk = language_model(actor_settings.as_it_is())
@@ -114,16 +111,12 @@ def load_roles(
     actor = TrainingEngine(policy, flags.engine("actor"), ranks, total_steps - warmup_steps)
     if critic_model is not None:
         critic = TrainingEngine(ScalarModel(critic_model), flags.engine("critic"), ranks, total_steps)
+    processor = processor_of(flags.actor_model_name_or_path, actor_model)
     return Roles(
         actor=actor,
-        actor_model=actor_model,
         critic=critic,
-        critic_model=critic_model,
-        reference=Reference(frozen_actor, actor, actor_model, plain) if needed.reference else None,
+        reference=Reference(frozen_actor, actor) if needed.reference else None,
         reward_model=reward_model,
-        scorer=scorer,
-        whole_actor=WholeModel(actor, actor_model),
         average=WeightAverage(actor, flags.ema_decay) if flags.enable_ema else None,
-        shares_trunk=flags.share_trunk,
-        processor=processor_of(flags.actor_model_name_or_path, actor_model),
+        saved=SavedBeside(tokenizers.saved_with(flags.share_trunk), processor),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from training.utils.contracts.guests import Guests
+from training.utils.engine.whole_model import WholeModel
 from training.utils.models.adapters.lora import adapters_off
 
 if TYPE_CHECKING:
@@ -19,19 +21,21 @@ if TYPE_CHECKING:
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.weight_average import WeightAverage
-    from training.utils.engine.whole_model import WholeModel
     from training.utils.layout.rows import TokenRows
     from training.utils.models.token_model import TokenLogprobs
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The policy at the start: a frozen copy, `model`, or the actor with its LoRA adapters off."""
+    """The policy at the start: a frozen copy, or the actor with its LoRA adapters off."""
 
     frozen: FrozenModel | None
     actor: TrainingEngine
-    actor_model: PreTrainedModel
-    model: PreTrainedModel | None = None
+
+    @property
+    def model(self) -> PreTrainedModel | None:
+        """The transformers model inside the frozen copy."""
+        return None if self.frozen is None else self.frozen.model
 
     def __call__(self, rows: TokenRows, temperature: float, with_logits: bool = False) -> TokenLogprobs:
         if self.frozen is not None:
@@ -39,38 +43,57 @@ class Reference:
         training = self.actor.module.training
         self.actor.eval()
         try:
-            with torch.no_grad(), adapters_off(self.actor_model):
+            with torch.no_grad(), adapters_off(self.actor.module.model):
                 return self.actor(rows, temperature, with_logits=with_logits)
         finally:
             if training:
                 self.actor.train()
 
 
+class SavedBeside(NamedTuple):
+    """Saved beside the models' weights: tokenizers, by the engines' names, and files of the image processor."""
+
+    tokenizers: Mapping[str, PreTrainedTokenizerBase | None] = {}
+    processor: Sequence[Path] = ()
+
+
 @dataclass(frozen=True)
 class Roles:
-    """actor_model, critic_model, scorer (the reward model's): the transformers models inside.
-    critic: None if advantages need no values. reference: None without a KL. reward_model: None if only functions
-    reward. whole_actor: lends the actor's whole weights to a rollout. average: of the actor's weights, if asked for.
-    shares_trunk: the critic's trunk is the actor's.
-    actor_guests, critic_guests: what trains beside them, or adds to their losses.
+    """critic: None if advantages need no values. reference: None without a KL. reward_model: None if only functions
+    reward. average: of the actor's weights, if asked for.
     packs: documents may share rows of every model.
-    processor: files of the models' image processor, which are saved with them.
+    actor_guests, critic_guests: what trains beside them, or adds to their losses.
     """
 
     actor: TrainingEngine
-    actor_model: PreTrainedModel
     critic: TrainingEngine | None
-    critic_model: PreTrainedModel | None
     reference: Reference | None
     reward_model: FrozenModel | None
-    scorer: PreTrainedModel | None
-    whole_actor: WholeModel
     average: WeightAverage | None = None
-    shares_trunk: bool = False
+    saved: SavedBeside = SavedBeside()
     packs: bool = False
     actor_guests: Guests = Guests()
     critic_guests: Guests = Guests()
-    processor: Sequence[Path] = ()
+
+    @property
+    def actor_model(self) -> PreTrainedModel:
+        """The transformers model inside the actor."""
+        return self.actor.module.model  # type: ignore[return-value]
+
+    @property
+    def critic_model(self) -> PreTrainedModel | None:
+        """The transformers model inside the critic."""
+        return None if self.critic is None else self.critic.module.model  # type: ignore[return-value]
+
+    @property
+    def scorer(self) -> PreTrainedModel | None:
+        """The transformers model inside the reward model."""
+        return None if self.reward_model is None else self.reward_model.model
+
+    @functools.cached_property
+    def whole_actor(self) -> WholeModel:
+        """Lends the actor's whole weights to a rollout."""
+        return WholeModel(self.actor, self.actor_model)
 
     @property
     def trained(self) -> dict[str, TrainingEngine]:

@@ -28,6 +28,7 @@ from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_s
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 from training.utils.checkpoints.records import as_written, check_keys, read_record, record_of
+from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
@@ -40,32 +41,6 @@ if TYPE_CHECKING:
 _TRAINER_FILE = "trainer.json"
 _OUT_OF_TIME = len(SIGNALS) + 1
 _EXPIRES = len(SIGNALS) + 2
-
-
-class Checkpoints:
-    """What a loop asks. This class saves nothing: for a loop by itself, as in tests."""
-
-    def restore(self) -> tuple[int, dict[str, Any]]:
-        """Load the checkpoint that the run resumes from. Return how many steps are done, and the state that the loop
-        gave to `save` then; 0 and nothing at the beginning of a run. A collective."""
-        return 0, {}
-
-    def due(self, step: int, total_steps: int) -> bool:
-        """Whether the loop must call `save` after `step`: the same answer on every rank. A collective."""
-        return False
-
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint after `step`; if the run was asked to stop, end the program with code 0. `state` is the
-        loop's own, as JSON holds it, the same on every rank. A collective."""
-
-    def evaluated(self, step: int) -> None:
-        """Note that the run was evaluated after `step` (0: before training), and its figures are written. If they are
-        the best so far, and that is asked for, `due` says so. A collective."""
-
-    def load_best(self, step: int) -> dict[str, Any] | None:
-        """At the end of the run, after `step`: load the best evaluation's checkpoint if it is asked for and an earlier
-        one, and return the state that the loop gave to `save` then. A collective."""
-        return None
 
 
 @dataclass(frozen=True)

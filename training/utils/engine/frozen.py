@@ -13,6 +13,8 @@ from training.utils.engine.zero3_limits import limits_of
 from training.utils.models.tensors.buffers import buffers_kept
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
 
@@ -23,7 +25,7 @@ class FrozenModel:
     def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks) -> None:
         module.requires_grad_(False)
         module.eval()
-        self._module = module
+        self._module = self._inside = module
         self._rank = ranks.rank
         if settings.zero_stage == 3:
             import deepspeed
@@ -34,6 +36,11 @@ class FrozenModel:
             with buffers_kept(module):
                 self._module, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)
             self._module.eval()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model inside."""
+        return self._inside.model  # type: ignore[return-value]
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The flags of a step that trains one model, as one record. Cheap to import: `--help` reaches this module."""
+"""Flags of a run, and of a step that trains one model, as records. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
@@ -16,6 +16,21 @@ from training.utils.mtp.settings import MtpSettings
 from training.utils.opening.guests import GuestSettings
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
+
+
+class RunFlags(NamedTuple):
+    """The flags that every run has.
+
+    settings: every value by its flag's name
+    trains: False evaluates alone, and saves no model
+    """
+
+    step: Step
+    run: RunArguments
+    checkpoints: CheckpointArguments
+    faults: FaultArguments
+    settings: dict[str, Any]
+    trains: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,10 @@ class OneModelFlags:
     @property
     def settings(self) -> dict[str, Any]:
         return resolved_settings(self.groups)
+
+    @property
+    def of_run(self) -> RunFlags:
+        return RunFlags(self.step, self.run, self.checkpoints, self.faults, self.settings)
 
     @property
     def start(self) -> ModelSettings:

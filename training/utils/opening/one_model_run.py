@@ -3,57 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log, started_as_main_rank
-from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.parts import CheckpointParts
-from training.utils.checkpoints.plan import plan_checkpoints
-from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
-from training.utils.data.files.digests import digest_files
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
-from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.images.data.shown import counting_placeholders
-from training.utils.images.models.processors import write_beside
 from training.utils.images.run.image_reader import processor_of, reader_of_model, why_unread
 from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
 from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
-from training.utils.loading.configurations import check_positions, check_trains, model_files
+from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
-from training.utils.models.adapters.saving import save_model
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.opening.opened_model import OpenedModel
+from training.utils.opening.opened_run import RunData, planned_run, start_digests
 from training.utils.opening.samples import EvaluationSamples
-from training.utils.opening.saving_check import SavedModel, check_saving
-from training.utils.opening.setup import compute_meter, load_under, may_pack, start_run, whole_steps, with_head_chunk
+from training.utils.opening.setup import compute_meter, load_under, may_pack, whole_steps
 from training.utils.opening.training_run import LoopSettings, TrainingRun
-from training.utils.outputs.final_models import FinalModels
-from training.utils.outputs.room import check_room
-from training.utils.report.writing import close_run
-from training.utils.run.run_folder import BAD_STEPS, RunFolder
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.engine.ranks.startup import Ranks
     from training.utils.images.data.reader import ImageReader
     from training.utils.layout.pictures import RowImages
     from training.utils.models.settings import ModelSettings
     from training.utils.opening.flags import OneModelFlags
     from training.utils.opening.result import TrainingResult
+    from training.utils.run.run_folder import RunFolder
 
 
 def run_one_model(
@@ -66,26 +56,25 @@ def run_one_model(
 ) -> None:
     """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
     arguments are."""
-    run, data, faults = flags.run, flags.data, flags.faults
-    with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
-        step = flags.step
-        plan = plan_checkpoints(flags.checkpoints, run.output_dir, step.program, flags.settings, ranks, step.defaults)
-        _check_start(flags, scores)
-        tokenizer, added, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
-        styled = plan.decided({"prompt_style": style.chat.prompt_style})
-        plan = with_head_chunk(styled, flags.start, flags.engine.dtype, ranks, predicts_tokens=not scores)
-        folder = start_run(run, plan.flags_in_use, ranks)
+    data = flags.data
+    with planned_run(flags.of_run) as planned:
+        ranks = planned.ranks
+        check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
+        check_trains(flags.start, generates=not scores)
+        tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
+        run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
         log(style.sentence, ranks.is_main)
-        rows = build_phase(phase, data, tokenizer, run.seed, ranks.is_main, log, *_reader(flags, tokenizer))
+        rows = build_phase(phase, data, tokenizer, flags.run.seed, ranks.is_main, log, *_reader(flags, tokenizer))
         images = _checked_images(flags, rows, phase, check_rows)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
-        chunk_mb = plan.settings["head_chunk_mb"]
-        start = replace(flags.start, trains_adapter_on=not rereads_start, head_chunk_mb=chunk_mb)
+        start = replace(run.model, trains_adapter_on=not rereads_start)
         model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
-            _log_unused_stop_tokens(model, tokenizer, ranks.is_main)
+            unused = unused_stop_tokens(stop_tokens(model), tokenizer)
+            if unused is not None:
+                log(unused, ranks.is_main)
             set_stop_tokens(model, tokenizer, ends, inside)
         read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
@@ -99,55 +88,29 @@ def run_one_model(
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
         images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
-        [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], run.seed)
+        [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
-        folder.write_json("data_report.json", asdict(rows.report))
-        processor, digests = processor_of(start.name_or_path, model), _start_digests(flags, rereads_start)
-        check_saving(folder.path, [SavedModel(model, tokenizer)], processor, start.trust_remote_code, ranks.is_main)
+        processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
-        check_room(folder.path, flags.checkpoints, parts)
-        fingerprint = rows.train.manifest["fingerprint"]
-        with checkpointed_run(plan, folder, parts, fingerprint, digests, len(rows.train) / steps[1]) as (
-            metrics,
-            checkpoints,
-        ):
-            bad_steps = BadSteps(faults.max_bad_steps, folder.run_log(BAD_STEPS), ranks.is_main, flags.engine.dtype)
+        read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
+        digests = start_digests({"model_name_or_path": read_again}, data.cache.cache_dir)
+        read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
+        with run.recorded(parts, read_data, digests) as records:
             training = TrainingRun(
                 flags.step.label,
                 engine,
                 rows.train,
                 rows.eval,
                 loop,
-                metrics,
-                checkpoints,
-                bad_steps,
+                *records,
                 guests,
-                _samples(flags, folder, rows, tokenizer, ends),
+                _samples(flags, run.folder, rows, tokenizer, ends),
                 images,
             )
-            result = train(OpenedModel(flags, folder, rows, sum(added), model, training), flags.own)
-
-        tensors, write_more = engine.full_state(model), guests.model_writer()
-        final, beside = FinalModels(folder.path, flags.checkpoints, ranks), partial(write_beside, write_more, processor)
-        final.write("model", partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
-        _close(flags, folder, result, final)
-
-
-def _close(flags: OneModelFlags, folder: RunFolder, result: TrainingResult, final: FinalModels) -> None:
-    """Write what a run leaves besides its model, and say what it reached. ThreestepError if the model is not where it
-    belongs."""
-    for name, content in {**result.reports, "summary.json": result.summary}.items():
-        folder.write_figures(name, content)
-    close_run(folder, flags.settings)
-    final.check()
-    said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
-    log(f"{said}; the model is in {folder.model}{result.signs}", folder.is_main_rank)
-
-
-def _check_start(flags: OneModelFlags, scores: bool) -> None:
-    """ThreestepError if the start model is too short for the rows, or stored in a form that cannot be trained."""
-    check_positions(flags.start, flags.data.rows.max_seq_len, "--max_seq_len")
-    check_trains(flags.start, generates=not scores)
+            result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.own)
+        said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
+        closing = f"{said}; the model is in {run.folder.model}{result.signs}"
+        run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
 
 
 def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:
@@ -176,12 +139,6 @@ def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyl
     return [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside)
 
 
-def _log_unused_stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_main: bool) -> None:
-    unused = unused_stop_tokens(stop_tokens(model), tokenizer)
-    if unused is not None:
-        log(unused, is_main)
-
-
 def _samples(
     flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> EvaluationSamples:
@@ -192,12 +149,6 @@ def _samples(
     decode = counting_placeholders(decode, pixels.reader.family.placeholder)
     pictures = SamplePictures(folder, pixels)
     return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends), pictures)
-
-
-def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:
-    """How the files of the start model are told apart from others, if a resumed run reads them again."""
-    files = model_files(flags.model.model_name_or_path) if rereads_start or flags.model.lora_dim else []
-    return {"model_name_or_path": partial(digest_files, files, flags.data.cache.cache_dir)}
 
 
 class _Added(NamedTuple):

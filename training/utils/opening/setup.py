@@ -51,16 +51,9 @@ def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunF
     return folder
 
 
-def with_head_chunk(
-    plan: CheckpointPlan, model: ModelSettings, dtype: str, ranks: Ranks, predicts_tokens: bool = True
-) -> CheckpointPlan:
+def with_head_chunk(plan: CheckpointPlan, model: ModelSettings, dtype: str, ranks: Ranks) -> CheckpointPlan:
     """Return the plan with --head_chunk_mb decided: as given, as the resumed run has it, or by the rank with the least
-    free memory. model: the one that is trained. A collective.
-
-    predicts_tokens: False leaves the plan: a reward model has no such layer
-    """
-    if not predicts_tokens:
-        return plan
+    free memory. model: the one that is trained. A collective."""
     chunk_mb = model.head_chunk_mb or plan.began_with("head_chunk_mb")
     if not chunk_mb and ranks.device.type != "cuda":
         chunk_mb = CHUNK_MB

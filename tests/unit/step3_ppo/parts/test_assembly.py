@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from transformers import MixtralForCausalLM, MixtralForSequenceClassification
 
@@ -13,7 +10,8 @@ from tests.support.plain_roles import plain_roles
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
-from training.step3_ppo.parts.assembly import _plan, wanted_score_scale, with_guests
+from training.step3_ppo.parts.assembly import with_guests
+from training.step3_ppo.parts.settings import _plan, wanted_score_scale
 from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError
 from training.utils.layout.planner import PlanSettings
@@ -49,18 +47,17 @@ def test_the_scale_of_scores_is_read_where_it_is_asked_for(tmp_path):
 def roles_of(actor: bool, critic: bool) -> Roles:
     """With a mixture of experts as actor, as critic, or both."""
     roles, _ = plain_roles(None)
-    changes: dict[str, Any] = {}
-    for role, is_mixture, make in (
-        ("actor", actor, lambda: MixtralForCausalLM(tiny.mixture())),
+    for engine, is_mixture, make in (
+        (roles.actor, actor, lambda: MixtralForCausalLM(tiny.mixture())),
         (
-            "critic",
+            roles.critic,
             critic,
             lambda: MixtralForSequenceClassification(tiny.mixture(num_labels=1, router_aux_loss_coef=0.0)),
         ),
     ):
         if is_mixture:
-            changes[f"{role}_model"] = make()
-    return replace(roles, **changes)
+            engine.module.model = make()
+    return roles
 
 
 def balanced(mixtures: tuple[bool, bool], given: float | None, reuses_forwards: bool = False) -> Roles:

@@ -8,6 +8,7 @@ import pytest
 
 from training.step3_ppo.parts.evaluation import (
     Evaluator,
+    HeldOut,
     PpoEvaluation,
     PpoResult,
     closing_sentence,
@@ -108,7 +109,7 @@ def test_the_summary():
 
 def test_without_held_out_prompts_nothing_is_evaluated(tmp_path):
     nothing = dict.fromkeys(("roles", "rollout_engine", "tokenizer", "checker", "settings", "metrics", "folder"))
-    assert Evaluator(**nothing, prompts=[], prompts_per_batch=4).evaluate(0) is None
+    assert Evaluator(**nothing, held_out=HeldOut([], 4)).evaluate(0) is None
     summary = PpoResult(None, None, seconds=7.4).summary()
     assert summary == {"held_out_prompts": 0, "seconds": 7.4}
     folder = RunFolder(tmp_path, is_main_rank=True)

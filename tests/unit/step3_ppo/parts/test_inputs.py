@@ -63,7 +63,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
         phase.eval = []
         load_inputs(ppo_flags(val_only=True), tokenizer, ranks, print)
     inputs = load(2)
-    assert (inputs.total_rollouts, inputs.optimizer_steps, inputs.warmup_steps) == (5, 5 * 2 * 3, 2 * 2 * 3)
+    assert inputs.length == (5, 5 * 2 * 3, 2 * 2 * 3)
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
         load(5)
 
@@ -102,7 +102,7 @@ def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
     if style is not None:
         save_style(tokenizers.critic, SavedStyle(style))
     ranks = SimpleNamespace(is_main=True)
-    assert adopt_styles(tokenizers, ChatArguments(), None, ranks) == {"prompt_style": "chat_template"}
+    assert adopt_styles(tokenizers, ChatArguments(), None, ranks) == "chat_template"
     first, *others = capsys.readouterr().out.splitlines()
     assert first.startswith("prompt style: chat_template, responses end with <|im_end|> (saved with ")
     assert len(others) == warns and all(

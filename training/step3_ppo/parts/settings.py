@@ -1,0 +1,147 @@
+"""Settings of step 3's loop, from flags, inputs and models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from training.step3_ppo.contracts.settings import PpoSettings
+from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
+from training.step3_ppo.parts.kept_pictures import with_kept_pictures
+from training.utils.base.console import log
+from training.utils.contracts.rollout_engine import PathSampling, Sampling
+from training.utils.data.build.parallel_thinking import parallel_tags
+from training.utils.flags.flags import settings_of
+from training.utils.generation.decoding.bad_words import tokens_of_words
+from training.utils.images.models.vision import placeholder_id
+from training.utils.loading.score_scale import ScoreScale, read_score_scale
+from training.utils.models.attention.attention import plan_for
+from training.utils.models.flops import ComputeMeter, model_shape
+from training.utils.opening.setup import compute_meter
+from training.utils.rewards.weighted import Rewards
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.checks import Components
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.step3_ppo.parts.inputs import Inputs
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.layout.planner import PlanSettings
+
+
+def loop_settings(
+    flags: PpoFlags,
+    components: Components,
+    inputs: Inputs,
+    roles: Roles,
+    tokenizer: PreTrainedTokenizerBase,
+    scale: ScoreScale | None,
+) -> PpoSettings:
+    """Return the settings of the loop and its parts. A collective, which reads pictures and measures the matmul rate
+    where that is asked for. scale: of `wanted_score_scale`"""
+    ppo, ranks, rollouts = flags.ppo, roles.actor.ranks, inputs.length.rollouts
+    sampling = _sampling(flags, inputs, roles.actor_model, tokenizer)
+    rewards = _rewards(flags, components, inputs, tokenizer)
+    plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
+    plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
+    experience = experience_settings(
+        components.algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, ranks.rank
+    )
+    settings = settings_of(
+        PpoSettings,
+        ppo,
+        total_rollouts=rollouts,
+        rollouts_per_epoch=inputs.data.steps_per_epoch,
+        prompts_per_batch=ppo.per_device_generation_batch_size,
+        critic_warmup=flags.algorithm.critic_warmup,
+        dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,
+        seed=flags.run.seed,
+        sampling=sampling,
+        experience=replace(
+            experience,
+            length=replace(experience.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len),
+            images=with_kept_pictures(inputs.images, flags.roles.kept_image_features_mb, roles, log),
+        ),
+        learning=learning_settings(components.algorithm, ppo),
+        evaluates_first=ppo.val_before_train or ppo.val_only,
+        stop_kl=flags.algorithm.stop_kl,
+        stop_update_kl=flags.algorithm.stop_update_kl,
+        meters=_meters(roles, ranks) if ppo.report_mfu and rollouts else (),
+        traces=flags.run.traces(),
+        log_pace=flags.reporting.pace(),
+    )
+    slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)
+    if slow is not None:
+        log(slow, ranks.is_main)
+    return settings
+
+
+def _sampling(flags: PpoFlags, inputs: Inputs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Sampling:
+    """How responses are drawn."""
+    ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
+    paths = _path_sampling(ppo, flags.data.chat, tokenizer)
+    # The token that stands for images, where prompts have some, would be an image without pixels in a response.
+    unwritten = () if inputs.images is None else ((placeholder_id(model.config),),)
+    return settings_of(
+        Sampling,
+        ppo,
+        max_new_tokens=ppo.max_answer_seq_len,
+        end_token_id=end,
+        more_end_token_ids=tuple(more_ends),
+        pad_token_id=tokenizer.pad_token_id,
+        bad_words=(*tokens_of_words(ppo.bad_words, tokenizer, end), *unwritten),
+        stop=tuple(ppo.stop),
+        paths=paths,
+    )
+
+
+def _rewards(flags: PpoFlags, components: Components, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> Rewards:
+    """The rewards of a response, and texts of a rollout for those that are functions."""
+    return Rewards(
+        named=components.rewards,
+        timeout_seconds=flags.reward.reward_timeout,
+        columns=tuple(inputs.columns),
+        texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
+        turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
+        pictures_of=inputs.pictures_of,
+    )
+
+
+def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:
+    """How sequences are laid out over all ranks."""
+    rows, most = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
+    plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
+    return replace(
+        plan,
+        least_micro_batches=ppo.least_micro_batches,
+        micro_batches_multiple_of=ppo.micro_batches_multiple_of,
+        least_shared_tokens=ppo.share_beginnings,
+    )
+
+
+def _path_sampling(ppo: PpoArguments, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> PathSampling | None:
+    """How blocks are drawn; None without --parallel_thinking."""
+    tags = parallel_tags(chat, tokenizer)
+    if tags is None:
+        return None
+    return PathSampling(tags, ppo.paths_of_a_block, ppo.max_path_tokens)
+
+
+def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:
+    """Of the actor and, if any, of the critic. A collective."""
+    actor = compute_meter(roles.actor_model, ranks)
+    if roles.critic_model is None:
+        return (actor,)
+    return actor, ComputeMeter(model_shape(roles.critic_model), actor.peak_flops_per_second)
+
+
+def wanted_score_scale(roles: RolesArguments, ppo: PpoArguments) -> ScoreScale | None:
+    """The scale of --normalize_reward_scores, read before a model loads; None without the flag."""
+    if not ppo.normalize_reward_scores:
+        return None
+    return read_score_scale(roles.critic_model_name_or_path, "--normalize_reward_scores")

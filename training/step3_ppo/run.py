@@ -1,0 +1,65 @@
+"""A run of step 3, from checked flags to its saved models: prompts, models, settings, rollout engine, the loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.step3_ppo import STEP
+from training.step3_ppo.flags.checks import check_beside_images, check_models
+from training.step3_ppo.learning.learning import Updates
+from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
+from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
+from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers
+from training.step3_ppo.parts.settings import loop_settings, wanted_score_scale
+from training.step3_ppo.trainer import PpoTrainer
+from training.utils.base.console import log
+from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.flags.arguments import resolved_settings
+from training.utils.opening.flags import RunFlags
+from training.utils.opening.opened_run import planned_run, start_digests
+
+if TYPE_CHECKING:
+    from training.step3_ppo.flags.checks import Components
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+
+
+def run(flags: PpoFlags, components: Components) -> None:
+    """Load prompts and models, train, save."""
+    ppo, trains = flags.ppo, not flags.ppo.val_only
+    shares_gpu = components.rollout_engine.frees_gpu_memory and flags.vllm.vllm_sleep
+    of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, resolved_settings(flags), trains)
+    with planned_run(of_run, shares_gpu) as planned:
+        ranks = planned.ranks
+        check_models(flags, components.with_critic_tokenizer)
+        tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
+        tokenizer = tokenizers.actor
+        style = adopt_styles(tokenizers, flags.data.chat, planned.plan.began_with("prompt_style"), ranks)
+        opened = planned.opened(style, flags.roles.model("actor"), flags.roles.dtype)
+        scale = wanted_score_scale(flags.roles, ppo)
+        inputs = load_inputs(flags, tokenizer, ranks, log, components.environments)
+        check_beside_images(flags, components, inputs.images)
+        roles = open_roles(flags, components, tokenizers, inputs, opened.model.head_chunk_mb, ranks)
+        settings = loop_settings(flags, components, inputs, roles, tokenizer, scale)
+        engine = open_rollout_engine(flags, components, inputs, roles, tokenizer)
+        parts = CheckpointParts(roles.trained, ranks, roles.average, *roles.saved)
+        read_again = ("actor", "critic") if components.with_critic_tokenizer else ("actor",)
+        paths = {f"{role}_model_name_or_path": flags.roles.model(role).name_or_path for role in read_again}
+        digests = start_digests(paths, flags.data.cache.cache_dir)
+        held_out = HeldOut(
+            inputs.eval,
+            ppo.per_device_eval_batch_size,
+            inputs.pixels,
+            samples_per_prompt=ppo.val_samples,
+            with_greedy=ppo.val_greedy,
+            shown=ppo.show_samples,
+        )
+        with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
+            evaluator = Evaluator(
+                roles, engine, tokenizer, components.checker, settings, held_out, metrics, opened.folder
+            )
+            updates = Updates(roles, settings, inputs.texts, bad_steps)
+            trainer = PpoTrainer(roles, engine, inputs.train, updates, evaluator, settings, metrics, checkpoints)
+            result = trainer.train()
+        summary = result.summary()
+        closing = closing_sentence(summary, opened.folder, ppo.val_only) + result.signs
+        opened.finish(parts, roles.actor_guests, {"summary.json": summary}, closing)
