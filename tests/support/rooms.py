@@ -66,7 +66,7 @@ dry_run: mtp engine loading engine.ranks models models.quantized models.attentio
 generation.guessing: mtp generation.decoding models contracts base
 rewards: rewards.rules rewards.calling contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
-generation.vllm: generation.guessing mtp engine.ranks generation.decoding models images.models models.tensors
+generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models images.models models.tensors
     contracts flags images base
 outputs: checkpoints engine.ranks models.tensors base
 opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters models

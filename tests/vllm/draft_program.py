@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
         assert mtp.head is not None
         actor, rollouts = WholeModel(engine, model), started(spelt)
         head = WholeHead(mtp.head, partial(new_head, model, 1, 0))
-        rollouts.speculate(Speculation(1, by_vllm=True), head.lent, print)
+        rollouts.enable_speculation(Speculation(1, name="--vllm_speculate"), head.lent, print)
         updates = [one_update(rollouts, actor, mtp, head) for _ in range(UPDATES)]
         with rollouts.lent(actor), actor.lent() as whole:
             report({"updates": updates, "verified": verified_tokens(rollouts, whole), **held_to(rollouts, whole)})

@@ -10,8 +10,8 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.tiny_models import VOCABULARY
+from training.utils.generation.vllm.head_folder import write_for_vllm
 from training.utils.mtp.folder import save_head
-from training.utils.mtp.for_vllm import write_for_vllm
 from training.utils.mtp.head import new_head
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine

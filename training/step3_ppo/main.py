@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> None:
         from training.step3_ppo.dry_run import dry_run
 
         return dry_run(flags, components)
-    shares_gpu = components.rollout_engine.frees_gpu_memory and flags.vllm.vllm_sleep
+    engine = components.rollout_engine
+    shares_gpu = engine.frees_gpu_memory(flags.settings_of_engine(engine))
     group = started_process_group(flags.faults.rank_timeout, shares_gpu)
     with group as ranks, only_run_in(flags.run.output_dir, ranks):
         run(flags, components, ranks)

@@ -16,7 +16,7 @@ from training.step3_ppo.parts.replay import make_engine
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
-from training.utils.contracts.rollout_engine import Decode, PathSampling, RolloutEngine, Sampling
+from training.utils.contracts.rollout_engine import Decode, Drawing, PathSampling, RolloutEngine, Sampling
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.files.digests import digest_files
 from training.utils.flags.flags import settings_of
@@ -138,10 +138,8 @@ def make_parts(
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
     set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
-    for sentence in engine.check(roles.whole_actor.lent(), own):
+    for sentence in engine.check(roles.whole_actor.lent(), own, Drawing(paths=paths is not None)):
         log(sentence, ranks.is_main)
-    if paths is not None:
-        engine.check_paths(roles.whole_actor.lent())
     evaluator = partial(
         Evaluator,
         roles=roles,
@@ -173,13 +171,14 @@ def _engine(
     inputs: Inputs,
 ) -> RolloutEngine:
     """What draws, by guesses if they are asked for, and with environments if there are any."""
-    engine = components.rollout_engine.create(decode, longest_tokens=flags.longest_tokens, vllm=flags.vllm)
+    kind = components.rollout_engine
+    engine = kind.create(decode, flags.settings_of_engine(kind))
     if components.speculation is not None:
-        layers, ranks, lent_head = roles.mtp.depths, roles.actor.ranks, None
+        layers, ranks, borrow_head = roles.mtp.depths, roles.actor.ranks, None
         if components.speculation.by == BY_HEAD:
             assert roles.mtp.head is not None, "checked with the flags"
-            lent_head = WholeHead(roles.mtp.head, partial(new_head, roles.actor_model, layers, flags.run.seed)).lent
-        engine.speculate(components.speculation, lent_head, lambda sentence: log(sentence, ranks.is_main))
+            borrow_head = WholeHead(roles.mtp.head, partial(new_head, roles.actor_model, layers, flags.run.seed)).lent
+        engine.enable_speculation(components.speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
     if components.environments is None:
         return engine
     return engine_of_rows(engine, components.environments, flags, tokenizer, inputs.end_token_ids)

@@ -182,7 +182,7 @@ def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
         def figures(self):
             return {"time/weights": 1.0}
 
-        def check(self, lent, own):
+        def check(self, lent, own, drawing):
             return [f"{own} checked"]
 
     engine = DumpingRollout(Holding(str), tmp_path, 0)
@@ -196,7 +196,7 @@ def test_paths_come_back_with_what_was_inserted_and_to_the_same_settings_alone(t
     how = replace(PLAIN, paths=PathSampling(ParallelTags(3, 4, 5, 6), 2))
     asked(DumpingRollout(TransformersRollout(), tmp_path, 0), model, how, samples=20)
     expected = asked(TransformersRollout(), model, how, samples=20)
-    assert expected.inserted_BR is not None and expected.positions_B is not None
+    assert expected.inserted_BR is not None and expected.paths.positions_B is not None
     assert_same(asked(ReplayRollout(tmp_path, 0), None, how, samples=20), expected)
     for other in (replace(how, paths=None), replace(how, paths=replace(how.paths, count=3))):
         with pytest.raises(ThreestepError, match="was drawn with paths = .*; replay with the settings of the run that"):
