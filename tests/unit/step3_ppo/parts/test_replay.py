@@ -49,11 +49,13 @@ def folder(tmp_path, model, how):
     return tmp_path
 
 
-def assert_same(got: Rollout, expected: Rollout) -> None:
-    for field in dataclasses.fields(Rollout):
+def assert_same(got, expected) -> None:
+    for field in dataclasses.fields(expected):
         left, right = getattr(got, field.name), getattr(expected, field.name)
         if isinstance(right, torch.Tensor):
             assert torch.equal(left, right) and left.dtype == right.dtype, field.name
+        elif dataclasses.is_dataclass(right):
+            assert_same(left, right)
         elif field.name != "seconds":
             assert left is right is None
 
