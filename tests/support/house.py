@@ -138,6 +138,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     rooms.nothing_imports_the_front,
     rooms.programs_import_no_step,
     rooms.third_parties_stay_home,
+    rooms.engines_stay_home,
     rooms.maths_needs_torch_alone,
     no_pickles,
     no_bags,
