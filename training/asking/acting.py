@@ -20,7 +20,7 @@ import torch
 from training.asking.model import Acted, Answer, AskedModel, prompt_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import Response, Rollout
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
+from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.chat.turns import BY_ENVIRONMENT
 from training.utils.environments.acting import ActingSettings, acting_engine
 from training.utils.environments.loading import Environments, load_environments
@@ -214,7 +214,7 @@ def _drawn(
         return None if episode is None else _ShownPartner(episode, shown)
 
     engine = acting.engine(asked, _Streamed(asked, shown), partner_of)
-    sampling = replace(asked.sampling(flags), end_token_id=shown.ends[0], more_end_token_ids=shown.ends[1:])
+    sampling = replace(asked.sampling(flags), end_token_id=shown.ends[0], ends=Ends(token_ids=shown.ends[1:]))
     ids_P = torch.tensor(prompt_of(asked, row["messages"]).flipped_prompt_ids[::-1].copy(), dtype=torch.int64)
     request = RolloutRequest.of_prompt(ids_P.to(asked.model.device), sampling, seed)
     rollout = rolled_out(engine, asked.model, replace(request, rows=[row]))

@@ -19,6 +19,7 @@ from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import (
     Drawing,
+    Ends,
     PathSampling,
     RolloutEngine,
     RolloutRequest,
@@ -184,7 +185,7 @@ class AskedModel:
             flags,
             end_token_id=self.end_token_id,
             pad_token_id=pad_id,
-            more_end_token_ids=more,
+            ends=Ends(token_ids=more),
             paths=paths,
             bad_words=words,
         )
@@ -361,7 +362,7 @@ def stream_answer(
     sampling = asked.sampling(flags)
     request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), images=asked.images_of([prompt]))
     if sampling.paths is not None:
-        request = replace(request, sampling=replace(sampling, more_end_token_ids=ends[1:]))
+        request = replace(request, sampling=replace(sampling, ends=Ends(token_ids=ends[1:])))
         rollout = rolled_out(asked.engine, asked.model, request)
         yield from asked.answers_of(rollout, request.sampling.end_token_ids)
         return

@@ -16,7 +16,7 @@ from training.step3_ppo.parts.replay import make_engine
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
-from training.utils.contracts.rollout_engine import Decode, Drawing, PathSampling, RolloutEngine, Sampling
+from training.utils.contracts.rollout_engine import Decode, Drawing, Ends, PathSampling, RolloutEngine, Sampling
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.files.digests import digest_files
 from training.utils.flags.flags import settings_of
@@ -80,13 +80,12 @@ def make_parts(
         ppo,
         max_new_tokens=ppo.max_answer_seq_len,
         end_token_id=inputs.end_token_ids[0],
-        more_end_token_ids=inputs.end_token_ids[1:],
         pad_token_id=tokenizer.pad_token_id,
         bad_words=(
             *tokens_of_words(ppo.bad_words, tokenizer, inputs.end_token_ids[0]),
             *_unwritten(inputs, roles.actor_model),
         ),
-        stop=tuple(ppo.stop),
+        ends=Ends(tuple(ppo.stop), inputs.end_token_ids[1:], ppo.end_check_tokens),
         paths=paths,
     )
     rewards = Rewards(

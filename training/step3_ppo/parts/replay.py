@@ -145,15 +145,19 @@ class ReplayRollout(RolloutEngine):
 
 def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str]:
     """What decides the responses, as JSON by name: safetensors keeps strings."""
+    sampling = dataclasses.asdict(request.sampling)
+    ends = sampling.pop("ends")
     settings = {
-        **dataclasses.asdict(request.sampling),
+        **sampling,
+        "stop": ends["texts"],
+        "more_end_token_ids": ends["token_ids"],
         "samples_per_prompt": request.samples_per_prompt,
         "format": _FORMAT,
         **more,
     }
     if request.sampling.paths is None:  # as dumps had it before there were any
         settings.pop("paths")
-    return {name: json.dumps(value) for name, value in settings.items() if name != "end_check_tokens"}
+    return {name: json.dumps(value) for name, value in settings.items()}
 
 
 def _pictures(request: RolloutRequest) -> str:

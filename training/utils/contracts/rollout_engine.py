@@ -74,17 +74,29 @@ class PathSampling:
 
 
 @dataclass(frozen=True)
+class Ends:
+    """What ends a response beside its end token.
+
+    texts: a response ends with the token that completes one of them.
+    token_ids: end a response as the end token does; such as the tokens at which a served model stops.
+    check_tokens: tokens that each sequence draws between two looks at which have ended, of engines that look; None
+        leaves it to them. What is drawn beyond an end is cut off, so that no result depends on it.
+    """
+
+    texts: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    check_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How responses are drawn. A model's own generation settings are not read.
 
     temperature: 0 picks the most likely token.
     top_k, min_p: 0 keeps all tokens. top_p: 1 keeps all.
-    more_end_token_ids: end a response as end_token_id does; such as the tokens at which a served model stops.
     bad_words: token sequences that are never completed.
-    stop: texts; a response ends with the token that completes one of them.
+    ends: what else ends a response.
     paths: None draws responses in one piece. Otherwise `max_new_tokens` counts the longest path of each block alone.
-    end_check_tokens: tokens that each sequence draws between two looks at which have ended, of engines that look; None
-        leaves it to them. What is drawn beyond an end is cut off, so that no result depends on it.
     """
 
     max_new_tokens: int
@@ -95,15 +107,18 @@ class Sampling:
     pad_token_id: int
     min_p: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
-    stop: tuple[str, ...] = ()
+    ends: Ends = Ends()
     paths: PathSampling | None = None
-    end_check_tokens: int | None = None
-    more_end_token_ids: tuple[int, ...] = ()
 
     @property
     def end_token_ids(self) -> frozenset[int]:
         """Each of them ends a response, and is its last token."""
-        return frozenset((self.end_token_id, *self.more_end_token_ids))
+        return frozenset((self.end_token_id, *self.ends.token_ids))
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end a response."""
+        return self.ends.texts
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout, file_
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import PathSampling, RolloutRequest, rolled_out
+from training.utils.contracts.rollout_engine import Ends, PathSampling, RolloutRequest, rolled_out
 from training.utils.contracts.rows import PromptRow
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.prompts import PromptImages
@@ -31,7 +31,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def how(model):
-    return replace(PLAIN, stop=("x",), end_token_id=frequent_token(roll(model, PLAIN)))
+    return replace(PLAIN, ends=Ends(("x",)), end_token_id=frequent_token(roll(model, PLAIN)))
 
 
 def asked(engine, model, how, seed: int = 0, lengths=(3, 5, 2), samples: int = 2) -> Rollout:
@@ -135,12 +135,12 @@ def test_other_sampling_is_refused(folder, how):
     with pytest.raises(ThreestepError, match=r"was drawn with temperature = 1.0, and this run asks for 0.5; replay"):
         asked(ReplayRollout(folder, rank=1), None, replace(how, temperature=0.5))
     with pytest.raises(ThreestepError, match=r'was drawn with stop = \["x"\], and this run asks for \[\]'):
-        asked(ReplayRollout(folder, rank=1), None, replace(how, stop=()))
+        asked(ReplayRollout(folder, rank=1), None, replace(how, ends=Ends()))
 
 
 def test_how_often_ends_were_looked_for_does_not_matter(folder, model, how):
     """It decides no response, and dumps from before it was a setting do not name it."""
-    got = asked(ReplayRollout(folder, rank=1), None, replace(how, end_check_tokens=5))
+    got = asked(ReplayRollout(folder, rank=1), None, replace(how, ends=replace(how.ends, check_tokens=5)))
     assert responses(got) == responses(asked(TransformersRollout(str), model, how))
 
 

@@ -116,7 +116,7 @@ class TransformersRollout(RolloutEngine):
     def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:
         if not self._keeps_turns:
             return None
-        every = sampling.end_check_tokens or end_check_tokens(model.device)
+        every = sampling.ends.check_tokens or end_check_tokens(model.device)
         return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, self._way.fixed)
 
     @torch.no_grad()
@@ -137,7 +137,7 @@ class TransformersRollout(RolloutEngine):
 
     def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device
-        most, every = sampling.max_new_tokens, sampling.end_check_tokens or end_check_tokens(device)
+        most, every = sampling.max_new_tokens, sampling.ends.check_tokens or end_check_tokens(device)
         decoding = Decoding(model, request, self._way)
         logits_AV = decoding.prefill(request.samples_per_prompt)
         drawn = DrawnResponses(request, stop_strings(sampling, self._decode))

@@ -15,7 +15,7 @@ import torch
 from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, spelt
 from tests.unit.utils.generation.test_conversations import LIMITS, SAMPLING, Scripted, converse, model_that_turns
-from training.utils.contracts.rollout_engine import Drawing, RolloutRequest, Speculation
+from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest, Speculation
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.decoding import FIXED, MASKED
 from training.utils.generation.decoding.ragged_rows import RaggedRows
@@ -23,7 +23,9 @@ from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.engines.kept_turns import KeptTurns
 
 LENGTHS = (3, 11, 1, 7, 5) * 2
-CUT = replace(SAMPLING, top_p=0.9, temperature=0.7, bad_words=((9,), (5, 2), (7, 11)), stop=(spelt([8]), spelt([6, 2])))
+CUT = replace(
+    SAMPLING, top_p=0.9, temperature=0.7, bad_words=((9,), (5, 2), (7, 11)), ends=Ends((spelt([8]), spelt([6, 2])))
+)
 
 
 class Keeping(TransformersRollout):
@@ -60,7 +62,7 @@ def test_conversations_are_those_of_rounds(model, sampling):
     rounds = converse(model, LENGTHS, 6, sampling=sampling, draws=TransformersRollout(spelt))
     assert max(record.turns for record in rounds[0].records) >= 4
     for draws, every in ((Keeping, 1), (Keeping, 3), (Captured, 3)):
-        seldom = replace(sampling, end_check_tokens=every)
+        seldom = replace(sampling, ends=replace(sampling.ends, check_tokens=every))
         same(converse(model, LENGTHS, 6, sampling=seldom, draws=draws(spelt)), rounds)
 
 
