@@ -15,6 +15,7 @@ from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.engines.hybrid import HybridRollout
 from training.utils.generation.table import (
     ENGINES,
+    ENGINES_HELP,
     WITH_OTHER_LOGPROBS,
     RolloutEngineArguments,
     checked_engine,
@@ -34,10 +35,15 @@ number = 3
 
 def test_names_stand_for_engines():
     classes = {"hf": TransformersRollout, "hybrid": HybridRollout, "vllm": VllmRollout}
-    assert {name: engine_class(name) for name in ENGINES} == classes
-    assert {name for name in classes if not classes[name].logprobs_are_trained_models} == {*WITH_OTHER_LOGPROBS}
-    flags = {name: type(getattr(RolloutEngineArguments(), name, None)) for name in classes}
-    assert flags == {name: kind.arguments or type(None) for name, kind in classes.items()}
+    assert {name: engine_class(name) for name in classes} == classes
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_table_says_what_a_class_says(name):
+    engine, flags = engine_class(name), getattr(RolloutEngineArguments(), name, None)
+    assert engine.logprobs_are_trained_models == (name not in WITH_OTHER_LOGPROBS)
+    assert (None if flags is None else type(flags)) is engine.arguments
+    assert RolloutEngineArguments().of(engine.arguments) == flags and name in ENGINES_HELP
 
 
 def test_an_engine_of_the_users(tmp_path):
@@ -65,7 +71,7 @@ def test_an_engine_of_the_users(tmp_path):
         (
             "hff",
             {"min_p": 0.1},
-            ["--rollout_engine expects one of hf, hybrid, vllm or FILE.py:NAME, got 'hff'; did you mean 'hf'?"],
+            [f"--rollout_engine expects one of {', '.join(ENGINES)} or FILE.py:NAME, got 'hff'; did you mean 'hf'?"],
         ),
     ],
 )
