@@ -16,9 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest
+from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest, RolloutSettings
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.generation.vllm.arguments import VllmArguments
 
 SHORTEST = 16
 MEMORY_FOLDER = "THREESTEP_MEMORY_FOLDER"
@@ -62,7 +61,7 @@ class WatchedRollout(TransformersRollout):
         file.write_text("")
 
     @classmethod
-    def create(cls, decode: Decode | None, longest_tokens: int, vllm: VllmArguments) -> WatchedRollout:
+    def create(cls, decode: Decode | None, settings: RolloutSettings) -> WatchedRollout:
         return cls(decode, memory_file(os.environ[MEMORY_FOLDER], int(os.environ.get("RANK", "0"))))
 
     def roll_out(self, *given: Any, **named: Any) -> Rollout:

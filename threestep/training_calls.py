@@ -20,6 +20,7 @@ from threestep.result import Result, result_of
 from threestep.running import flags_of, run_here, run_on_ranks
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.step import Step, known_steps
+from training.utils.generation.table import WITH_OTHER_LOGPROBS
 from training.utils.loading.given import GivenObject, objects_given
 
 _GIVEN_FOLDER = "given"
@@ -135,9 +136,10 @@ def _models_as_flags(
                 f"{name}: with num_ranks other processes read the model from its folder, which cannot stand for this "
                 f"{type(model).__name__}: {only_object}; leave num_ranks out, or save what a folder holds"
             )
-        if only_object is not None and settings.get("rollout_engine") == "vllm":
+        engine = settings.get("rollout_engine")
+        if only_object is not None and engine in WITH_OTHER_LOGPROBS:
             raise ThreestepError(
-                f"{name}: rollout_engine='vllm' draws by vLLM's code for the family, not by this "
+                f"{name}: rollout_engine='{engine}' draws by code of its own for the family, not by this "
                 f"{type(model).__name__} ({only_object}); use rollout_engine='hf'"
             )
         objects[flags[name]] = GivenObject(model)

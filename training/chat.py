@@ -27,7 +27,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import AUTO, flag, settings_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.generation.table import RolloutEngineArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
@@ -35,7 +35,7 @@ from training.utils.run.run_arguments import RunArguments
 if TYPE_CHECKING:
     from training.asking.talk import Talk
 
-LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold the longest
+LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the longest
 
 
 @dataclass
@@ -93,7 +93,7 @@ class TalkArguments:
         settings_of(ChatArguments, self).validate(mistakes)
 
 
-GROUPS = (TalkArguments, SamplingArguments, VllmArguments, EnvironmentArguments, ConversationArguments)
+GROUPS = (TalkArguments, SamplingArguments, RolloutEngineArguments, EnvironmentArguments, ConversationArguments)
 
 
 class ChatFlags(NamedTuple):
@@ -101,7 +101,7 @@ class ChatFlags(NamedTuple):
 
     chat: TalkArguments
     sampling: SamplingArguments
-    vllm: VllmArguments
+    engines: RolloutEngineArguments
     environment: EnvironmentArguments
     conversation: ConversationArguments
 
@@ -156,7 +156,7 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
     acts = environment.environment or environment.tools
     rank, data = start_alone(), DataArguments(chat=settings_of(ChatArguments, chat))
-    start_engine = engine_maker(sampling, flags.vllm, LONGEST_VLLM_TOKENS, chat.parallel_thinking, acts)
+    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts)
     reads_images = engine_class(sampling.rollout_engine).supports_images
     models = [
         load_asked_model(path, sampling.dtype, data, rank.device, start_engine, reads_images)

@@ -22,13 +22,20 @@ from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.generation.table import RolloutEngineArguments
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 TASKS = ("win_rate", "reward", "gsm8k", "perplexity")
-GROUPS = (RunArguments, OptionalDataArguments, AskedArguments, SamplingArguments, ScoringArguments, VllmArguments)
+GROUPS = (
+    RunArguments,
+    OptionalDataArguments,
+    AskedArguments,
+    SamplingArguments,
+    ScoringArguments,
+    RolloutEngineArguments,
+)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ def write_head_for(engine: str | None, out: Path) -> None:
     """Write the head of the model in `out` as --mtp asks for; `out` is removed if that cannot be done."""
     if engine is None:
         return
-    from training.utils.mtp.for_vllm import write_for_vllm
+    from training.utils.generation.vllm.head_folder import write_for_vllm
 
     try:
         settings = write_for_vllm(out)

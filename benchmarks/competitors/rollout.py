@@ -89,7 +89,7 @@ def _vllm(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace)
 
 
 def _sampling(tokenizer: Any, arguments: argparse.Namespace) -> Any:
-    from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.contracts.rollout_engine import Ends, Sampling
 
     return Sampling(
         max_new_tokens=arguments.new_tokens,
@@ -98,7 +98,7 @@ def _sampling(tokenizer: Any, arguments: argparse.Namespace) -> Any:
         top_p=arguments.top_p,
         end_token_id=-1,
         pad_token_id=tokenizer.pad_token_id,
-        stop=(arguments.stop,) if arguments.stop else (),
+        ends=Ends(texts=(arguments.stop,) if arguments.stop else ()),
     )
 
 

@@ -81,7 +81,7 @@ def _draws(model: PreTrainedModel, head: MtpHead, counts: GuessCounts) -> dict[s
     """By name, what draws a rollout. counts: are added to."""
     plain = TransformersRollout()
     auto, by_guesses = TransformersRollout(), partial(_by_guesses, model, counts=counts)
-    auto.speculate(Speculation(1, is_auto=True), lambda: nullcontext(head), print)
+    auto.enable_speculation(Speculation(1, is_auto=True), lambda: nullcontext(head), print)
     own = own_forward_of(model)
     assert own is not None, "the model is whole"
     for engine in (plain, auto):

@@ -169,7 +169,7 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
     from training.step3_ppo.kl.control import KlControl
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.contracts.rollout_engine import Ends, Sampling
     from training.utils.layout.planner import PlanSettings
     from training.utils.rewards.weighted import Reward, Rewards
 
@@ -223,7 +223,7 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         eval_interval=0,
         seed=SEED,
         sampling=Sampling(
-            MAX_NEW_TOKENS, 1.0, 0, 1.0, end_token_id=1, pad_token_id=0, bad_words=((90,),), more_end_token_ids=ENDS
+            MAX_NEW_TOKENS, 1.0, 0, 1.0, end_token_id=1, pad_token_id=0, bad_words=((90,),), ends=Ends(token_ids=ENDS)
         ),
         experience=experience,
         learning=learning,

@@ -119,7 +119,7 @@ def speculated(engine: Any, model: Any, guests: Any, ranks: Any) -> Any:
     from training.utils.generation.engines.hf import TransformersRollout
 
     by_guesses, plain = TransformersRollout(), TransformersRollout()
-    by_guesses.speculate(Speculation(1), guests.lent_guesser(model, HEAD_SEED), print)
+    by_guesses.enable_speculation(Speculation(1), guests.lent_guesser(model, HEAD_SEED), print)
     ids_BP = torch.randint(3, 60, (4, 6), generator=torch.Generator().manual_seed(ranks.rank))
     sampling = Sampling(12, 0.5, 0, 1.0, END, PAD)
     request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), sampling, range(8), 2)

@@ -139,6 +139,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     rooms.programs_import_no_step,
     rooms.third_parties_stay_home,
     rooms.guests_stay_home,
+    rooms.engines_stay_home,
     rooms.maths_needs_torch_alone,
     no_pickles,
     no_bags,

@@ -11,9 +11,13 @@ from training.step3_ppo.flags.ppo_flags import PpoFlags
 
 def ppo_flags(**flags: Any) -> PpoFlags:
     """Every flag goes to the group that has it; those that no other group has are the data's."""
-    groups = {}
-    for name, group in get_type_hints(PpoFlags).items():
-        if name != "data":
-            own = {field.name for field in dataclasses.fields(group)} & flags.keys()
-            groups[name] = group(**{flag: flags.pop(flag) for flag in own})
-    return PpoFlags(**groups, data=data_flags(**flags))
+    kinds = get_type_hints(PpoFlags)
+    groups = {name: _filled(kind, flags) for name, kind in kinds.items() if name not in ("data", "engines")}
+    engines = {name: _filled(kind, flags) for name, kind in get_type_hints(kinds["engines"]).items()}
+    return PpoFlags(**groups, engines=kinds["engines"](**engines), data=data_flags(**flags))
+
+
+def _filled(kind: type, flags: dict[str, Any]) -> Any:
+    """Takes its flags out of `flags`."""
+    own = {field.name for field in dataclasses.fields(kind)} & flags.keys()
+    return kind(**{flag: flags.pop(flag) for flag in own})

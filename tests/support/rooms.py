@@ -69,7 +69,7 @@ opening: outputs mtp routers images.run dry_run checkpoints engine loading engin
     data.build report models.quantized data.chat data.cache models.attention images.models data.rows layout divergence
     run images.data engine.config contracts flags data.files images base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
-generation.vllm: generation.guessing mtp engine.ranks generation.decoding models images.models models.tensors
+generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models images.models models.tensors
     contracts flags images base
 preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
     layout run engine.config contracts data.files base
@@ -98,6 +98,17 @@ GUESTS = {
 }
 TABLE_OF_GUESTS = "training.utils.opening.guests"
 FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")  # modules of flags, and rooms of them
+# Rollout engines with words of their own, and where these may stand: the engine's room, the table of engines, modules
+# of flags, and what is listed: `--mtp vllm` writes a folder for it, and no program sends usage data.
+ENGINE_WORDS = {
+    "vllm": (
+        "training.utils.generation.vllm",
+        "training.utils.generation.table",
+        "training.export",
+        "training.utils.run.program",
+    ),
+}
+_OF_FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$|\.mtp\.settings$")
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {
     "training.step1_sft.loss": (),
@@ -264,6 +275,35 @@ def _names(source: str) -> list[tuple[str, int]]:
     }
     found = [(node, getattr(node, fields[type(node)])) for node in ast.walk(tree(source)) if type(node) in fields]
     return [(name, getattr(node, "lineno", 0)) for node, name in found if name is not None]
+
+
+def engines_stay_home(module: str, source: str) -> list[str]:
+    """What a rollout engine is called, only its room, the table of engines and flags know: elsewhere its word is in no
+    name and no text, so that nothing compares it."""
+    if not inside(module, "training") or _OF_FLAGS.search(plain_name(module)):
+        return []
+    return distinct(
+        f"{module}:{line} has '{text.strip()[:40]}'; only {' and '.join(places)} and flags may"
+        for word, places in ENGINE_WORDS.items()
+        if not any(inside(plain_name(module), place) for place in places)
+        for text, line in _words(source)
+        if word in text.lower()
+    )
+
+
+def _words(source: str) -> list[tuple[str, int]]:
+    """Return every name and text in `source` but docstrings, with its line."""
+    found, docstrings = [], set[int]()
+    for node in ast.walk(tree(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            docstrings.add(id(node.body[0].value))  # type: ignore[attr-defined]
+    for node in ast.walk(tree(source)):
+        values = [] if id(node) in docstrings else [getattr(node, name, None) for name in _WORDS_AT]
+        found += [(value, getattr(node, "lineno", 0)) for value in values if isinstance(value, str)]
+    return found
+
+
+_WORDS_AT = ("id", "attr", "name", "arg", "module", "value")  # of the nodes of a syntax tree
 
 
 def maths_needs_torch_alone(module: str, source: str) -> list[str]:

@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
         assert mtp is not None
         actor, rollouts = WholeModel(engine, model), started(spelt)
         head = WholeHead(mtp.head.engine, partial(new_head, model, 1, 0))
-        rollouts.speculate(Speculation(1, by_vllm=True), head.lent, print)
+        rollouts.enable_speculation(Speculation(1, name="--vllm_speculate"), head.lent, print)
         updates = [one_update(rollouts, actor, mtp, head) for _ in range(UPDATES)]
         with rollouts.lent(actor), actor.lent() as whole:
             report({"updates": updates, "verified": verified_tokens(rollouts, whole), **held_to(rollouts, whole)})
@@ -171,12 +171,13 @@ def verified_tokens(rollouts: Any, model: Any) -> list[float]:
 def held_to(rollouts: Any, model: Any) -> dict[str, bool]:
     """Whether bad words, a stop string and an end token give the greedy responses of the transformers engine."""
     from tests.unit.utils.generation.engines.test_hf import frequent_token, prompts, responses, roll, spelt
+    from training.utils.contracts.rollout_engine import Ends
 
     greedy, batch = asked()[0], prompts((3, 5, 2, 7))
     free = responses(roll(model, greedy, batch=batch))
     ways = {
         "bad_words": replace(greedy, bad_words=((free[0][2],), tuple(free[1][3:5]))),
-        "stop": replace(greedy, stop=(spelt(free[2][4:6]),)),
+        "stop": replace(greedy, ends=Ends((spelt(free[2][4:6]),))),
         "end": replace(greedy, end_token_id=frequent_token(roll(model, greedy, batch=batch))),
     }
     found = {}

@@ -10,8 +10,8 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.tiny_models import VOCABULARY
+from training.utils.generation.vllm.head_folder import write_for_vllm
 from training.utils.mtp.folder import save_head
-from training.utils.mtp.for_vllm import write_for_vllm
 from training.utils.mtp.head import new_head
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -37,7 +37,7 @@ def trained(family, final_norm, **more):
     )
     model = AutoModelForCausalLM.from_config(config).eval()
     model.generation_config.eos_token_id = None  # responses of one length
-    with torch.no_grad():  # a norm that is not all ones: see `for_vllm` about MiMo's
+    with torch.no_grad():  # a norm that is not all ones: see `head_folder` about MiMo's
         model.model.norm.weight.mul_(1 + 0.2 * torch.randn(SHAPE["hidden_size"]))
         starts = torch.cat([torch.randint(3, VOCABULARY, (48, 3)), torch.tensor(PROMPTS)])
         ids_BT = model.generate(starts, max_new_tokens=NEW_TOKENS, do_sample=False)

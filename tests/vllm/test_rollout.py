@@ -25,7 +25,7 @@ from tests.unit.utils.generation.test_conversations import END, SAMPLING, conver
 from tests.vllm.conftest import SHAPES, started
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
 from training.utils.generation.engines.hybrid import _logprobs
 
 CUT = {"top_k": 20, "top_p": 0.8, "min_p": 0.02}
@@ -134,7 +134,7 @@ def test_bad_words_are_never_completed(llama):
 def test_stop_strings_end_a_response_with_the_token_that_completes_them(llama):
     engine, model = llama
     free = responses(draw(engine, model, GREEDY))
-    how = replace(GREEDY, stop=(spelt(free[2][4:6]),))
+    how = replace(GREEDY, ends=Ends((spelt(free[2][4:6]),)))
     got, expected = draw(engine, model, how), roll(model, how, decode=spelt)
     assert responses(got) == responses(expected) and torch.equal(got.ended_B, expected.ended_B)
     assert 0 < int(got.ended_B.sum()) < 8
@@ -253,9 +253,10 @@ def test_conversations_are_those_of_hf(engines, family):
     sampling = replace(SAMPLING, temperature=0.0, max_new_tokens=50)
     vllms, partners = converse(model, (3, 11, 1, 7, 5, 9, 2, 4), 1, sampling=sampling, draws=engine)
     ours, others = converse(model, (3, 11, 1, 7, 5, 9, 2, 4), 1, sampling=sampling)
-    assert responses(vllms) == responses(ours) and vllms.conversations == ours.conversations
+    assert responses(vllms) == responses(ours) and vllms.records == ours.records
     assert [partner.said for partner in partners] == [partner.said for partner in others]
-    assert max(record.turns for record in ours.conversations) >= 3
-    for name in ("ended_B", "inserted_BR", "turn_rewards_BR"):
+    assert max(record.turns for record in ours.records) >= 3
+    for name in ("ended_B", "inserted_BR"):
         assert torch.equal(getattr(vllms, name), getattr(ours, name)), name
+    assert torch.equal(vllms.conversations.turn_rewards_BR, ours.conversations.turn_rewards_BR)
     torch.testing.assert_close(vllms.sampled_logprobs_BR, ours.sampled_logprobs_BR, rtol=0, atol=1e-4)

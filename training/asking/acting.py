@@ -19,8 +19,8 @@ import torch
 
 from training.asking.model import Acted, Answer, AskedModel, prompt_of
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
+from training.utils.contracts.rollout import Response, Rollout
+from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.chat.turns import BY_ENVIRONMENT
 from training.utils.environments.acting import ActingSettings, acting_engine
 from training.utils.environments.loading import Environments, load_environments
@@ -132,12 +132,11 @@ class _Shown:
     def whole(self, rollout: Rollout, with_reward: bool) -> Answer:
         """The complete answer."""
         assert rollout.conversations is not None
-        (record,), (last,) = rollout.conversations, rollout.texts(self.asked.tokenizer.decode, self.ends)
+        (record,), (last,) = rollout.conversations.records, rollout.texts(self.asked.tokenizer.decode, self.ends)
         text, messages = self.before, list(self.messages)
         if record.turns > self.answered:
             text, messages = self._with(last), [*messages, _said(last)]
-        rewards_BR = rollout.turn_rewards_BR
-        reward = float(rewards_BR.sum()) if with_reward and rewards_BR is not None else None
+        reward = float(rollout.conversations.turn_rewards_BR.sum()) if with_reward else None
         acted = Acted(tuple(messages), record.turns, reward, record.cut, record.figures)
         return Answer(text, tuple(rollout.response_of(0).tolist()), bool(rollout.ended_B[0]), acted=acted)
 
@@ -173,15 +172,9 @@ class _Streamed(RolloutEngine):
         for token in self._asked.engine.stream(model, request, ()):
             ids.append(token)
             self._shown.turn(ids)
-        ids_1R = torch.tensor([ids], device=request.prompt_ids_BP.device)
-        return Rollout(
-            request.prompt_ids_BP,
-            request.prompt_mask_BP,
-            ids_1R,
-            torch.tensor([len(ids)], device=ids_1R.device),
-            torch.zeros(ids_1R.shape, device=ids_1R.device),  # nothing learns from a chat
-            torch.tensor([ids[-1] in sampling.end_token_ids], device=ids_1R.device),
-        )
+        logprobs = [0.0] * len(ids)  # nothing learns from a chat
+        drawn = Response(ids, logprobs, ids[-1] in sampling.end_token_ids)
+        return Rollout.of_responses(request.repeated(), [drawn], sampling.pad_token_id)
 
 
 class _ShownPartner:
@@ -221,7 +214,7 @@ def _drawn(
         return None if episode is None else _ShownPartner(episode, shown)
 
     engine = acting.engine(asked, _Streamed(asked, shown), partner_of)
-    sampling = replace(asked.sampling(flags), end_token_id=shown.ends[0], more_end_token_ids=shown.ends[1:])
+    sampling = replace(asked.sampling(flags), end_token_id=shown.ends[0], ends=Ends(token_ids=shown.ends[1:]))
     ids_P = torch.tensor(prompt_of(asked, row["messages"]).flipped_prompt_ids[::-1].copy(), dtype=torch.int64)
     request = RolloutRequest.of_prompt(ids_P.to(asked.model.device), sampling, seed)
     rollout = rolled_out(engine, asked.model, replace(request, rows=[row]))

@@ -17,7 +17,16 @@ from transformers.utils import logging
 from training.asking.chat_images import chat_images
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.contracts.rollout_engine import PathSampling, RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.contracts.rollout_engine import (
+    Drawing,
+    Ends,
+    PathSampling,
+    RolloutEngine,
+    RolloutRequest,
+    RolloutSettings,
+    Sampling,
+    rolled_out,
+)
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.chat.arguments import CHAT_TEMPLATE
@@ -48,7 +57,7 @@ if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.build.row_pictures import RowPictures
     from training.utils.data.sources.formats.messages import Message
-    from training.utils.generation.vllm.arguments import VllmArguments
+    from training.utils.generation.table import RolloutEngineArguments
     from training.utils.images.data.reader import ImageReader
     from training.utils.images.prompts import PromptImages
     from training.utils.layout.pictures import RowImages
@@ -176,7 +185,7 @@ class AskedModel:
             flags,
             end_token_id=self.end_token_id,
             pad_token_id=pad_id,
-            more_end_token_ids=more,
+            ends=Ends(token_ids=more),
             paths=paths,
             bad_words=words,
         )
@@ -191,9 +200,9 @@ class AskedModel:
         for row, text in enumerate(texts):
             ids_r = rollout.response_of(row)
             paths, positions = tuple[int, ...](), None
-            if rollout.positions_B is not None and self.tags is not None:
+            if rollout.paths is not None and self.tags is not None:
                 paths = tuple(len(block.paths) for block in drawn_blocks(ids_r, self.tags))
-                positions = int(rollout.positions_B[row])
+                positions = int(rollout.paths.positions_B[row])
             found.append(Answer(text, tuple(ids_r.tolist()), bool(rollout.ended_B[row]), positions, paths))
         return found
 
@@ -212,7 +221,11 @@ def start_alone() -> Ranks:
 
 
 def engine_maker(
-    flags: SamplingArguments, vllm: VllmArguments, longest_tokens: int, thinks: bool = False, acts: str | None = None
+    flags: SamplingArguments,
+    engines: RolloutEngineArguments,
+    longest_tokens: int,
+    thinks: bool = False,
+    acts: str | None = None,
 ) -> Callable[[PreTrainedModel], RolloutEngine]:
     """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
     model loads, if the engine is unknown, not installed or unfit.
@@ -230,22 +243,19 @@ def engine_maker(
     )
     mistakes.raise_if_any()
     assert engine is not None  # an unknown name is a mistake
-    if engine.frees_gpu_memory and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ThreestepError(
-            f"--rollout_engine {flags.rollout_engine} batches by itself, and {os.environ['WORLD_SIZE']} ranks share "
-            "the prompts: start one process (--vllm_tensor_parallel_size takes several GPUs), or use hf"
-        )
-    awake = replace(vllm, vllm_sleep=False)  # nothing is trained next to it
+    drawing, processes = Drawing(paths=thinks), int(os.environ.get("WORLD_SIZE", "1"))
+    settings = RolloutSettings(longest_tokens, engines.of(engine.arguments), beside_training=False, processes=processes)
+    mistakes.sentences += engine.refusals(settings, drawing)
+    mistakes.raise_if_any()
 
     def started(model: PreTrainedModel) -> RolloutEngine:
-        made = engine.create(None, min(longest_tokens, positions_of(model.config) or longest_tokens), awake)
-        made.keep(model)
+        longest = min(longest_tokens, positions_of(model.config) or longest_tokens)
+        made = engine.create(None, replace(settings, longest_tokens=longest))
+        made.take_weights(model, model.named_parameters())
         own = own_forward_of(model)
         assert own is not None  # its weights are whole
-        for sentence in made.check(nullcontext(model), own):
+        for sentence in made.check(nullcontext(model), own, drawing):
             note(sentence)
-        if thinks:
-            made.check_paths(nullcontext(model))
         return made
 
     return started
@@ -352,7 +362,7 @@ def stream_answer(
     sampling = asked.sampling(flags)
     request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), images=asked.images_of([prompt]))
     if sampling.paths is not None:
-        request = replace(request, sampling=replace(sampling, more_end_token_ids=ends[1:]))
+        request = replace(request, sampling=replace(sampling, ends=Ends(token_ids=ends[1:])))
         rollout = rolled_out(asked.engine, asked.model, request)
         yield from asked.answers_of(rollout, request.sampling.end_token_ids)
         return

@@ -1,7 +1,7 @@
 """Several processes that share a list of work: each takes every n-th piece, and the first one gets all results.
 
 They meet in the launcher's store alone, not in a process group: nobody waits in a collective for a slower one, and what
-else looks for a process group (a reward model's forwards, vLLM) works as in one process.
+else looks for a process group (a reward model's forwards, a rollout engine) works as in one process.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.generation.vllm.arguments import VllmArguments
+    from training.utils.generation.table import RolloutEngineArguments
     from training.utils.images.data.reader import PixelReader
     from training.utils.layout.pictures import RowImages
     from training.utils.rewards.arguments import ScoringArguments
@@ -68,7 +68,7 @@ class Evaluated:
     asked: AskedArguments
     sampling: SamplingArguments
     reward: ScoringArguments
-    vllm: VllmArguments
+    engines: RolloutEngineArguments
 
 
 def run_task(flags: Evaluated) -> list[str]:
@@ -191,7 +191,7 @@ def _engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:
     longest_tokens = flags.data.rows.max_prompt_seq_len + flags.sampling.max_new_tokens
     # Perplexity draws nothing, and its texts may have paths of any kind.
     thinks = flags.data.chat.parallel_thinking and flags.task != "perplexity"
-    return engine_maker(flags.sampling, flags.vllm, longest_tokens, thinks)
+    return engine_maker(flags.sampling, flags.engines, longest_tokens, thinks)
 
 
 def _folder(flags: Evaluated, path: str) -> AskedFolder:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.console import log
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
+from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
@@ -118,7 +118,7 @@ def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
         top_p=1.0,
         end_token_id=first,
         pad_token_id=run.settings.pad_token_id,
-        more_end_token_ids=tuple(more),
+        ends=Ends(token_ids=tuple(more)),
     )
     at_a_time = flags.engine.per_device_eval_batch_size
     return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time, run.images)

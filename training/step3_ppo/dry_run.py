@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.step3_ppo.flags.checks import Components, check_models
+from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
@@ -29,7 +30,6 @@ from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.flags.arguments import resolved_settings
-from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.images.run.image_reader import picture_of_model
 from training.utils.models.quantized.quantized import rounded_elements
 
@@ -63,7 +63,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     frozen_lines, scoring = _frozen(actor, scorer, roles, components, (ranks, device, trained["actor"].layer_bytes))
     held += [*frozen_lines, kept_features_line(forward.pictures, roles.kept_image_features_mb)]
 
-    rollout, asleep = _rollout(actor, flags, device, forward.pictures)
+    rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, forward.pictures)
     held += asleep
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]
@@ -180,7 +180,11 @@ def _plain_parameters(model: Any) -> list[Any]:
 
 
 def _rollout(
-    actor: Any, flags: PpoFlags, device: PlannedDevice, pictures: PlannedPictures | None
+    actor: Any,
+    flags: PpoFlags,
+    engine: type[RolloutEngine],
+    device: PlannedDevice,
+    pictures: PlannedPictures | None,
 ) -> tuple[list[MemoryLine], list[MemoryLine]]:
     """What drawing responses adds, and what the engine keeps besides between rollouts. pictures: of a forward that
     learns."""
@@ -188,10 +192,12 @@ def _rollout(
     elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
     weights = ELEMENT_BYTES[roles.dtype] * elements
     is_sharded = roles.actor_zero_stage == 3
-    if ppo.rollout_engine == "vllm":
-        lines = _vllm(weights, flags.vllm, device)
-        sent = [MemoryLine("rollout: weights on their way to vLLM", _sent_bytes(actor, roles))] if is_sharded else []
-        return (lines + sent, []) if flags.vllm.vllm_sleep and device.is_cuda else (sent, lines)
+    sent = _sent_bytes(actor, roles) if is_sharded else 0
+    planned = PlannedActor(weights, sent, device.is_cuda, device.memory_bytes if device.is_cuda else None)
+    memory = engine.planned_memory(flags.settings_of_engine(engine), planned)
+    if memory is not None:
+        drawing, always = ([MemoryLine(*line) for line in part.items()] for part in (memory.drawing, memory.always))
+        return drawing, always
     size = ELEMENT_BYTES[roles.dtype]
     sequences = ppo.per_device_generation_batch_size * ppo.num_samples_per_prompt
     if flags.data.chat.parallel_thinking:  # where all are in a block
@@ -213,23 +219,8 @@ def _rollout(
     return lines, []
 
 
-def _vllm(weights_bytes: int, vllm: VllmArguments, device: PlannedDevice) -> list[MemoryLine]:
-    """vLLM's part of the weights and its cache; or its share of a GPU, where that bounds both."""
-    parallel = vllm.vllm_tensor_parallel_size
-    own = -(-weights_bytes // parallel)
-    if vllm.vllm_cache_gib is None and device.is_cuda and device.memory_bytes is not None:
-        share = int(vllm.vllm_memory_share * device.memory_bytes)
-        name = f"rollout: vLLM, --vllm_memory_share {vllm.vllm_memory_share:g}"
-        return [MemoryLine(name, max(own, share))]
-    cache_gib = CPU_CACHE_GIB if vllm.vllm_cache_gib is None else vllm.vllm_cache_gib
-    return [
-        MemoryLine(f"rollout: vLLM's weights, 1 / {parallel}" if parallel > 1 else "rollout: vLLM's weights", own),
-        MemoryLine("rollout: vLLM's key-value cache", int(cache_gib * 2**30)),
-    ]
-
-
 def _sent_bytes(actor: Any, roles: RolesArguments) -> int:
-    """ZeRO-3 gathers a bucket of weights, or one that is larger; vLLM copies a layer's until it has them all."""
+    """ZeRO-3 gathers a bucket of weights, or one that is larger; an engine copies a layer's until it has them all."""
     sizes = model_sizes(actor)
     return ELEMENT_BYTES[roles.dtype] * (GATHER_ELEMENTS + sizes.module + max(sizes.block, sizes.module))
 

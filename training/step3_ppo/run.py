@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def run(flags: PpoFlags, components: Components) -> None:
     """Load prompts and models, train, save."""
     ppo, trains = flags.ppo, not flags.ppo.val_only
-    shares_gpu = components.rollout_engine.frees_gpu_memory and flags.vllm.vllm_sleep
+    shares_gpu = components.rollout_engine.frees_gpu_memory(flags.settings_of_engine(components.rollout_engine))
     of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, resolved_settings(flags), trains)
     with planned_run(of_run, shares_gpu) as planned:
         ranks = planned.ranks

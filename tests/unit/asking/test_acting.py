@@ -115,7 +115,7 @@ def test_the_turns_are_those_of_a_rollout(acting_model):
         request = RolloutRequest.of_prompt(torch.tensor([5]), acting_model.sampling(sampling), seed)
         wanted = rolled_out(engine, acting_model.model, replace(request, rows=[row]))
         assert list(last.token_ids) == wanted.response_of(0).tolist()
-        (record,) = wanted.conversations
+        (record,) = wanted.records
         assert (last.acted.turns, last.acted.cut) == (record.turns, record.cut) and last.acted.turns > 1
         assert last.text.count("\n  user> Say a number from 1 to 32.") == record.figures["guesses"]
         cuts.add(record.cut)

@@ -72,7 +72,7 @@ def test_a_tokenizer_goes_with_an_object():
         ),
         (
             {"rollout_engine": "vllm"},
-            r"rollout_engine='vllm' draws by vLLM's code for the family, not by this LlamaForCausalLM \(lm_head has a",
+            r"rollout_engine='vllm' draws by code of its own for the family, not by this LlamaForCausalLM \(lm_head",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
     """Return means over conversations: of their turns and forks, of the shares that each limit and a failure ended, and
     of the environments' figures, as environment/NAME, 0 for a conversation that lacks one. A collective where there are
     conversations."""
-    records = [record for experience in experiences for record in experience.rollout.conversations or ()]
+    records = [record for experience in experiences for record in experience.rollout.records]
     if not records:  # on all ranks alike: one engine draws for all
         return {}
     found = {"conversation/turns": [float(record.turns) for record in records]}
@@ -125,10 +125,10 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         power_B = (experience.advantages_BR.square() * experience.score_norms_BR).sum(dim=1)
         measures.append(Measure(power_B, {"mean": "variance/power"}))
         measures.append(Measure(experience.score_norms_BR.sum(dim=1), {"mean": "variance/energy"}))
-    if rollout.inserted_BR is not None and rollout.positions_B is not None:
+    if rollout.paths is not None:
         measures += [
-            Measure(rollout.inserted_BR.any(dim=1), {"mean": "rollout/with_paths"}),
-            Measure(rollout.positions_B, spread("rollout/response_positions", mean="rollout/response_positions")),
+            Measure(rollout.paths.inserted_BR.any(dim=1), {"mean": "rollout/with_paths"}),
+            Measure(rollout.paths.positions_B, spread("rollout/response_positions", mean="rollout/response_positions")),
         ]
     if experience.outcomes_B is not None:
         measures.append(Measure(experience.outcomes_B, {"mean": "rollout/outcome"}))

@@ -10,7 +10,7 @@ B sequences, G groups (prompts). A place is a group's number in the batch of all
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import pad
 
 from training.step3_ppo.contracts.records import LeftOut, Samples, Scored
-from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout import Conversations, DrawnPaths, Rollout
 from training.utils.engine.ranks.collectives import gathered, several_ranks
 
 if TYPE_CHECKING:
@@ -136,13 +136,13 @@ def _from_all_ranks(own: _Part, device: torch.device) -> list[_Part]:
 
 
 def _moved(part: _Part, device: torch.device) -> _Part:
-    def all_of(record: Any) -> dict[str, torch.Tensor]:
-        values = {field.name: getattr(record, field.name) for field in fields(record)}
-        return {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
+    def of(value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{field.name: of(getattr(value, field.name)) for field in fields(value)})
+        return value.to(device) if isinstance(value, torch.Tensor) else value
 
-    parts = {name: value.to(device) for name, value in part.scored.parts.items()}
-    scored = replace(part.scored, **all_of(part.scored), parts=parts)  # type: ignore[arg-type]
-    return _Part(part.rows, replace(part.rollout, **all_of(part.rollout)), scored)  # type: ignore[arg-type]
+    scored = replace(of(part.scored), parts={name: value.to(device) for name, value in part.scored.parts.items()})
+    return _Part(part.rows, of(part.rollout), scored)
 
 
 def _picked(parts: Sequence[_Part], groups: Sequence[int], settings: ExperienceSettings) -> _Part:
@@ -170,15 +170,24 @@ def _picked(parts: Sequence[_Part], groups: Sequence[int], settings: ExperienceS
 def _joined(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
     """Return the sequences of these numbers, counted through all parts, padded to one width; prompts on the left."""
     joined: dict[str, Any] = {"seconds": sum(part.seconds for part in parts)}
-    records = [record for part in parts for record in part.conversations or ()]
-    joined["conversations"] = tuple(records[index] for index in taken_B.tolist()) if records else None
-    joined["images"] = None
     if any(part.images is not None for part in parts):
         spans = [own for part in parts for own in part.images or ((),) * len(part.response_lengths_B)]
         joined["images"] = tuple(spans[index] for index in taken_B.tolist())
-    for name in (field.name for field in fields(Rollout) if field.name not in joined):
+    if parts[0].paths is not None:  # one engine drew all: all have paths, or turns, or none
+        joined["paths"] = DrawnPaths(**_joined_columns([part.paths for part in parts], taken_B, pad_token_id))
+    if parts[0].conversations is not None:
+        records = [record for part in parts for record in part.records]
+        columns = _joined_columns([part.conversations for part in parts], taken_B, pad_token_id)
+        joined["conversations"] = Conversations(tuple(records[index] for index in taken_B.tolist()), **columns)
+    return Rollout(**_joined_columns(parts, taken_B, pad_token_id), **joined)
+
+
+def _joined_columns(parts: Sequence[Any], taken_B: torch.Tensor, pad_token_id: int) -> dict[str, Any]:
+    """Return every tensor of records of one type, by name, padded and joined."""
+    joined = {}
+    for name in (field.name for field in fields(parts[0])):
         values = [getattr(part, name) for part in parts]
-        if all(value is None for value in values):  # one engine drew all: none has paths, or turns
+        if not isinstance(values[0], torch.Tensor):
             continue
         if values[0].dim() == 2:
             width = max(value.shape[1] for value in values)
@@ -187,4 +196,4 @@ def _joined(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) 
             filling = pad_token_id if "_ids_" in name else 0
             values = [pad(value, side, value=filling) for value, side in zip(values, sides, strict=True)]
         joined[name] = torch.cat(values)[taken_B]
-    return Rollout(**joined)
+    return joined

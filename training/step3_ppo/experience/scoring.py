@@ -102,8 +102,9 @@ def rounding_of_sums(summands_BK: torch.Tensor) -> torch.Tensor:
 
 def _of_environments(rollout: Rollout) -> Rounded:
     """The sum of what environments gave each response's turns."""
-    turns_BR = rollout.turn_rewards_BR
-    if turns_BR is None:  # no row has an environment
+    if rollout.conversations is not None:
+        turns_BR = rollout.conversations.turn_rewards_BR
+    else:  # no row has an environment
         turns_BR = torch.zeros(len(rollout.response_lengths_B), 1, device=rollout.response_lengths_B.device)
     return Rounded(turns_BR.sum(dim=1), rounding_of_sums(turns_BR))
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from training.step3_ppo.advantages import WITH_CRITIC
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
-from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
+from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
 from training.utils.environments.loading import Environments, load_environments
 from training.utils.generation.arguments import check_path_flags
-from training.utils.generation.table import checked_engine
+from training.utils.generation.table import checked_engine, with_images
+from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.generation.vllm.head_folder import check_form
 from training.utils.loading.configurations import check_positions, check_trains, load_config
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
-from training.utils.mtp.for_vllm import check_form
 from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.layout.pictures import RowImages
     from training.utils.rewards.calling.calling import Rule
+
+_VLLM_SPECULATE = "--vllm_speculate"
 
 
 class Components(NamedTuple):
@@ -56,14 +60,15 @@ def checked_components(flags: PpoFlags) -> Components:
     _check_paths(ppo, thinks, mistakes)
     speculation = _checked_speculation(flags, mistakes)
     if speculation is not None:
-        wanted[speculation.name.removeprefix("--")] = ppo.vllm_speculate if speculation.by_vllm else ppo.speculate
+        flag = speculation.name.removeprefix("--")
+        wanted[flag] = getattr(ppo, flag)
     wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
     if ppo.checker:
         checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
     rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
-    environments = _checked_environments(flags, mistakes)
+    environments = _checked_environments(flags, engine, mistakes)
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes)
@@ -92,7 +97,9 @@ def checked_components(flags: PpoFlags) -> Components:
     return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments)
 
 
-def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments | None:
+def _checked_environments(
+    flags: PpoFlags, engine: type[RolloutEngine] | None, mistakes: Mistakes
+) -> Environments | None:
     """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they
     cannot go with."""
     limits, seconds = flags.conversation, flags.environment.environment_seconds
@@ -104,12 +111,8 @@ def _checked_environments(flags: PpoFlags, mistakes: Mistakes) -> Environments |
         "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
         "out",
     )
-    parallel = flags.vllm.vllm_tensor_parallel_size
-    mistakes.require(
-        flags.ppo.rollout_engine != "vllm" or parallel == 1,
-        f"--environment, --tools have each rank draw turns when its own answers are there, and "
-        f"--vllm_tensor_parallel_size {parallel} has ranks draw together; give 1, or leave the first out",
-    )
+    if engine is not None:
+        mistakes.sentences += engine.refusals(flags.settings_of_engine(engine), Drawing(turns=True))
     longest = seconds * (limits.max_turns + 1)
     mistakes.require(
         longest < flags.faults.rank_timeout,
@@ -135,10 +138,11 @@ def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | N
             f"--vllm_speculate {ppo.vllm_speculate} is of --rollout_engine vllm and --speculate {ppo.speculate} of hf; "
             "leave one of them out",
         )
-        speculation = Speculation(ppo.vllm_speculate, by_vllm=True)
+        speculation = Speculation(ppo.vllm_speculate, name=_VLLM_SPECULATE)
     if speculation is None:
         return None
-    otherwise = "" if speculation.by_vllm else f" or --speculate_by {BY_NGRAMS},"
+    by_vllm = speculation.name == _VLLM_SPECULATE
+    otherwise = "" if by_vllm else f" or --speculate_by {BY_NGRAMS},"
     mistakes.require(
         flags.mtp.mtp_num_layers > 0 or speculation.by != BY_HEAD,
         f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
@@ -152,14 +156,14 @@ def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | N
         mistakes.require(
             not given, f"{speculation.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
         )
-    if speculation.by_vllm:
+    if by_vllm:
         _check_draft(flags, speculation, mistakes)
     return speculation
 
 
 def _check_draft(flags: PpoFlags, speculation: Speculation, mistakes: Mistakes) -> None:
     """Note what vLLM cannot do while it drafts, and a model beside which it runs no head."""
-    parallel = flags.vllm.vllm_tensor_parallel_size
+    parallel = flags.engines.of(VllmArguments).vllm_tensor_parallel_size
     mistakes.require(
         not flags.ppo.min_p,
         f"{speculation.flag} verifies drafts without min-p (vLLM 0.32 refuses it), got --min_p {flags.ppo.min_p:g}; "
@@ -249,8 +253,8 @@ def check_beside_images(flags: PpoFlags, components: Components, images: RowImag
     mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
     mistakes.require(
         engine.supports_images or ppo.rollout_replay is not None,
-        f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give hf or "
-        "vllm",
+        f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
+        f"{either(with_images())}",
     )
     others = {
         f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
@@ -12,12 +12,15 @@ from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.generation.table import RolloutEngineArguments
 from training.utils.mtp.arguments import MtpArguments
 from training.utils.opening.guests import GuestSettings
 from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rollout_engine import RolloutEngine, RolloutSettings
 
 
 class PpoFlags(NamedTuple):
@@ -33,7 +36,7 @@ class PpoFlags(NamedTuple):
     algorithm: AlgorithmArguments
     mismatch: MismatchArguments
     reward: ScoringArguments
-    vllm: VllmArguments
+    engines: RolloutEngineArguments
     mtp: MtpArguments
     environment: EnvironmentArguments
     conversation: ConversationArguments
@@ -47,3 +50,9 @@ class PpoFlags(NamedTuple):
     def guests(self) -> GuestSettings:
         """What trains beside actor and critic, or adds to their losses."""
         return GuestSettings(self.roles.router_aux_loss_coef, self.mtp.settings())
+
+    def settings_of_engine(self, engine: type[RolloutEngine]) -> RolloutSettings:
+        """Return the settings of --rollout_engine, which selects `engine`."""
+        from training.utils.contracts.rollout_engine import RolloutSettings  # torch, which --help does without
+
+        return RolloutSettings(self.longest_tokens, self.engines.of(engine.arguments))

@@ -14,6 +14,7 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
 from training.utils.contracts.guests import Guests
+from training.utils.contracts.rollout_engine import Drawing
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
@@ -52,10 +53,8 @@ def open_rollout_engine(
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
     set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
-    for sentence in engine.check(roles.whole_actor.lent(), own):
+    for sentence in engine.check(roles.whole_actor.lent(), own, Drawing(paths=flags.data.chat.parallel_thinking)):
         log(sentence, ranks.is_main)
-    if flags.data.chat.parallel_thinking:
-        engine.check_paths(roles.whole_actor.lent())
     return engine
 
 
@@ -68,13 +67,14 @@ def _engine(
     inputs: Inputs,
 ) -> RolloutEngine:
     """What draws, by guesses if they are asked for, and with environments if there are any."""
-    engine = components.rollout_engine.create(decode, longest_tokens=flags.longest_tokens, vllm=flags.vllm)
+    kind = components.rollout_engine
+    engine = kind.create(decode, flags.settings_of_engine(kind))
     if components.speculation is not None:
-        ranks, lent_head = roles.actor.ranks, None
+        ranks, borrow_head = roles.actor.ranks, None
         if components.speculation.by == BY_HEAD:
-            lent_head = roles.actor_guests.lent_guesser(roles.actor_model, flags.run.seed)
-            assert lent_head is not None, "checked with the flags"
-        engine.speculate(components.speculation, lent_head, lambda sentence: log(sentence, ranks.is_main))
+            borrow_head = roles.actor_guests.lent_guesser(roles.actor_model, flags.run.seed)
+            assert borrow_head is not None, "checked with the flags"
+        engine.enable_speculation(components.speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
     if components.environments is None:
         return engine
     return engine_of_rows(engine, components.environments, flags, tokenizer, inputs.end_token_ids)

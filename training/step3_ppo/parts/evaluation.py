@@ -143,16 +143,16 @@ def conversation_columns(
     answers, and who said which part of them; the last turn, which rewards read; how many turns and forks there were,
     what cut them, and the environments' figures."""
     assert rollout.conversations is not None
-    count = range(len(rollout.conversations))
+    count = range(len(rollout.conversations.records))
     return {
         "prompt": [str(decode(rollout.prompt_of(index))) for index in count],
         "response": rollout.whole_texts(decode, end_token_ids),
         "parts": rollout.part_texts(decode, end_token_ids),
         "last_turn": rollout.texts(decode, end_token_ids),
-        "turns": [record.turns for record in rollout.conversations],
-        "forks": [record.forks for record in rollout.conversations],
-        "cut_by": [record.cut for record in rollout.conversations],
-        "environment_figures": [dict(record.figures) for record in rollout.conversations],
+        "turns": [record.turns for record in rollout.conversations.records],
+        "forks": [record.forks for record in rollout.conversations.records],
+        "cut_by": [record.cut for record in rollout.conversations.records],
+        "environment_figures": [dict(record.figures) for record in rollout.conversations.records],
     }
 
 

@@ -10,11 +10,11 @@ overwrites what a killed run wrote after it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +23,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout import ConversationRecord, Rollout
-from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest
+from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnPaths, Rollout
+from training.utils.contracts.rollout_engine import Decode, EngineWrapper, RolloutEngine, RolloutRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.rollout_engine import Lender
-    from training.utils.models.own_forward import OwnForward
-
 _FORMAT = "threestep rollout 1"
-_OPTIONAL = ("inserted_BR", "positions_B", "fork_begins_BR", "turn_rewards_BR")  # None without paths or turns
+_OF_PATHS = ("inserted_BR", "positions_B")
+_OF_TURNS = ("inserted_BR", "fork_begins_BR", "turn_rewards_BR")
 _RECORDS, _PICTURES = "conversations", "pictures"
-_OTHERS = ("seconds", "images", _RECORDS, *_OPTIONAL)
+_OTHERS = ("seconds", "images", "paths", _RECORDS)
 _TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)
 _ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
@@ -60,102 +58,106 @@ def file_of(folder: str | Path, index: int, rank: int) -> Path:
     return Path(folder) / f"rollout_{index:06d}_rank{rank}.safetensors"
 
 
-class _NumberedRollouts(RolloutEngine):
-    def __init__(self, folder: str | Path, rank: int, more: Mapping[str, Any] | None = None) -> None:
-        self._folder = Path(folder)
-        self._rank = rank
-        self._more = dict(more or {})
-        self._count = 0
+class _Files:
+    """The files of a rank in `folder`. more: see `make_engine`. count: of rollouts so far."""
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"rollouts": self._count}
+    def __init__(self, folder: str | Path, rank: int, more: Mapping[str, Any] | None) -> None:
+        self.folder, self.more, self.count, self.rank = Path(folder), dict(more or {}), 0, rank
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._count = state["rollouts"]
+    @property
+    def next(self) -> Path:
+        return file_of(self.folder, self.count, self.rank)
 
 
-class DumpingRollout(_NumberedRollouts):
+class DumpingRollout(EngineWrapper):
     """Another engine, whose rollouts are also written to `folder`."""
 
     def __init__(
         self, engine: RolloutEngine, folder: str | Path, rank: int, more: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(folder, rank, more)
-        self._engine = engine
-        self._folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(engine)
+        self._files = _Files(folder, rank, more)
+        self._files.folder.mkdir(parents=True, exist_ok=True)
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         rollout = self._engine.roll_out(model, request)
-        fields = {name: getattr(rollout, name) for name in (*_TENSORS, *_OPTIONAL)}
-        metadata = _metadata(request, self._more)
+        fields = {name: getattr(rollout, name) for name in _TENSORS}
+        metadata = _metadata(request, self._files.more)
         if request.images is not None:
             metadata[_PICTURES] = _pictures(request)
+        if rollout.paths is not None:
+            fields |= {name: getattr(rollout.paths, name) for name in _OF_PATHS}
         if rollout.conversations is not None:
+            fields |= {name: getattr(rollout.conversations, name) for name in _OF_TURNS}
             fields |= zip(_ASKED, request.repeated(), strict=True)
-            metadata[_RECORDS] = json.dumps([dataclasses.asdict(each) for each in rollout.conversations])
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in fields.items() if tensor is not None}
-        path = file_of(self._folder, self._count, self._rank)
+            metadata[_RECORDS] = json.dumps([dataclasses.asdict(each) for each in rollout.conversations.records])
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in fields.items()}
+        path = self._files.next
         unfinished = path.with_suffix(".unfinished")
         save_file({**tensors, "seeds": torch.tensor(list(request.seeds))}, unfinished, metadata)
         unfinished.replace(path)
-        self._count += 1
+        self._files.count += 1
         return rollout
 
-    def check(self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
-        return self._engine.check(lent, own)
-
-    def check_paths(self, lent: contextlib.AbstractContextManager[PreTrainedModel]) -> None:
-        self._engine.check_paths(lent)
-
-    @contextlib.contextmanager
-    def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
-        with self._engine.lent(actor) as model:
-            yield model
-
-    def figures(self) -> dict[str, float]:
-        return self._engine.figures()
-
     def state_dict(self) -> dict[str, Any]:
-        return {**self._engine.state_dict(), **super().state_dict()}
+        return {**super().state_dict(), "rollouts": self._files.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._engine.load_state_dict({name: part for name, part in state.items() if name != "rollouts"})
+        self._files.count = state["rollouts"]
+        super().load_state_dict({name: part for name, part in state.items() if name != "rollouts"})
 
 
-class ReplayRollout(_NumberedRollouts):
+class ReplayRollout(RolloutEngine):
     """The rollouts of `folder`, one after the other; the model is not used."""
 
+    def __init__(self, folder: str | Path, rank: int, more: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._files = _Files(folder, rank, more)
+
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
-        started = time.perf_counter()
-        path = file_of(self._folder, self._count, self._rank)
+        started, path = time.perf_counter(), self._files.next
         if not path.exists():
             raise ThreestepError(
-                f"--rollout_replay expects rollout {self._count} of rank {self._rank} in {self._folder}, which has no "
-                f"{path.name}; replay with the steps, evaluations and number of ranks of the run that dumped"
+                f"--rollout_replay expects rollout {self._files.count} of rank {self._files.rank} in "
+                f"{self._files.folder}, which has no {path.name}; replay with the steps, evaluations and number "
+                "of ranks of the run that dumped"
             )
         tensors, metadata = _read(path)
         records = metadata.pop(_RECORDS, None)
         _check_pictures(path, metadata.pop(_PICTURES, None), request)
-        _check_asked_alike(path, tensors, metadata, request, _metadata(request, self._more))
-        self._count += 1
-        names = [name for name in (*_TENSORS, *_OPTIONAL) if name in tensors]
-        fields: dict[str, Any] = {name: tensors[name].to(request.prompt_ids_BP.device) for name in names}
-        found = None if records is None else tuple(ConversationRecord(**each) for each in json.loads(records))
-        return Rollout(**fields, conversations=found, seconds=time.perf_counter() - started)
+        _check_asked_alike(path, tensors, metadata, request, _metadata(request, self._files.more))
+        self._files.count += 1
+        columns: dict[str, Any] = {name: tensor.to(request.prompt_ids_BP.device) for name, tensor in tensors.items()}
+        rollout = Rollout(**{name: columns[name] for name in _TENSORS}, seconds=time.perf_counter() - started)
+        if records is not None:
+            found = tuple(ConversationRecord(**each) for each in json.loads(records))
+            return replace(rollout, conversations=Conversations(found, *(columns[name] for name in _OF_TURNS)))
+        if _OF_PATHS[-1] in columns:
+            return replace(rollout, paths=DrawnPaths(*(columns[name] for name in _OF_PATHS)))
+        return rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollouts": self._files.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._files.count = state["rollouts"]
 
 
 def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str]:
     """What decides the responses, as JSON by name: safetensors keeps strings."""
+    sampling = dataclasses.asdict(request.sampling)
+    ends = sampling.pop("ends")
     settings = {
-        **dataclasses.asdict(request.sampling),
+        **sampling,
+        "stop": ends["texts"],
+        "more_end_token_ids": ends["token_ids"],
         "samples_per_prompt": request.samples_per_prompt,
         "format": _FORMAT,
         **more,
     }
     if request.sampling.paths is None:  # as dumps had it before there were any
         settings.pop("paths")
-    return {name: json.dumps(value) for name, value in settings.items() if name != "end_check_tokens"}
+    return {name: json.dumps(value) for name, value in settings.items()}
 
 
 def _pictures(request: RolloutRequest) -> str:

@@ -9,7 +9,7 @@ from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.step3_ppo.parts.kept_pictures import with_kept_pictures
 from training.utils.base.console import log
-from training.utils.contracts.rollout_engine import PathSampling, Sampling
+from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
@@ -92,10 +92,9 @@ def _sampling(flags: PpoFlags, inputs: Inputs, model: PreTrainedModel, tokenizer
         ppo,
         max_new_tokens=ppo.max_answer_seq_len,
         end_token_id=end,
-        more_end_token_ids=tuple(more_ends),
         pad_token_id=tokenizer.pad_token_id,
         bad_words=(*tokens_of_words(ppo.bad_words, tokenizer, end), *unwritten),
-        stop=tuple(ppo.stop),
+        ends=Ends(tuple(ppo.stop), tuple(more_ends), ppo.end_check_tokens),
         paths=paths,
     )
 

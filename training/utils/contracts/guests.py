@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.rollout_engine import LentHead
+    from training.utils.contracts.rollout_engine import BorrowHead
 
 
 class GuestStep:
@@ -89,7 +89,7 @@ class Guest:
         """Return what writes the guest into a model folder on rank 0; None if it leaves nothing. A collective."""
         return None
 
-    def lent_guesser(self, model: Any, seed: int) -> LentHead | None:
+    def lent_guesser(self, model: Any, seed: int) -> BorrowHead | None:
         """Return what lends rollouts of `model` a head to guess tokens by (`contracts.guessers`); None without one."""
         return None
 
@@ -140,5 +140,5 @@ class Guests(tuple[Guest, ...]):
 
         return write_all
 
-    def lent_guesser(self, model: Any, seed: int) -> LentHead | None:
+    def lent_guesser(self, model: Any, seed: int) -> BorrowHead | None:
         return next((lent for guest in self if (lent := guest.lent_guesser(model, seed)) is not None), None)

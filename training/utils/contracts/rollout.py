@@ -5,7 +5,7 @@ B sequences (of this rank), P prompt tokens, R response tokens (of the longest r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,11 +35,48 @@ class ConversationRecord:
     forks: int = 0
 
 
+@dataclass(frozen=True)
+class Conversations:
+    """What environments made of responses.
+
+    records: of each response.
+    inserted_BR: bool, True on what an environment said between two turns.
+    fork_begins_BR: bool, True on the first token of each fork: from there on the response is another sequence, which
+        begins with the history as the chat template writes it by then, all of it inserted.
+    turn_rewards_BR: float32, the environment's reward of each turn at its last token, 0 elsewhere.
+    """
+
+    records: tuple[ConversationRecord, ...]
+    inserted_BR: torch.Tensor
+    fork_begins_BR: torch.Tensor
+    turn_rewards_BR: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DrawnPaths:
+    """Responses with parallel paths.
+
+    inserted_BR: bool, True on tags that were put there.
+    positions_B: int64, the tokens of a response of which the longest path of each block counts alone.
+    """
+
+    inserted_BR: torch.Tensor
+    positions_B: torch.Tensor
+
+
 # What ends a conversation early: the length of a response, the number of turns, that of calls, and the time.
 CUTS = ("tokens", "turns", "calls", "seconds")
 FORK_LINE = "\n--- a fork: the chat template rewrites the history ---\n"
 # Who says a part of a response, as samples have it.
 MODEL, ENVIRONMENT = "model", "environment"
+
+
+class Response(NamedTuple):
+    """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    ended: bool
 
 
 class DrawnTokens(NamedTuple):
@@ -66,14 +103,8 @@ class Rollout:
         and min-p remove tokens; 0 outside the response.
     ended_B: bool, True if the end-of-conversation token, or another end token, was drawn or a stop string completed;
         False if cut.
-    inserted_BR: bool, True on tokens of the response that no model drew, as tags of parallel thinking and what an
-        environment says between two turns: nothing learns them. None where there are none.
-    positions_B: int64, the tokens of a response of which the longest path of each block counts alone; None where no
-        response has blocks.
-    fork_begins_BR: bool, True on the first token of each fork: from there on the response is another sequence, which
-        begins with the history as the chat template writes it by then, all of it inserted. None where there are none.
-    turn_rewards_BR: float32, the environment's reward of each turn at its last token, 0 elsewhere; None without one.
-    conversations: of each response; None where all have one turn and no environment.
+    paths: of responses that may have parallel paths. conversations: of responses of several turns. One of the two is
+        None; both where all responses are one turn in one piece.
     seconds: time to draw the responses on this rank, prompts included.
     images: of the prompt of each sequence, counted from its first token; None where no prompt has one.
     """
@@ -84,13 +115,40 @@ class Rollout:
     response_lengths_B: torch.Tensor
     sampled_logprobs_BR: torch.Tensor
     ended_B: torch.Tensor
-    inserted_BR: torch.Tensor | None = None
-    positions_B: torch.Tensor | None = None
-    fork_begins_BR: torch.Tensor | None = None
-    turn_rewards_BR: torch.Tensor | None = None
-    conversations: tuple[ConversationRecord, ...] | None = None
+    paths: DrawnPaths | None = None
+    conversations: Conversations | None = None
     seconds: float = 0.0
     images: tuple[tuple[ImageSpan, ...], ...] | None = None
+
+    @classmethod
+    def of_responses(
+        cls,
+        prompts: tuple[torch.Tensor, torch.Tensor],
+        responses: Sequence[Response],
+        pad_token_id: int,
+        seconds: float = 0.0,
+    ) -> Rollout:
+        """Return the responses as a rollout. prompts: ids and mask of each, as `RolloutRequest.repeated` has them."""
+        device = prompts[0].device
+        return cls(
+            *prompts,
+            response_ids_BR=right_padded([each.ids for each in responses], pad_token_id, torch.int64).to(device),
+            response_lengths_B=torch.tensor([len(each.ids) for each in responses], device=device),
+            sampled_logprobs_BR=right_padded([each.logprobs for each in responses], 0, torch.float32).to(device),
+            ended_B=torch.tensor([each.ended for each in responses], device=device),
+            seconds=seconds,
+        )
+
+    @property
+    def records(self) -> tuple[ConversationRecord, ...]:
+        """Of the conversations; none where there are none."""
+        return () if self.conversations is None else self.conversations.records
+
+    @property
+    def inserted_BR(self) -> torch.Tensor | None:
+        """bool, True on tokens of the response that no model drew: nothing learns them. None where there are none."""
+        parts = self.paths or self.conversations
+        return None if parts is None else parts.inserted_BR
 
     @cached_property
     def response_mask_BR(self) -> torch.Tensor:
@@ -111,14 +169,14 @@ class Rollout:
             nothing_BR = torch.zeros(mask_BR.shape, dtype=values_BR.dtype, device=mask_BR.device)
             return nothing_BR.masked_scatter(mask_BR, values_BR[is_drawn_BR])
 
-        rewards_BR = None if self.turn_rewards_BR is None else compressed(self.turn_rewards_BR)
+        rewards_BR = None if self.conversations is None else compressed(self.conversations.turn_rewards_BR)
         return DrawnTokens(mask_BR, lengths_B, compressed(self.sampled_logprobs_BR), rewards_BR)
 
     @property
     def spans_B(self) -> torch.Tensor:
         """int64, how long each response is to its punishment: of a block of paths the longest counts alone, and what an
         environment says not at all."""
-        return self.drawn.lengths_B if self.positions_B is None else self.positions_B
+        return self.drawn.lengths_B if self.paths is None else self.paths.positions_B
 
     @cached_property
     def _ids(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
@@ -159,14 +217,14 @@ class Rollout:
 
     @cached_property
     def _forks(self) -> list[tuple[int, ...]]:
-        if self.fork_begins_BR is None:
+        if self.conversations is None:
             return []
-        return [tuple(begins_R.nonzero().flatten().tolist()) for begins_R in self.fork_begins_BR.cpu()]
+        return [tuple(begins_R.nonzero().flatten().tolist()) for begins_R in self.conversations.fork_begins_BR.cpu()]
 
     def turns_of(self, index: int) -> list[torch.Tensor]:
         """int64 each, what the model drew of a response, turn by turn, on the CPU: all of it, where no environment says
         anything in between."""
-        if self.conversations is None or self.inserted_BR is None:
+        if self.conversations is None:
             return [self.response_of(index)]
         return [ids_r for is_drawn, ids_r in self.parts_of(index) if is_drawn]
 
@@ -220,6 +278,12 @@ class Rollout:
                 at += len(ids_r)
             found.append(parts)
         return found
+
+
+def right_padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return rows of numbers as one tensor as wide as the longest, `fill` behind each."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
 
 
 def _without_end(ids_r: torch.Tensor, end_token_ids: Collection[int]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
 # Lends a head for multi-token prediction (`mtp.head.MtpHead`) with whole weights; every rank must enter together.
-LentHead = Callable[[], AbstractContextManager[Any]]
+BorrowHead = Callable[[], AbstractContextManager[Any]]
+# Weights of a model by name, whole; each is valid until the next is requested.
+Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 class Lender(Protocol):
@@ -48,8 +50,11 @@ class Lender(Protocol):
     def lent(self) -> AbstractContextManager[PreTrainedModel]:
         """The model with whole weights."""
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Tensors:
         """Every weight, whole, by its name."""
+
+    def send(self, take: Callable[[Tensors], None]) -> None:
+        """Have `take` take every weight on the first rank; the others wait for it."""
 
 
 # Each further guess is right less often.
@@ -69,17 +74,29 @@ class PathSampling:
 
 
 @dataclass(frozen=True)
+class Ends:
+    """What ends a response beside its end token.
+
+    texts: a response ends with the token that completes one of them.
+    token_ids: end a response as the end token does; such as the tokens at which a served model stops.
+    check_tokens: tokens that each sequence draws between two looks at which have ended, of engines that look; None
+        leaves it to them. What is drawn beyond an end is cut off, so that no result depends on it.
+    """
+
+    texts: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    check_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How responses are drawn. A model's own generation settings are not read.
 
     temperature: 0 picks the most likely token.
     top_k, min_p: 0 keeps all tokens. top_p: 1 keeps all.
-    more_end_token_ids: end a response as end_token_id does; such as the tokens at which a served model stops.
     bad_words: token sequences that are never completed.
-    stop: texts; a response ends with the token that completes one of them.
+    ends: what else ends a response.
     paths: None draws responses in one piece. Otherwise `max_new_tokens` counts the longest path of each block alone.
-    end_check_tokens: tokens that each sequence draws between two looks at which have ended, of engines that look; None
-        leaves it to them. What is drawn beyond an end is cut off, so that no result depends on it.
     """
 
     max_new_tokens: int
@@ -90,15 +107,18 @@ class Sampling:
     pad_token_id: int
     min_p: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
-    stop: tuple[str, ...] = ()
+    ends: Ends = Ends()
     paths: PathSampling | None = None
-    end_check_tokens: int | None = None
-    more_end_token_ids: tuple[int, ...] = ()
 
     @property
     def end_token_ids(self) -> frozenset[int]:
         """Each of them ends a response, and is its last token."""
-        return frozenset((self.end_token_id, *self.more_end_token_ids))
+        return frozenset((self.end_token_id, *self.ends.token_ids))
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end a response."""
+        return self.ends.texts
 
 
 @dataclass(frozen=True)
@@ -106,13 +126,13 @@ class Speculation:
     """Tokens are guessed, and several verified at once.
 
     guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster. by: one of GUESSERS.
-    by_vllm: vLLM drafts and verifies, of tokens that it draws by itself.
+    name: the flag that asks for it. An engine supports it if its class says `supports_` with the flag's name.
     """
 
     guesses: int
     is_auto: bool = False
     by: str = BY_HEAD
-    by_vllm: bool = False
+    name: str = "--speculate"
 
     @classmethod
     def of_flag(cls, given: str, by: str = BY_HEAD) -> Speculation | None:
@@ -124,10 +144,6 @@ class Speculation:
                 f"--speculate expects the number of tokens to guess, 0 to {_MOST_GUESSES}, or {AUTO}, got '{given}'"
             )
         return cls(int(given), by=by) if int(given) else None
-
-    @property
-    def name(self) -> str:
-        return "--vllm_speculate" if self.by_vllm else "--speculate"
 
     @property
     def flag(self) -> str:
@@ -164,19 +180,66 @@ class RolloutRequest:
         return self.prompt_ids_BP.repeat_interleave(n, dim=0), self.prompt_mask_BP.repeat_interleave(n, dim=0)
 
 
+@dataclass(frozen=True)
+class RolloutSettings:
+    """The settings of an engine.
+
+    longest_tokens: of a prompt with its response.
+    own: the engine's own flags, an instance of `RolloutEngine.arguments`; None if it has none.
+    beside_training: it shares the devices with the models that are trained; False where a finished model is asked.
+    processes: that share the prompts of a finished model, each with an engine.
+    """
+
+    longest_tokens: int
+    own: Any = None
+    beside_training: bool = True
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """More than responses in one piece that an engine will draw. turns: of conversations. paths: side by side."""
+
+    turns: bool = False
+    paths: bool = False
+
+
+IN_ONE_PIECE = Drawing()
+
+
+@dataclass(frozen=True)
+class PlannedActor:
+    """The model to draw from, in a plan of a rank's memory. sent_bytes: of weights that are whole at a time while they
+    are sent; 0 where it has whole weights. gpu_bytes: of a GPU's memory; None if that is unknown, and on a CPU."""
+
+    weights_bytes: int
+    sent_bytes: int
+    is_on_gpu: bool
+    gpu_bytes: int | None
+
+
+@dataclass(frozen=True)
+class RolloutMemory:
+    """Bytes of a rank by name: while responses are drawn, and at all times."""
+
+    drawing: Mapping[str, int]
+    always: Mapping[str, int]
+
+
 class RolloutEngine(ABC):
     """Draws responses from a model's current weights. What an engine can do is stated in its class fields.
 
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
-    supports_speculate, supports_vllm_speculate: whether `speculate` may be called, with which kind.
+    supports_speculate: whether `enable_speculation` may be called.
     supports_images: whether it reads the images of prompts.
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
         ranks, behind prompts that grow by what is drawn.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
-    frees_gpu_memory: with --vllm_sleep it gives its memory on the GPU back between rollouts, from a pool of its own.
+    arguments: the dataclass of its own flags, which `generation.table` names too; None if it has none.
+    takes_weights: it draws from the weights that `take_weights` was given; False: from the model that it is lent.
     longest_tokens: of a prompt with its response; None if only the model's positions bound it.
     """
 
@@ -185,13 +248,14 @@ class RolloutEngine(ABC):
     supports_stop: ClassVar[bool] = True
     supports_parallel_thinking: ClassVar[bool] = False
     supports_speculate: ClassVar[bool] = False
-    supports_vllm_speculate: ClassVar[bool] = False
     supports_images: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
-    frees_gpu_memory: ClassVar[bool] = False
+    arguments: ClassVar[type | None] = None
+    takes_weights: ClassVar[bool] = False
     longest_tokens: int | None = None
+    _updates: int | None = None  # of the weights that were sent
 
     def __init__(self, decode: Decode | None = None) -> None:
         """decode: required if Sampling has stop strings."""
@@ -202,8 +266,23 @@ class RolloutEngine(ABC):
         """Raise ThreestepError if a package that the engine needs is missing; imports none."""
 
     @classmethod
-    def create(cls, decode: Decode | None, longest_tokens: int, vllm: Any) -> RolloutEngine:
-        """Return an engine for prompts with responses of at most `longest_tokens` together."""
+    def refusals(cls, settings: RolloutSettings, drawing: Drawing) -> list[str]:
+        """Sentences on what an engine of these settings cannot do."""
+        return []
+
+    @classmethod
+    def frees_gpu_memory(cls, settings: RolloutSettings) -> bool:
+        """Return whether it gives its memory on the GPU back between rollouts, from a pool of its own."""
+        return False
+
+    @classmethod
+    def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> RolloutMemory | None:
+        """Return what it adds to a rank's memory; None if it draws by the trained model, with a cache."""
+        return None
+
+    @classmethod
+    def create(cls, decode: Decode | None, settings: RolloutSettings) -> RolloutEngine:
+        """Return an engine."""
         return cls(decode)
 
     @abstractmethod
@@ -223,16 +302,30 @@ class RolloutEngine(ABC):
     @contextlib.contextmanager
     def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
         """Inside, the engine draws from the trained model's current weights. Every rank must enter together."""
-        with actor.lent() as model:
-            yield model
+        if not self.takes_weights:
+            with actor.lent() as model:
+                yield model
+            return
+        if self._updates != actor.updates:
+            actor.send(lambda tensors: self.take_weights(actor.model, tensors))
+            self._updates = actor.updates
+        yield actor.model
 
-    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
+    def take_weights(self, model: PreTrainedModel, tensors: Tensors) -> None:  # noqa: B027 (most hold no weights)
+        """Draw from these weights of `model` from now on: of a trained model whenever they have changed, on the first
+        rank alone; of a finished one once, on every rank."""
+
+    def enable_speculation(
+        self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
+    ) -> None:
         """Before `check`, of engines that support it: draw from now on by guesses. The tokens stay those that the
-        engine draws without; of vLLM the greedy ones, and the distribution of others. lent_head: None
-        where guesses need no head. tell: prints a sentence."""
+        engine draws without, or the greedy ones do, and the distribution of others. borrow_head: None where guesses
+        need no head. log: takes a sentence."""
         raise NotImplementedError(f"{type(self).__name__} has no speculative rollouts")
 
-    def check(self, lent: AbstractContextManager[PreTrainedModel], own: Any) -> list[str]:
+    def check(
+        self, lent: AbstractContextManager[PreTrainedModel], own: Any, drawing: Drawing = IN_ONE_PIECE
+    ) -> list[str]:
         """Before the first rollout: choose how to draw from a model, so that its log-probabilities are its own; return
         sentences on what that costs. ThreestepError if there is no way.
 
@@ -241,19 +334,10 @@ class RolloutEngine(ABC):
         """
         return []
 
-    def check_paths(self, lent: AbstractContextManager[PreTrainedModel]) -> None:  # noqa: B027 (most draw none)
-        """After `check`, where paths are asked for: ThreestepError if they cannot be drawn from a model."""
-
-    def expect_turns(self) -> None:  # noqa: B027 (most draw them as any response)
-        """Before `check`: the turns of conversations will be drawn."""
-
     def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:
         """Return what draws the turns of one rollout and keeps what it has computed of a conversation; None where each
         turn is drawn by `roll_out`, behind the conversation so far."""
         return None
-
-    def keep(self, model: PreTrainedModel) -> None:  # noqa: B027 (most hold no weights)
-        """Draw from the weights of `model`, which no longer change, from now on."""
 
     def figures(self) -> dict[str, float]:
         """Metrics of the rollouts since the last call."""
@@ -265,6 +349,47 @@ class RolloutEngine(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most have none)
         """Restore what `state_dict` returned, on another number of ranks that of any; empty if there was none."""
+
+
+class EngineWrapper(RolloutEngine):
+    """Another engine, whose `roll_out` a subclass changes; everything else is forwarded. A `stream` is what the
+    subclass rolls out."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        super().__init__()
+        self._engine = engine
+        for name in RolloutEngine.__annotations__:
+            setattr(self, name, getattr(engine, name))
+
+    @contextlib.contextmanager
+    def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
+        with self._engine.lent(actor) as model:
+            yield model
+
+    def take_weights(self, model: PreTrainedModel, tensors: Tensors) -> None:
+        self._engine.take_weights(model, tensors)
+
+    def enable_speculation(
+        self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
+    ) -> None:
+        self._engine.enable_speculation(settings, borrow_head, log)
+
+    def check(
+        self, lent: AbstractContextManager[PreTrainedModel], own: Any, drawing: Drawing = IN_ONE_PIECE
+    ) -> list[str]:
+        return self._engine.check(lent, own, drawing)
+
+    def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:
+        return self._engine.turns_of(model, sampling)
+
+    def figures(self) -> dict[str, float]:
+        return self._engine.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._engine.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._engine.load_state_dict(state)
 
 
 # A field of a Rollout by its name, its type, and its dimensions.

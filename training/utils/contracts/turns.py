@@ -1,5 +1,5 @@
 """How the turns of conversations are drawn, whatever draws them: each is added, drawn, and answered while others are
-drawn. `rounds` does it by any engine; `kept_turns` and `vllm_turns` keep what they have computed of a conversation.
+drawn. `generation.rounds` does it by any engine; an engine's own (`turns_of`) keep what they have computed.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.initialization import no_init_weights
 
+from training.utils.engine.ranks.collectives import barrier
 from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
 
 if TYPE_CHECKING:
@@ -43,6 +44,15 @@ class WholeModel:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See TrainingEngine.full_tensors: at most one bucket of whole weights at a time."""
         return self.engine.full_tensors(self.model)
+
+    def send(self, take: Callable[[Iterator[tuple[str, torch.Tensor]]], None]) -> None:
+        """Have `take` take all `tensors` on the first rank; the others wait for it. A collective."""
+        tensors = self.tensors()
+        if self.engine.ranks.is_main:
+            take(tensors)
+        for _ in tensors:  # gathered by all ranks together
+            pass
+        barrier()
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[PreTrainedModel]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -29,15 +29,14 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.rollout import ConversationRecord, Rollout
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest
+from training.utils.contracts.rollout import ConversationRecord, Conversations, Response, Rollout, right_padded
+from training.utils.contracts.rollout_engine import IN_ONE_PIECE, Drawing, EngineWrapper, RolloutEngine, RolloutRequest
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.generation.rounds import Rounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.rollout_engine import Lender
     from training.utils.models.own_forward import OwnForward
 
 
@@ -143,7 +142,7 @@ class _Conversation:
         return ConversationRecord(self.turns, self.cut, figures, len(self.forks))
 
 
-class ActingRollout(RolloutEngine):
+class ActingRollout(EngineWrapper):
     """Draws conversations, turn by turn, by another engine."""
 
     def __init__(
@@ -156,31 +155,14 @@ class ActingRollout(RolloutEngine):
     ) -> None:
         """partner_of: the environment for a row of the request and a seed, None for one turn without one. habits:
         sentences on how conversations go on, told where the run starts."""
-        super().__init__()
-        engine.expect_turns()
-        self._engine, self._partner_of, self._speech, self._limits = engine, partner_of, speech, limits
+        super().__init__(engine)
+        self._partner_of, self._speech, self._limits = partner_of, speech, limits
         self._habits = list(habits)
-        self.longest_tokens = engine.longest_tokens
 
-    @contextlib.contextmanager
-    def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
-        with self._engine.lent(actor) as model:
-            yield model
-
-    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
-        return self._habits + self._engine.check(lent, own)
-
-    def keep(self, model: PreTrainedModel) -> None:
-        self._engine.keep(model)
-
-    def figures(self) -> dict[str, float]:
-        return self._engine.figures()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._engine.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._engine.load_state_dict(state)
+    def check(
+        self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward, drawing: Drawing = IN_ONE_PIECE
+    ) -> list[str]:
+        return self._habits + super().check(lent, own, replace(drawing, turns=True))
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         """ThreestepError for environments that begin otherwise for two samples of a prompt, or with too many tokens."""
@@ -342,29 +324,19 @@ class _Awaited:
 def _as_rollout(
     every: Sequence[_Conversation], records: tuple[ConversationRecord, ...], request: RolloutRequest
 ) -> Rollout:
-    device, pad = request.prompt_ids_BP.device, request.sampling.pad_token_id
-    lengths, prompts = [len(each.ids) for each in every], [len(each.prompt) for each in every]
-    shape, prompt_shape = (len(every), max(lengths)), (len(every), max(prompts))
-    prompt_ids_BP, prompt_mask_BP = torch.full(prompt_shape, pad), torch.zeros(prompt_shape, dtype=torch.bool)
-    ids_BR, inserted_BR = torch.full(shape, pad), torch.zeros(shape, dtype=torch.bool)
-    logprobs_BR, rewards_BR = torch.zeros(shape), torch.zeros(shape)
-    begins_BR = torch.zeros(shape, dtype=torch.bool)
-    for row, each in enumerate(every):
-        length, begin = lengths[row], prompt_shape[1] - prompts[row]
-        prompt_ids_BP[row, begin:], prompt_mask_BP[row, begin:] = torch.tensor(each.prompt), True
-        ids_BR[row, :length], inserted_BR[row, :length] = torch.tensor(each.ids), torch.tensor(each.inserted)
-        logprobs_BR[row, :length] = torch.tensor(each.logprobs)
-        rewards_BR[row, :length] = torch.tensor(each.rewards)
-        begins_BR[row, each.forks] = True
-    return Rollout(
-        prompt_ids_BP=prompt_ids_BP.to(device),
-        prompt_mask_BP=prompt_mask_BP.to(device),
-        response_ids_BR=ids_BR.to(device),
-        response_lengths_B=torch.tensor(lengths, device=device),
-        sampled_logprobs_BR=logprobs_BR.to(device),
-        ended_B=torch.tensor([each.ended for each in every], device=device),
-        inserted_BR=inserted_BR.to(device),
-        fork_begins_BR=begins_BR.to(device),
-        turn_rewards_BR=rewards_BR.to(device),
-        conversations=records,
+    pad, device = request.sampling.pad_token_id, request.prompt_ids_BP.device
+    backwards = [each.prompt[::-1] for each in every]  # of which what is padded on the right is left-padded
+    prompt_ids_BP = right_padded(backwards, pad, torch.int64).flip(1)
+    prompt_mask_BP = right_padded([[True] * len(ids) for ids in backwards], False, torch.bool).flip(1)
+    rollout = Rollout.of_responses(
+        (prompt_ids_BP.to(device), prompt_mask_BP.to(device)),
+        [Response(each.ids, each.logprobs, each.ended) for each in every],
+        pad,
     )
+    begins_BR = torch.zeros(rollout.response_ids_BR.shape, dtype=torch.bool)
+    for row, each in enumerate(every):
+        begins_BR[row, each.forks] = True
+    inserted_BR = right_padded([each.inserted for each in every], False, torch.bool)
+    rewards_BR = right_padded([each.rewards for each in every], 0, torch.float32)
+    columns_BR = (part_BR.to(device) for part_BR in (inserted_BR, begins_BR, rewards_BR))
+    return replace(rollout, conversations=Conversations(records, *columns_BR))

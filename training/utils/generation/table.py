@@ -1,13 +1,14 @@
-"""The table of rollout engines by name, and how a flag's value becomes an engine class.
+"""The table of rollout engines by name, how a flag's value becomes an engine class, and the flags of all engines.
 
 Cheap to import for `--help`: an engine's module is imported when the engine is selected.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_named
@@ -15,18 +16,65 @@ from training.utils.base.user_files import is_address, load_named
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine
 
+_Kind = TypeVar("_Kind")
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineEntry:
+    """An engine. Places are MODULE:NAME.
+
+    place: of its class.
+    flags: of the dataclass of its own flags (`arguments` of the class), in a module that is cheap to import.
+    note: on it, for `--help`.
+    other_logprobs: another program computes its log-probabilities (not `logprobs_are_trained_models` of the class).
+    """
+
+    place: str
+    flags: str | None = None
+    note: str = ""
+    other_logprobs: bool = False
+
+
 ENGINES = {
-    "hf": "training.utils.generation.engines.hf:TransformersRollout",
-    "hybrid": "training.utils.generation.engines.hybrid:HybridRollout",
-    "vllm": "training.utils.generation.vllm.engine:VllmRollout",
+    "hf": EngineEntry("training.utils.generation.engines.hf:TransformersRollout"),
+    "hybrid": EngineEntry(
+        "training.utils.generation.engines.hybrid:HybridRollout", note="DeepSpeed's engine, in training only"
+    ),
+    "vllm": EngineEntry(
+        "training.utils.generation.vllm.engine:VllmRollout",
+        flags="training.utils.generation.vllm.arguments:VllmArguments",
+        note="the package vllm, docs/vllm.md",
+        other_logprobs=True,
+    ),
 }
-# Those whose log-probabilities another program computes: `logprobs_are_trained_models` of their classes is False.
-WITH_OTHER_LOGPROBS = ("vllm",)
+WITH_OTHER_LOGPROBS = tuple(name for name, entry in ENGINES.items() if entry.other_logprobs)
 FLAG = "--rollout_engine"
-ENGINES_HELP = (
-    f"{', '.join(ENGINES)} (vllm: the package vllm, docs/vllm.md; hybrid: DeepSpeed's engine, in training only), or "
-    "your own RolloutEngine as FILE.py:NAME"
-)
+_NOTES = "; ".join(f"{name}: {ENGINES[name].note}" for name in reversed(ENGINES) if ENGINES[name].note)
+ENGINES_HELP = f"{', '.join(ENGINES)} ({_NOTES}), or your own RolloutEngine as FILE.py:NAME"
+
+
+def _at(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _with_groups(kind: type[_Kind]) -> type[_Kind]:
+    """Return `kind` as a dataclass with a field for the flags of each engine that has some."""
+    groups = {name: _at(entry.flags) for name, entry in ENGINES.items() if entry.flags is not None}
+    for name, group in groups.items():
+        setattr(kind, name, dataclasses.field(default_factory=group))
+    kind.__annotations__ = groups
+    return dataclasses.dataclass(kind)
+
+
+@_with_groups
+class RolloutEngineArguments:
+    """The flags of the engines in the table, a group each."""
+
+    def of(self, kind: type | None) -> Any:
+        """Return the group that is a `kind`, such as an engine's `arguments`; None if there is none."""
+        groups = (getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return next((group for group in groups if type(group) is kind), None)
 
 
 def engine_class(given: str) -> type[RolloutEngine]:
@@ -41,8 +89,12 @@ def engine_class(given: str) -> type[RolloutEngine]:
     if given not in ENGINES:
         near = nearest_names(given, ENGINES)
         raise ThreestepError(f"{FLAG} expects one of {', '.join(ENGINES)} or FILE.py:NAME, got '{given}'{near}")
-    module, _, name = ENGINES[given].partition(":")
-    return getattr(importlib.import_module(module), name)
+    return _at(ENGINES[given].place)
+
+
+def with_images() -> list[str]:
+    """Return the names of the engines that read images."""
+    return [name for name in ENGINES if engine_class(name).supports_images]
 
 
 def checked_engine(
@@ -58,7 +110,7 @@ def checked_engine(
         mistakes.note(engine.check_installed)
     for flag, value in wanted.items():
         mistakes.require(
-            not value or getattr(engine, f"supports_{flag}"),
+            not value or getattr(engine, f"supports_{flag}", False),
             f"{FLAG} {given} does not support --{flag}, got {value}; leave it out or use another engine",
         )
     return engine

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.rollout_engine import LentHead
+    from training.utils.contracts.rollout_engine import BorrowHead
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.layout.rows import TokenRows
     from training.utils.models.target_head import TargetHead, TokenLogprobs
@@ -131,7 +131,7 @@ class MultiTokenPrediction(Guest):
         tensors = self.head.engine.full_state(self.head.module)
         return lambda folder: save_head(folder, self.head.depths, tensors)
 
-    def lent_guesser(self, model: PreTrainedModel, seed: int) -> LentHead:
+    def lent_guesser(self, model: PreTrainedModel, seed: int) -> BorrowHead:
         """See `Guest.lent_guesser`."""
         return WholeHead(self.head.engine, partial(new_head, model, self.head.depths, seed)).lent
 

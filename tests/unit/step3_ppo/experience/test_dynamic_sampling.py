@@ -16,7 +16,7 @@ import torch
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.experience import dynamic_sampling
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, equal_groups, with_differing_groups
-from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout import DrawnPaths, Rollout
 from training.utils.contracts.rows import PromptRow
 from training.utils.images.spans import ImageSpan
 
@@ -50,8 +50,7 @@ def samples(
         response_lengths_B=lengths_B,
         sampled_logprobs_BR=torch.where(inside_BR, -numbers_B[:, None].float(), 0.0),
         ended_B=numbers_B % 2 == 0,
-        inserted_BR=inside_BR & (numbers_B % 3 == 0)[:, None] if in_parallel else None,
-        positions_B=numbers_B if in_parallel else None,
+        paths=DrawnPaths(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if in_parallel else None,
         images=tuple((ImageSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
@@ -109,8 +108,8 @@ def test_what_was_drawn_in_parallel_keeps_its_inserted_tokens():
     found = with_differing_groups(first, lambda attempt, count: fresh, tries=1, settings=SETTINGS).samples
     check(found, [10, 1])
     rollout = found.rollout
-    assert rollout.positions_B is not None and rollout.inserted_BR is not None
-    assert rollout.positions_B.tolist() == [20, 21, 2, 3]
+    assert rollout.paths.positions_B is not None and rollout.inserted_BR is not None
+    assert rollout.paths.positions_B.tolist() == [20, 21, 2, 3]
     whole_B = torch.tensor([number % 3 == 0 for number in (20, 21, 2, 3)])
     assert torch.equal(rollout.inserted_BR, rollout.response_mask_BR & whole_B[:, None])
 

@@ -485,5 +485,5 @@ def test_a_response_of_paths_is_as_long_as_its_longest(with_paths):
     rollout, _ = with_paths
     settings = LengthSettings(24, overlong_buffer_tokens=24, overlong_penalty=1.0)
     punished_B = outcome_scores(rollout, torch.zeros(8), settings)
-    assert torch.allclose(punished_B, -rollout.positions_B.float() / 24)
-    assert (rollout.response_lengths_B > rollout.positions_B).any()
+    assert torch.allclose(punished_B, -rollout.paths.positions_B.float() / 24)
+    assert (rollout.response_lengths_B > rollout.paths.positions_B).any()

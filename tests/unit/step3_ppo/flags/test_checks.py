@@ -201,7 +201,7 @@ def test_what_is_guessed():
 def test_what_drafts_by_vllm_cannot_go_with(given, said, monkeypatch):
     monkeypatch.setattr(checks, "load_config", lambda *_: Qwen2Config())
     flags = {"vllm_speculate": 2, "mtp_num_layers": 1, "rollout_engine": "vllm", "dry_run": True}
-    assert names_of(**flags).speculation == Speculation(2, by_vllm=True)
+    assert names_of(**flags).speculation == Speculation(2, name="--vllm_speculate")
     with pytest.raises(ThreestepError, match=said):
         names_of(**{**flags, **given})
 

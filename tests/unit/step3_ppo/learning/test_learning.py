@@ -24,7 +24,7 @@ from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.step3_ppo.losses.value import value_loss
 from training.utils.base.errors import Mistakes
 from training.utils.contracts.guests import Guests
-from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout import Conversations, Rollout
 from training.utils.contracts.rows import TextBlock
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -210,7 +210,7 @@ def forked(made: Experience) -> Experience:
         begins_BR[row, begins] = True
     rollout = dataclasses.replace(
         made.rollout, response_ids_BR=ids_BR, response_lengths_B=torch.tensor([len(ids) for ids, _, _ in rows]),
-        sampled_logprobs_BR=sampled_BR, inserted_BR=inserted_BR, fork_begins_BR=begins_BR,
+        sampled_logprobs_BR=sampled_BR, conversations=Conversations((), inserted_BR, begins_BR, torch.zeros(shape)),
     )  # fmt: skip
     return dataclasses.replace(made, rollout=rollout)
 

@@ -26,7 +26,7 @@ from training.step3_ppo.parts.acting import check_rows, deciding_flags, engine_o
 from training.step3_ppo.parts.evaluation import conversation_columns
 from training.step3_ppo.parts.replay import make_engine
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Rollout
+from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow
 from training.utils.data.chat.arguments import ChatArguments
@@ -94,8 +94,10 @@ def conversations(observations: int, turns_rewarded: bool = True, forks: bool = 
     begins_BR = inserted_BR.bool() & ~torch.nn.functional.pad(inserted_BR.bool()[:, :-1], (1, 0))
     return Rollout(
         prompts_BP, torch.ones_like(prompts_BP).bool(), ids_BR, lengths_B, sampled_BR, torch.ones(8).bool(),
-        inserted_BR=inserted_BR.bool(), turn_rewards_BR=rewards_BR.float(), fork_begins_BR=begins_BR & forks,
-        conversations=tuple(ConversationRecord(2, None, {"right": float(n % 2)}) for n in range(8)),
+        conversations=Conversations(
+            tuple(ConversationRecord(2, None, {"right": float(n % 2)}) for n in range(8)),
+            inserted_BR=inserted_BR.bool(), turn_rewards_BR=rewards_BR.float(), fork_begins_BR=begins_BR & forks,
+        ),
     )  # fmt: skip
 
 
@@ -129,7 +131,7 @@ def test_what_environments_say_changes_no_advantage(name):
     for observations in range(1, 6):
         rollout = conversations(observations, forks=observations % 2 == 0)
         assert rollout.inserted_BR.any(dim=1).all()
-        assert rollout.fork_begins_BR.any(dim=1).all() == (observations % 2 == 0)
+        assert rollout.conversations.fork_begins_BR.any(dim=1).all() == (observations % 2 == 0)
         found = made(rollout, settings)
         for field in FIELDS:
             wanted, got = getattr(bare, field), getattr(found, field)
@@ -151,9 +153,11 @@ def test_gae_over_two_turns_by_hand(forks):
     inserted_BR = torch.tensor([[False, False, True, True, True, False, False]])
     rollout = Rollout(
         torch.tensor([[5]]), torch.ones(1, 1).bool(), ids_BR, torch.tensor([7]), torch.zeros(1, 7),
-        torch.ones(1).bool(), inserted_BR=inserted_BR, turn_rewards_BR=torch.tensor([[0, 0.5, 0, 0, 0, 0, 1.5]]),
-        conversations=(ConversationRecord(2, None, {}),),
-        fork_begins_BR=torch.tensor([[False, False, forks, False, False, False, False]]),
+        torch.ones(1).bool(), conversations=Conversations(
+            (ConversationRecord(2, None, {}),), inserted_BR,
+            turn_rewards_BR=torch.tensor([[0, 0.5, 0, 0, 0, 0, 1.5]]),
+            fork_begins_BR=torch.tensor([[False, False, forks, False, False, False, False]]),
+        ),
     )  # fmt: skip
     assert len(rollout.sequences()[0].parts) == 1 + forks
     critic = lambda rows, **_: (rows.target_ids_M - 10).float()  # noqa: E731
@@ -214,9 +218,11 @@ def test_weights_of_rewards_hold_for_each_turn():
 
 
 def test_figures_of_conversations():
-    first = dataclasses.replace(conversations(1), conversations=tuple(
+    rollout = conversations(1)
+    records = tuple(
         ConversationRecord(n, "turns" if n == 4 else None, {"right": 1.0} if n % 2 else {}) for n in range(1, 9)
-    ))  # fmt: skip
+    )
+    first = dataclasses.replace(rollout, conversations=dataclasses.replace(rollout.conversations, records=records))
     figures = conversation_means([SimpleNamespace(rollout=first)])
     assert figures["conversation/turns"] == 4.5 and figures["environment/right"] == 0.5
     assert figures["conversation/cut_by_turns"] == 1 / 8 and figures["conversation/cut_by_tokens"] == 0.0
@@ -272,7 +278,7 @@ def asked(engine: RolloutEngine, tokenizer, **columns) -> Rollout:
 def test_the_look_up_is_played_and_shown():
     tokenizer, _, make = looked_up()
     rollout = asked(make(None), tokenizer)
-    assert rollout.turn_rewards_BR.sum(1).tolist() == [1.0, 0.0] and rollout.ended_B.all()
+    assert rollout.conversations.turn_rewards_BR.sum(1).tolist() == [1.0, 0.0] and rollout.ended_B.all()
     shown = conversation_columns(rollout, tokenizer.decode, {tokenizer.eos_token_id})
     assert shown["prompt"][0] == "Tools: look_up(key)\nHuman: Code of owl elk?\nAssistant:"
     assert shown["response"] == [' [look_up(key="owl elk")]<|endoftext|>Tool: 37\nAssistant: 37', " 38"]
@@ -283,7 +289,7 @@ def test_the_look_up_is_played_and_shown():
     assert [each["right"] for each in shown["environment_figures"]] == [1.0, 0.0]
     # A row that names no environment is a prompt as ever.
     plain = asked(make(None), tokenizer, environment=None)
-    assert plain.turn_rewards_BR.sum() == 0 and [each.turns for each in plain.conversations] == [1, 1]
+    assert plain.conversations.turn_rewards_BR.sum() == 0 and [each.turns for each in plain.records] == [1, 1]
 
 
 def test_the_start_says_what_a_template_makes_of_a_history():
@@ -333,7 +339,7 @@ def test_a_replay_asks_no_environment(tmp_path):
     tokenizer, flags, make = looked_up()
     drawn = asked(make_engine(make, str, str(tmp_path), None, 0, deciding_flags(flags)), tokenizer)
     again = asked(make_engine(None, str, None, str(tmp_path), 0, deciding_flags(flags)), tokenizer)
-    assert again.conversations == drawn.conversations
+    assert again.records == drawn.records
     for field in dataclasses.fields(Rollout):
         left, right = getattr(drawn, field.name), getattr(again, field.name)
         assert not isinstance(left, torch.Tensor) or torch.equal(left, right), field.name

@@ -17,7 +17,7 @@ from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout, file_
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import PathSampling, RolloutRequest, rolled_out
+from training.utils.contracts.rollout_engine import Ends, PathSampling, RolloutRequest, rolled_out
 from training.utils.contracts.rows import PromptRow
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.prompts import PromptImages
@@ -31,7 +31,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def how(model):
-    return replace(PLAIN, stop=("x",), end_token_id=frequent_token(roll(model, PLAIN)))
+    return replace(PLAIN, ends=Ends(("x",)), end_token_id=frequent_token(roll(model, PLAIN)))
 
 
 def asked(engine, model, how, seed: int = 0, lengths=(3, 5, 2), samples: int = 2) -> Rollout:
@@ -49,11 +49,13 @@ def folder(tmp_path, model, how):
     return tmp_path
 
 
-def assert_same(got: Rollout, expected: Rollout) -> None:
-    for field in dataclasses.fields(Rollout):
+def assert_same(got, expected) -> None:
+    for field in dataclasses.fields(expected):
         left, right = getattr(got, field.name), getattr(expected, field.name)
         if isinstance(right, torch.Tensor):
             assert torch.equal(left, right) and left.dtype == right.dtype, field.name
+        elif dataclasses.is_dataclass(right):
+            assert_same(left, right)
         elif field.name != "seconds":
             assert left is right is None
 
@@ -133,12 +135,12 @@ def test_other_sampling_is_refused(folder, how):
     with pytest.raises(ThreestepError, match=r"was drawn with temperature = 1.0, and this run asks for 0.5; replay"):
         asked(ReplayRollout(folder, rank=1), None, replace(how, temperature=0.5))
     with pytest.raises(ThreestepError, match=r'was drawn with stop = \["x"\], and this run asks for \[\]'):
-        asked(ReplayRollout(folder, rank=1), None, replace(how, stop=()))
+        asked(ReplayRollout(folder, rank=1), None, replace(how, ends=Ends()))
 
 
 def test_how_often_ends_were_looked_for_does_not_matter(folder, model, how):
     """It decides no response, and dumps from before it was a setting do not name it."""
-    got = asked(ReplayRollout(folder, rank=1), None, replace(how, end_check_tokens=5))
+    got = asked(ReplayRollout(folder, rank=1), None, replace(how, ends=replace(how.ends, check_tokens=5)))
     assert responses(got) == responses(asked(TransformersRollout(str), model, how))
 
 
@@ -182,7 +184,7 @@ def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
         def figures(self):
             return {"time/weights": 1.0}
 
-        def check(self, lent, own):
+        def check(self, lent, own, drawing):
             return [f"{own} checked"]
 
     engine = DumpingRollout(Holding(str), tmp_path, 0)
@@ -196,7 +198,7 @@ def test_paths_come_back_with_what_was_inserted_and_to_the_same_settings_alone(t
     how = replace(PLAIN, paths=PathSampling(ParallelTags(3, 4, 5, 6), 2))
     asked(DumpingRollout(TransformersRollout(), tmp_path, 0), model, how, samples=20)
     expected = asked(TransformersRollout(), model, how, samples=20)
-    assert expected.inserted_BR is not None and expected.positions_B is not None
+    assert expected.inserted_BR is not None and expected.paths.positions_B is not None
     assert_same(asked(ReplayRollout(tmp_path, 0), None, how, samples=20), expected)
     for other in (replace(how, paths=None), replace(how, paths=replace(how.paths, count=3))):
         with pytest.raises(ThreestepError, match="was drawn with paths = .*; replay with the settings of the run that"):

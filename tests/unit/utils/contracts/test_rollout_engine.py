@@ -9,8 +9,8 @@ import torch
 
 from tests.unit.utils.generation.engines.test_hf import PLAIN
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
+from training.utils.contracts.rollout import Response, Rollout
+from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest, rolled_out
 
 REQUEST = RolloutRequest(torch.ones(2, 3).long(), torch.ones(2, 3).bool(), PLAIN, [0, 1, 2, 3], samples_per_prompt=2)
 GOOD = Rollout(
@@ -79,3 +79,68 @@ def test_an_engine_may_change_its_rows_and_use_its_memory_again():
 def test_a_column_that_is_missing_or_ragged_is_named(changes, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         drawn(**changes)
+
+
+def test_responses_become_a_rollout():
+    """Worked out by hand; two samples of one prompt."""
+    prompts = (torch.tensor([[0, 7], [0, 7]]), torch.tensor([[False, True], [False, True]]))
+    responses = [Response([4, 5, 6], [-0.5, -1.5, -2.5], True), Response([8], [-3.0], False)]
+    rollout = Rollout.of_responses(prompts, responses, pad_token_id=9, seconds=2.0)
+    assert rollout.response_ids_BR.tolist() == [[4, 5, 6], [8, 9, 9]] and rollout.response_lengths_B.tolist() == [3, 1]
+    assert rollout.sampled_logprobs_BR.tolist() == [[-0.5, -1.5, -2.5], [-3.0, 0.0, 0.0]]
+    assert rollout.ended_B.tolist() == [True, False] and rollout.seconds == 2.0
+    request = replace(REQUEST, prompt_ids_BP=prompts[0][:1], prompt_mask_BP=prompts[1][:1], seeds=[0, 1])
+    engine = Mine()
+    engine.drawn = rollout
+    assert torch.equal(rolled_out(engine, None, request).prompt_mask_BP, prompts[1])
+
+
+class Whole:
+    """A trained model whose weights are numbers."""
+
+    model, is_sharded, updates = "model", False, 0
+
+    def tensors(self):
+        return iter([("a", torch.tensor(self.updates))])
+
+    def send(self, take):
+        take(self.tensors())
+
+
+def test_weights_are_sent_when_they_have_changed():
+    class Server(Mine):
+        takes_weights = True
+
+        def __init__(self):
+            super().__init__()
+            self.got = []
+
+        def take_weights(self, model, tensors):
+            self.got += [(model, name, int(tensor)) for name, tensor in tensors]
+
+    server, actor = Server(), Whole()
+    for updates in (0, 0, 1, 1, 2):
+        actor.updates = updates
+        with server.lent(actor) as model:
+            assert model == "model"
+    assert server.got == [("model", "a", 0), ("model", "a", 1), ("model", "a", 2)]
+
+
+def test_a_wrapper_forwards_all_but_rollouts():
+    """What is added to the contract is added to the wrapper, or it would be lost behind it in silence."""
+    asked = {name for name, part in vars(RolloutEngine).items() if callable(part) and not name.startswith("_")}
+    assert asked - vars(EngineWrapper).keys() == {"roll_out", "stream"}
+
+    class Full(Mine):
+        supports_images, takes_weights, longest_tokens = True, True, 64
+
+        def figures(self):
+            return {"seconds": 1.0}
+
+    class Wrapped(EngineWrapper):
+        def roll_out(self, model, request):
+            return self._engine.roll_out(model, request)
+
+    wrapped = Wrapped(Full())
+    assert wrapped.supports_images and wrapped.takes_weights and wrapped.longest_tokens == 64
+    assert wrapped.figures() == {"seconds": 1.0} and wrapped.roll_out(None, REQUEST) is GOOD

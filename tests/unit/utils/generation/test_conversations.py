@@ -120,7 +120,7 @@ def test_what_is_trained_is_what_was_said(many):
     sequences = rollout.sequences()
     for row, (partner, own) in enumerate(zip(partners, turns, strict=True)):
         assert own[: len(partner.said)] == partner.said and len(own) - len(partner.said) in (0, 1)
-        assert rollout.conversations[row].turns == len(own)
+        assert rollout.records[row].turns == len(own)
         assert not bool(rollout.inserted_BR[row, rollout.response_lengths_B[row] - 1])
         sequence = sequences[row]
         assert sequence.input_ids[sequence.is_target].tolist() == [token for turn in own for token in turn]
@@ -140,7 +140,7 @@ def test_log_probabilities_are_those_of_the_training_forward(model, many):
 def test_each_turn_is_drawn_from_its_own_seed(model, many):
     """As the engine draws it by itself, behind the same tokens."""
     rollout, _ = many
-    row = next(row for row in range(100) if rollout.conversations[row].turns >= 3)
+    row = next(row for row in range(100) if rollout.records[row].turns >= 3)
     ids, inserted = rollout.response_of(row), rollout.inserted_BR[row]
     begins = [n for n in range(len(ids)) if not inserted[n] and (n == 0 or inserted[n - 1])]
     for turn, begin in enumerate(begins):
@@ -161,18 +161,18 @@ def test_no_result_depends_on_the_batch(model, many):
         only = slice(prompt, prompt + 1)
         alone = engine.roll_out(model, RolloutRequest(ids_BP[only], mask_BP[only], SAMPLING, [row], 1, rows))
         assert torch.equal(alone.response_of(0), whole.response_of(row))
-        assert alone.conversations[0] == whole.conversations[row]
+        assert alone.records[0] == whole.records[row]
 
 
 def test_rewards_stand_at_the_last_token_of_their_turn(many):
     rollout, partners = many
     for row, partner in enumerate(partners):
-        paid = rollout.turn_rewards_BR[row].nonzero().flatten()
-        assert rollout.turn_rewards_BR[row, paid].tolist() == [len(said) for said in partner.said]
+        paid = rollout.conversations.turn_rewards_BR[row].nonzero().flatten()
+        assert rollout.conversations.turn_rewards_BR[row, paid].tolist() == [len(said) for said in partner.said]
         assert all(int(rollout.response_ids_BR[row, place]) == END for place in paid)
     compressed_BR = rollout.drawn.turn_rewards_BR
-    assert torch.equal(compressed_BR.sum(1), rollout.turn_rewards_BR.sum(1))
-    assert rollout.conversations[7].figures == {"words": float(sum(map(len, partners[7].said)))}
+    assert torch.equal(compressed_BR.sum(1), rollout.conversations.turn_rewards_BR.sum(1))
+    assert rollout.records[7].figures == {"words": float(sum(map(len, partners[7].said)))}
 
 
 def test_a_row_without_an_environment_has_one_turn_as_ever(model):
@@ -182,25 +182,25 @@ def test_a_row_without_an_environment_has_one_turn_as_ever(model):
     assert len(partners) == 8
     for row in [*range(4, 8), *range(12, 16)]:
         assert torch.equal(rollout.response_of(row), plain.response_of(row))
-        assert rollout.conversations[row].turns == 1 and rollout.ended_B[row] == plain.ended_B[row]
+        assert rollout.records[row].turns == 1 and rollout.ended_B[row] == plain.ended_B[row]
 
 
 def test_limits_cut_and_are_counted(model):
     short = replace(SAMPLING, max_new_tokens=15)
     unlimited, _ = converse(model, samples=8, limits=replace(LIMITS, turns=100), sampling=short)
-    assert not unlimited.ended_B.all() and {each.cut for each in unlimited.conversations} == {None, "tokens"}
+    assert not unlimited.ended_B.all() and {each.cut for each in unlimited.records} == {None, "tokens"}
     two, partners = converse(model, samples=8, limits=replace(LIMITS, turns=2))
-    cut = [each.cut for each in two.conversations]
-    assert max(each.turns for each in two.conversations) == 2 and cut.count("turns") > 1
+    cut = [each.cut for each in two.records]
+    assert max(each.turns for each in two.records) == 2 and cut.count("turns") > 1
     assert [name is None for name in cut] == two.ended_B.tolist()
     no_calls, partners = converse(model, samples=8, limits=replace(LIMITS, calls=0))
-    for each, partner, record in zip(range(32), partners, no_calls.conversations, strict=True):
+    for each, partner, record in zip(range(32), partners, no_calls.records, strict=True):
         calls = CALL in no_calls.turns_of(each)[-1]
         assert (record.cut == "calls") == (calls and record.cut != "tokens") and all(
             CALL not in own for own in partner.said
         )
     slow, _ = converse(model, samples=8, limits=replace(LIMITS, seconds=0.0))
-    assert {(each.turns, each.cut) for each in slow.conversations} <= {(1, None), (1, "seconds"), (1, "tokens")}
+    assert {(each.turns, each.cut) for each in slow.records} <= {(1, None), (1, "seconds"), (1, "tokens")}
     for rollout in (unlimited, two, no_calls, slow):
         assert int(rollout.response_lengths_B.max()) <= 40
         last = rollout.inserted_BR.gather(1, rollout.response_lengths_B[:, None] - 1)
@@ -212,11 +212,9 @@ def test_what_leaves_no_room_is_left_out(model):
     full, _ = converse(
         model, samples=8, sampling=replace(SAMPLING, max_new_tokens=9), limits=replace(LIMITS, turns=100)
     )
-    lengths = [
-        int(length) for length, each in zip(full.response_lengths_B, full.conversations, strict=True) if each.cut
-    ]
+    lengths = [int(length) for length, each in zip(full.response_lengths_B, full.records, strict=True) if each.cut]
     assert max(lengths) == 9 and min(lengths) < 9
-    assert sum(record.turns > 1 for record in full.conversations) > 5
+    assert sum(record.turns > 1 for record in full.records) > 5
 
 
 class Slow(Scripted):
@@ -389,7 +387,7 @@ def test_trained_ids_are_sampled_ids_under_a_template(name, count, wordy):
     role, thinks = TEMPLATES[name]
     sequences, specials, trained = rollout.sequences(), set(tokenizer.all_special_ids), 0
     for row, partner in enumerate(opened):
-        seeds = [row, *(derived_seed(row, "turn", turn) for turn in range(1, rollout.conversations[row].turns))]
+        seeds = [row, *(derived_seed(row, "turn", turn) for turn in range(1, rollout.records[row].turns))]
         own = [ids.tolist() for ids in rollout.turns_of(row)]
         assert own == [by_seed[seed][: len(ids)] for seed, ids in zip(seeds, own, strict=True)]
         assert own[: len(partner.said)] == partner.said
@@ -397,7 +395,7 @@ def test_trained_ids_are_sampled_ids_under_a_template(name, count, wordy):
         targets = [part.input_ids[part.is_target].tolist() for part in parts]
         assert sum(targets, []) == sum(own, []) and all(targets)
         trained += len(own)
-        assert len(parts) == 1 + rollout.conversations[row].forks
+        assert len(parts) == 1 + rollout.records[row].forks
         if name in REWRITES:
             written = [(part, begin) for part in parts for begin in begins_of(part)]
             for turn, (part, begin) in enumerate(written):
@@ -412,9 +410,9 @@ def test_trained_ids_are_sampled_ids_under_a_template(name, count, wordy):
         inserted = rollout.response_of(row)[rollout.inserted_BR[row, : rollout.response_lengths_B[row]]].tolist()
         word = turns.reply([{"role": role, "content": "fig"}], None, end).ids
         assert sum(token in specials for token in inserted) == (len(own) - 1) * sum(token in specials for token in word)
-    assert sum(record.turns > 2 for record in rollout.conversations) > count // 2
-    assert trained == len(by_seed) == sum(record.turns for record in rollout.conversations)  # each turn once
-    forks = sum(record.forks for record in rollout.conversations)
+    assert sum(record.turns > 2 for record in rollout.records) > count // 2
+    assert trained == len(by_seed) == sum(record.turns for record in rollout.records)  # each turn once
+    forks = sum(record.forks for record in rollout.records)
     assert forks > count // 2 if name in REWRITES else not forks
 
 
@@ -452,12 +450,12 @@ def test_what_counts_of_a_fork(model):
         return rolled_out(engine, model, request), opened
 
     light, _ = heavier(1)
-    assert sum(record.cut == "tokens" for record in light.conversations) > 2
+    assert sum(record.cut == "tokens" for record in light.records) > 2
     heavy, _ = heavier(45)
-    assert max(record.turns for record in heavy.conversations) == 2  # the third would begin behind 90 tokens of 62
+    assert max(record.turns for record in heavy.records) == 2  # the third would begin behind 90 tokens of 62
     for rollout in (light, heavier(20)[0], heavy):
         for row, sequence in enumerate(rollout.sequences()):
-            record, parts = rollout.conversations[row], sequence.parts
+            record, parts = rollout.records[row], sequence.parts
             assert record.forks == record.turns - 1 == len(parts) - 1
             assert max(map(len, parts)) <= LIMITS.prompt_tokens + sampling.max_new_tokens
             heard = [len(later) - len(former) for former, later in pairwise(parts)]
@@ -469,6 +467,6 @@ def test_what_counts_of_a_fork(model):
     ]
     assert max(spent) == sampling.max_new_tokens
     refused, _ = heavier(1, is_refused=True)
-    for record in refused.conversations:
+    for record in refused.records:
         assert not record.forks and record.figures.get("refused_histories", 0) >= record.turns - 1
-    assert any(record.figures.get("refused_histories") for record in refused.conversations)
+    assert any(record.figures.get("refused_histories") for record in refused.records)

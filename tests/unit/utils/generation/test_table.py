@@ -10,11 +10,17 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import GREEDY
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.contracts.rollout_engine import RolloutRequest, RolloutSettings
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.engines.hybrid import HybridRollout
-from training.utils.generation.table import ENGINES, WITH_OTHER_LOGPROBS, checked_engine, engine_class
-from training.utils.generation.vllm.arguments import VllmArguments
+from training.utils.generation.table import (
+    ENGINES,
+    ENGINES_HELP,
+    WITH_OTHER_LOGPROBS,
+    RolloutEngineArguments,
+    checked_engine,
+    engine_class,
+)
 from training.utils.generation.vllm.engine import VllmRollout
 
 OWN = """
@@ -29,14 +35,21 @@ number = 3
 
 def test_names_stand_for_engines():
     classes = {"hf": TransformersRollout, "hybrid": HybridRollout, "vllm": VllmRollout}
-    assert {name: engine_class(name) for name in ENGINES} == classes
-    assert {name for name in classes if not classes[name].logprobs_are_trained_models} == {*WITH_OTHER_LOGPROBS}
+    assert {name: engine_class(name) for name in classes} == classes
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_table_says_what_a_class_says(name):
+    engine, flags = engine_class(name), getattr(RolloutEngineArguments(), name, None)
+    assert engine.logprobs_are_trained_models == (name not in WITH_OTHER_LOGPROBS)
+    assert (None if flags is None else type(flags)) is engine.arguments
+    assert RolloutEngineArguments().of(engine.arguments) == flags and name in ENGINES_HELP
 
 
 def test_an_engine_of_the_users(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     found = engine_class(f"{tmp_path}/own.py:Own")
-    engine = found.create(None, 64, VllmArguments())
+    engine = found.create(None, RolloutSettings(64))
     assert issubclass(found, TransformersRollout) and isinstance(engine, found) and engine.longest_tokens is None
     with pytest.raises(ThreestepError, match="--rollout_engine expects '.*own.py:number' to be a subclass of Rollout"):
         engine_class(f"{tmp_path}/own.py:number")
@@ -58,7 +71,7 @@ def test_an_engine_of_the_users(tmp_path):
         (
             "hff",
             {"min_p": 0.1},
-            ["--rollout_engine expects one of hf, hybrid, vllm or FILE.py:NAME, got 'hff'; did you mean 'hf'?"],
+            [f"--rollout_engine expects one of {', '.join(ENGINES)} or FILE.py:NAME, got 'hff'; did you mean 'hf'?"],
         ),
     ],
 )

@@ -19,17 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout, check_numbers
-from training.utils.contracts.rollout_engine import LentHead, RolloutEngine, RolloutRequest, Sampling, Speculation
+from training.utils.contracts.rollout_engine import (
+    IN_ONE_PIECE,
+    BorrowHead,
+    Drawing,
+    RolloutEngine,
+    RolloutRequest,
+    Sampling,
+    Speculation,
+)
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_in_turns
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
-from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.generation.decoding.sampling import draw
 from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.engines.kept_turns import KeptTurns
-from training.utils.generation.engines.parallel import drawn_side_by_side
+from training.utils.generation.engines.parallel import check_paths, drawn_side_by_side
 from training.utils.generation.guessing.guessing import Guessing
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
@@ -54,10 +60,12 @@ class TransformersRollout(RolloutEngine):
     supports_images = True
     _way: DecodeWay = WAYS[0]
     _guessing: Guessing | None = None
-    _expects_turns = _keeps_turns = False
+    _keeps_turns = False
 
-    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
-        self._guessing = Guessing(how, lent_head, tell)
+    def enable_speculation(
+        self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
+    ) -> None:
+        self._guessing = Guessing(settings, borrow_head, log)
 
     @contextlib.contextmanager
     def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
@@ -77,36 +85,23 @@ class TransformersRollout(RolloutEngine):
         if self._guessing is not None and state:
             self._guessing.load_state_dict(state)
 
-    def expect_turns(self) -> None:
-        self._expects_turns = True
-
-    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+    def check(
+        self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward, drawing: Drawing = IN_ONE_PIECE
+    ) -> list[str]:
         share_keys_of_few_tokens()
         with lent as model:
             self._way, notes = fitting_way(model, own)
             if self._guessing is not None:
                 with self._guessing.lent():
                     notes = [*notes, *self._guessing.check(model, own, self._way)]
-            if self._expects_turns:
+            if drawing.turns:
                 reason = self._why_in_rounds(model, own)
                 self._keeps_turns = reason is None
                 if reason is not None:
                     notes = [*notes, f"warning: {type(model).__name__} {_IN_ROUNDS}: {reason}"]
+            if drawing.paths:
+                check_paths(model, self._way)
             return notes
-
-    def check_paths(self, lent: AbstractContextManager[PreTrainedModel]) -> None:
-        with lent as model:
-            reason = None if self._way.masks_are_ours else "the family makes its masks itself"
-            try:
-                RaggedRows(model)
-            except ValueError as problem:
-                reason = str(problem)
-        if reason is not None:
-            raise ThreestepError(
-                f"--parallel_thinking draws paths side by side, which needs a model whose layers hold the keys of all "
-                f"tokens and take a mask, and {type(model).__name__} does not: {reason}; use another model, or leave "
-                "--parallel_thinking out"
-            )
 
     def _why_in_rounds(self, model: PreTrainedModel, own: OwnForward) -> str | None:
         """Return why turns are drawn by `roll_out`; None where they need not be."""
@@ -121,7 +116,7 @@ class TransformersRollout(RolloutEngine):
     def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:
         if not self._keeps_turns:
             return None
-        every = sampling.end_check_tokens or end_check_tokens(model.device)
+        every = sampling.ends.check_tokens or end_check_tokens(model.device)
         return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, self._way.fixed)
 
     @torch.no_grad()
@@ -142,7 +137,7 @@ class TransformersRollout(RolloutEngine):
 
     def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device
-        most, every = sampling.max_new_tokens, sampling.end_check_tokens or end_check_tokens(device)
+        most, every = sampling.max_new_tokens, sampling.ends.check_tokens or end_check_tokens(device)
         decoding = Decoding(model, request, self._way)
         logits_AV = decoding.prefill(request.samples_per_prompt)
         drawn = DrawnResponses(request, stop_strings(sampling, self._decode))

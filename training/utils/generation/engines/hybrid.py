@@ -24,7 +24,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout import Rollout, check_numbers
-from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest, Sampling
+from training.utils.contracts.rollout_engine import (
+    IN_ONE_PIECE,
+    Decode,
+    Drawing,
+    RolloutEngine,
+    RolloutRequest,
+    Sampling,
+)
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.decoding.stop_strings import StopStrings, first_completed, stop_strings
@@ -57,7 +64,9 @@ class HybridRollout(RolloutEngine):
         super().__init__(decode)
         self._deepspeed = rollout
 
-    def check(self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+    def check(
+        self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward, drawing: Drawing = IN_ONE_PIECE
+    ) -> list[str]:
         with lent as model:
             reason = why_not_decoded(model, own, WAYS[1])
         if reason is not None:

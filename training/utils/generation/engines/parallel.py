@@ -20,13 +20,14 @@ A rows, B responses, R tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout import DrawnPaths, Response, Rollout, right_padded
 from training.utils.generation.decoding.ragged_rows import Held, RaggedRows, arranged
 from training.utils.generation.decoding.sampling import draw
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+    from training.utils.generation.decoding.decoding import DecodeWay
 
 
 @dataclass
@@ -114,6 +116,21 @@ class _Path:
 _Line = _Trunk | _Path
 # A row that goes on: the old row, whose it is, and the token that it takes.
 _Next = tuple[int, tuple[_Line, int]]
+
+
+def check_paths(model: PreTrainedModel, way: DecodeWay) -> None:
+    """ThreestepError if paths cannot be drawn side by side from a model."""
+    reason = None if way.masks_are_ours else "the family makes its masks itself"
+    try:
+        RaggedRows(model)
+    except ValueError as problem:
+        reason = str(problem)
+    if reason is not None:
+        raise ThreestepError(
+            f"--parallel_thinking draws paths side by side, which needs a model whose layers hold the keys of all "
+            f"tokens and take a mask, and {type(model).__name__} does not: {reason}; use another model, or leave "
+            "--parallel_thinking out"
+        )
 
 
 def drawn_side_by_side(model: PreTrainedModel, request: RolloutRequest) -> Rollout:
@@ -244,23 +261,10 @@ def _stream(seed: int, tokens: int) -> list[float]:
 
 
 def _rollout(request: RolloutRequest, trunks: Sequence[_Trunk]) -> Rollout:
-    prompt_ids_BP, prompt_mask_BP = request.repeated()
-    device, texts = prompt_ids_BP.device, [trunk.text for trunk in trunks]
-    shape = len(texts), max(len(text.tokens) for text in texts)
-    ids_BR = torch.full(shape, request.sampling.pad_token_id)
-    logprobs_BR, inserted_BR = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        length = len(text.tokens)
-        ids_BR[row, :length] = torch.tensor(text.tokens)
-        logprobs_BR[row, :length] = torch.tensor(text.logprobs)
-        inserted_BR[row, :length] = torch.tensor(text.inserted)
-    return Rollout(
-        prompt_ids_BP=prompt_ids_BP,
-        prompt_mask_BP=prompt_mask_BP,
-        response_ids_BR=ids_BR.to(device),
-        response_lengths_B=torch.tensor([len(text.tokens) for text in texts], device=device),
-        sampled_logprobs_BR=logprobs_BR.to(device),
-        ended_B=torch.tensor([trunk.ended for trunk in trunks], device=device),
-        inserted_BR=inserted_BR.to(device),
-        positions_B=torch.tensor([trunk.position for trunk in trunks], device=device),
-    )
+    prompts = request.repeated()
+    responses = [Response(trunk.text.tokens, trunk.text.logprobs, trunk.ended) for trunk in trunks]
+    inserted_BR = right_padded([trunk.text.inserted for trunk in trunks], False, torch.bool)
+    positions_B = torch.tensor([trunk.position for trunk in trunks])
+    rollout = Rollout.of_responses(prompts, responses, request.sampling.pad_token_id)
+    device = prompts[0].device
+    return replace(rollout, paths=DrawnPaths(inserted_BR.to(device), positions_B.to(device)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.contracts.rollout_engine import LentHead, RolloutRequest, Sampling, Speculation
+from training.utils.contracts.rollout_engine import BorrowHead, RolloutRequest, Sampling, Speculation
 from training.utils.generation.decoding.decode_check import why_not_verified
 from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
 from training.utils.generation.guessing.pace import Pace, RoundPace
@@ -33,10 +33,10 @@ _TRIED_TOKENS = 4
 
 
 class Guessing:
-    """Rollouts by guesses. lent_head: None where they need no head. tell: prints a sentence."""
+    """Rollouts by guesses. borrow_head: None where they need no head. tell: prints a sentence."""
 
-    def __init__(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
-        self._how, self._lent_head, self._tell = how, lent_head, tell
+    def __init__(self, how: Speculation, borrow_head: BorrowHead | None, tell: Callable[[str], None]) -> None:
+        self._how, self._borrow_head, self._tell = how, borrow_head, tell
         self._head: MtpHead | None = None
         self._is_off = False
         self._pace, self._counts, self._known = Pace(how.is_auto), GuessCounts(), GuessCounts()
@@ -45,10 +45,10 @@ class Guessing:
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
         """Inside, the head has its current weights. Every rank must enter together."""
-        if self._is_off or self._lent_head is None:
+        if self._is_off or self._borrow_head is None:
             yield
             return
-        with self._lent_head() as self._head:
+        with self._borrow_head() as self._head:
             try:
                 yield
             finally:
@@ -83,7 +83,7 @@ class Guessing:
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:  # noqa: BLE001 - each family fails in its own way
-            part = "its head fails" if self._lent_head is not None else "a rollout by guesses fails"
+            part = "its head fails" if self._borrow_head is not None else "a rollout by guesses fails"
             return f"{part} ({type(problem).__name__}: {first_line(problem)})"
         self._counts = GuessCounts()
         return None
@@ -92,7 +92,7 @@ class Guessing:
         self, model: PreTrainedModel, request: RolloutRequest, stop: StopStrings | None, plain: Callable[[], Rollout]
     ) -> Rollout:
         """Return the rollout that `plain` draws, by guesses where they pay."""
-        if self._is_off or (self._head is None and self._lent_head is not None):
+        if self._is_off or (self._head is None and self._borrow_head is not None):
             return plain()
         sampling = request.sampling
         kind = (len(request.seeds).bit_length(), sampling.temperature, sampling.max_new_tokens.bit_length())

@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.generation.guessing.speculation import GuessCounts
-from training.utils.mtp.for_vllm import draft_tensors, write_draft
+from training.utils.generation.vllm.head_folder import draft_tensors, write_draft
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from training.utils.contracts.rollout_engine import LentHead
+    from training.utils.contracts.rollout_engine import BorrowHead
 
 _COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 
 
 class VllmDraft:
-    """Drafts `tokens` tokens with the head that `lent_head` lends. All of it but `figures` is a collective under
+    """Drafts `tokens` tokens with the head that `borrow_head` lends. All of it but `figures` is a collective under
     ZeRO-3."""
 
-    def __init__(self, tokens: int, lent_head: LentHead) -> None:
-        self._tokens, self._lent_head = tokens, lent_head
+    def __init__(self, tokens: int, borrow_head: BorrowHead) -> None:
+        self._tokens, self._borrow_head = tokens, borrow_head
         self._seen = dict.fromkeys(_COUNTERS, 0)
 
     def described(self, folder: Path) -> dict[str, Any]:
         """Write what vLLM is to know of the head into `folder`, which has the model's configuration; return its
         `speculative_config`."""
-        with self._lent_head() as head:
+        with self._borrow_head() as head:
             return write_draft(folder, head.state_dict(), self._tokens)
 
     def tensors(self, config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return copies of the head's weights as vLLM loads them. config: of the model beside it."""
-        with self._lent_head() as head:
+        with self._borrow_head() as head:
             found = draft_tensors(config.model_type, config.num_hidden_layers, head.state_dict())
             return {name: tensor.detach().to(dtype, copy=True) for name, tensor in found.items()}
 

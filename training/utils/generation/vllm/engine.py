@@ -6,7 +6,7 @@ Log-probabilities come from vLLM's own forward, at the sampling temperature and,
 min-p, top-k and top-p (applied in this order) remove tokens.
 
 With --vllm_tensor_parallel_size T, T neighbouring ranks run one engine together, on the prompts of all of them.
-With --vllm_speculate K it drafts K tokens with the head for multi-token prediction (vllm_draft.py), and draws by the
+With --vllm_speculate K it drafts K tokens with the head for multi-token prediction (draft.py), and draws by the
 rule of rejection: greedy responses are those without, others of the same distribution.
 
 B sequences, P prompt tokens, R response tokens.
@@ -18,23 +18,31 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout import Rollout, check_numbers
+from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
+    IN_ONE_PIECE,
+    BorrowHead,
     Decode,
-    LentHead,
+    Drawing,
+    PlannedActor,
     RolloutEngine,
+    RolloutMemory,
     RolloutRequest,
+    RolloutSettings,
     Sampling,
     Speculation,
+    Tensors,
 )
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.generation.decoding.stop_strings import stop_strings
+from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.generation.vllm.draft import VllmDraft
 from training.utils.generation.vllm.image_check import why_other_images
 from training.utils.generation.vllm.images import PlacedImage, placed_images
@@ -45,7 +53,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rollout_engine import Lender
-    from training.utils.generation.vllm.arguments import VllmArguments
     from training.utils.models.own_forward import OwnForward
 
 _HOW_TO_INSTALL = (
@@ -64,9 +71,10 @@ class VllmRollout(RolloutEngine):
     """See RolloutEngine. Bad words apply within the response: vLLM does not detect those that begin in the prompt."""
 
     logprobs_are_trained_models = False
-    frees_gpu_memory = True
     supports_vllm_speculate = True
     supports_images = True
+    arguments = VllmArguments
+    takes_weights = True
 
     def __init__(self, decode: Decode | None, flags: VllmArguments, longest_tokens: int) -> None:
         """longest_tokens: of a prompt with its response."""
@@ -84,12 +92,52 @@ class VllmRollout(RolloutEngine):
             raise ThreestepError(f"--rollout_engine vllm expects vLLM, which is not installed here; {_HOW_TO_INSTALL}")
 
     @classmethod
-    def create(cls, decode: Decode | None, longest_tokens: int, vllm: VllmArguments) -> VllmRollout:
-        return cls(decode, vllm, longest_tokens)
+    def refusals(cls, settings: RolloutSettings, drawing: Drawing) -> list[str]:
+        parallel, found = settings.own.vllm_tensor_parallel_size, []
+        if drawing.turns and parallel > 1:
+            found.append(
+                f"--environment, --tools have each rank draw turns when its own answers are there, and "
+                f"--vllm_tensor_parallel_size {parallel} has ranks draw together; give 1, or leave the first out"
+            )
+        if settings.processes > 1:
+            found.append(
+                f"--rollout_engine vllm batches by itself, and {settings.processes} ranks share the prompts: start one "
+                "process (--vllm_tensor_parallel_size takes several GPUs), or use hf"
+            )
+        return found
 
-    def speculate(self, how: Speculation, lent_head: LentHead | None, tell: Callable[[str], None]) -> None:
-        assert lent_head is not None, "vLLM drafts by a head"
-        self._vllm.draft = VllmDraft(how.guesses, lent_head)
+    @classmethod
+    def frees_gpu_memory(cls, settings: RolloutSettings) -> bool:
+        return settings.beside_training and settings.own.vllm_sleep
+
+    @classmethod
+    def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> RolloutMemory:
+        """Its part of the weights and its cache, or its share of a GPU, where that bounds both; and weights on their
+        way."""
+        flags: VllmArguments = settings.own
+        parallel = flags.vllm_tensor_parallel_size
+        own = -(-actor.weights_bytes // parallel)
+        if flags.vllm_cache_gib is None and actor.gpu_bytes is not None:
+            share = int(flags.vllm_memory_share * actor.gpu_bytes)
+            lines = {f"rollout: vLLM, --vllm_memory_share {flags.vllm_memory_share:g}": max(own, share)}
+        else:
+            cache_gib = CPU_CACHE_GIB if flags.vllm_cache_gib is None else flags.vllm_cache_gib
+            name = f"rollout: vLLM's weights, 1 / {parallel}" if parallel > 1 else "rollout: vLLM's weights"
+            lines = {name: own, "rollout: vLLM's key-value cache": int(cache_gib * 2**30)}
+        sent = {"rollout: weights on their way to vLLM": actor.sent_bytes} if actor.sent_bytes else {}
+        is_freed = actor.is_on_gpu and cls.frees_gpu_memory(settings)
+        return RolloutMemory({**lines, **sent}, {}) if is_freed else RolloutMemory(sent, lines)
+
+    @classmethod
+    def create(cls, decode: Decode | None, settings: RolloutSettings) -> VllmRollout:
+        flags = replace(settings.own, vllm_sleep=cls.frees_gpu_memory(settings))
+        return cls(decode, flags, settings.longest_tokens)
+
+    def enable_speculation(
+        self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
+    ) -> None:
+        assert borrow_head is not None, "vLLM drafts by a head"
+        self._vllm.draft = VllmDraft(settings.guesses, borrow_head)
 
     @contextlib.contextmanager
     def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
@@ -106,7 +154,9 @@ class VllmRollout(RolloutEngine):
             self._has_weights = False
             self._vllm.sleep()
 
-    def check(self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
+    def check(
+        self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward, drawing: Drawing = IN_ONE_PIECE
+    ) -> list[str]:
         if own.pictured is None:
             return []
         with lent as model:
@@ -117,8 +167,8 @@ class VllmRollout(RolloutEngine):
             raise ThreestepError(f"vLLM does not read images as {name} does: {reason}; use --rollout_engine hf")
         return []
 
-    def keep(self, model: PreTrainedModel) -> None:
-        self._vllm.hold(model)
+    def take_weights(self, model: PreTrainedModel, tensors: Tensors) -> None:
+        self._vllm.hold(model, tensors)
         self._has_weights = True
 
     def figures(self) -> dict[str, float]:
@@ -133,7 +183,8 @@ class VllmRollout(RolloutEngine):
         responses = self._drawn([wanted for part in parts for wanted in part], request.sampling)
         first = sum(len(part) for part in parts[:own])
         mine = responses[first : first + len(requests)]
-        rollout = _as_rollout(mine, request, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        rollout = Rollout.of_responses(request.repeated(), mine, request.sampling.pad_token_id, seconds)
         check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
         return rollout
 
@@ -179,30 +230,15 @@ class VllmRollout(RolloutEngine):
             )
         return requests
 
-    def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[DrawnTurn]:
+    def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[Response]:
         turns = VllmTurns(self._vllm, sampling, stop_strings(sampling, self._decode))
         for place, request in enumerate(requests):
             turns.add(NextTurn(place, request.prompt_ids, request.seed, sampling.max_new_tokens, request.images))
         drawn = dict[Any, DrawnTurn]()
         while turns.is_drawing:
             drawn.update((response.key, response) for response in turns.advance())
-        return [drawn[place] for place in range(len(requests))]
-
-
-def _as_rollout(responses: Sequence[DrawnTurn], request: RolloutRequest, seconds: float) -> Rollout:
-    prompt_ids_BP, prompt_mask_BP = request.repeated()
-    device, width = prompt_ids_BP.device, max(len(response.ids) for response in responses)
-    ids = [response.ids + [request.sampling.pad_token_id] * (width - len(response.ids)) for response in responses]
-    logprobs = [response.logprobs + [0.0] * (width - len(response.ids)) for response in responses]
-    return Rollout(
-        prompt_ids_BP=prompt_ids_BP,
-        prompt_mask_BP=prompt_mask_BP,
-        response_ids_BR=torch.tensor(ids, device=device),
-        response_lengths_B=torch.tensor([len(response.ids) for response in responses], device=device),
-        sampled_logprobs_BR=torch.tensor(logprobs, dtype=torch.float32, device=device),
-        ended_B=torch.tensor([response.ended for response in responses], device=device),
-        seconds=seconds,
-    )
+        ordered = [drawn[place] for place in range(len(requests))]
+        return [Response(each.ids, each.logprobs, each.ended) for each in ordered]
 
 
 def _of_neighbours(requests: list[_Request], size: int) -> tuple[list[list[_Request]], int]:

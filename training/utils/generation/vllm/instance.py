@@ -30,6 +30,8 @@ from training.utils.generation.vllm.weights import send_draft, send_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.rollout_engine import Tensors
+
 # Read by vLLM at its start. One process, because the weights are handed over in memory. On a CPU, threads are not
 # bound: vLLM would bind two ranks to the same cores.
 _ENVIRONMENT = {
@@ -85,10 +87,10 @@ class VllmInstance:
             self.llm.wake_up(tags=["kv_cache"])
             self._is_awake = True
 
-    def hold(self, model: PreTrainedModel) -> None:
-        """Start or wake vLLM and send it all weights of `model`."""
+    def hold(self, model: PreTrainedModel, tensors: Tensors | None = None) -> None:
+        """Start or wake vLLM and send it `tensors` of `model`, by default its parameters."""
         self.wake(model)
-        self.take(model.named_parameters(), model, keep=True)
+        self.take(model.named_parameters() if tensors is None else tensors, model, keep=True)
         self.allocate_cache()
 
     def sleep(self) -> None:

@@ -16,7 +16,7 @@ from tests.families.configs import tiny_config
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, roll, shapes_of_inputs, spelt
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.contracts.rollout_engine import Ends, RolloutRequest
 from training.utils.generation.decoding import decode_check, fixed_steps
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
@@ -154,7 +154,7 @@ def test_every_way_draws_the_same_tokens(way):
 
     model, _ = known("llama")
     ids_BP, mask_BP = prompts()
-    how = replace(PLAIN, end_token_id=40, stop=(spelt([17]),), bad_words=((5,), (6, 7)), top_p=0.95)
+    how = replace(PLAIN, end_token_id=40, ends=Ends((spelt([17]),)), bad_words=((5,), (6, 7)), top_p=0.95)
     request = RolloutRequest(ids_BP, mask_BP, how, list(range(16)), 2)
     expected: Rollout = roll(model, how, samples=2, decode=spelt)
     got = InThisWay(spelt).roll_out(model, request)

@@ -12,7 +12,7 @@ from tests.support.taped_step import WAITS
 from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES, VOCABULARY, tiny_causal_lm
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, Decoding
 from training.utils.generation.engines.hf import TransformersRollout, end_check_tokens
 from training.utils.layout.rows import padded_rows
@@ -132,10 +132,12 @@ def test_looking_seldom_for_ends_gives_the_same_bits(way, monkeypatch):
     how = replace(PLAIN, max_new_tokens=25)
     free = responses(roll(model, how))
     how = replace(how, end_token_id=frequent_token(roll(model, how)), top_p=0.95)
-    how = replace(how, stop=(spelt(free[2][9:11]),), bad_words=(tuple(free[5][3:5]), (free[1][2],)))
+    how = replace(how, ends=Ends((spelt(free[2][9:11]),)), bad_words=(tuple(free[5][3:5]), (free[1][2],)))
     ids_BP, mask_BP = prompts()
     requests = {
-        every: RolloutRequest(ids_BP, mask_BP, replace(how, end_check_tokens=every), list(range(16)), 2)
+        every: RolloutRequest(
+            ids_BP, mask_BP, replace(how, ends=replace(how.ends, check_tokens=every)), list(range(16)), 2
+        )
         for every in (1, 4, 7, 25)
     }
     first = InThisWay(spelt).roll_out(model, requests[1])
@@ -168,7 +170,9 @@ def test_the_host_waits_once_a_look():
     how = replace(PLAIN, bad_words=((5,), (6, 7)), top_k=20, min_p=0.01)
     waits = {}
     for most in (16, 32):
-        request = RolloutRequest(ids_BP, mask_BP, replace(how, max_new_tokens=most, end_check_tokens=8), range(8))
+        request = RolloutRequest(
+            ids_BP, mask_BP, replace(how, max_new_tokens=most, ends=Ends(check_tokens=8)), range(8)
+        )
         with _Waits() as counted:
             Masked().roll_out(model, request)
         waits[most] = counted.found
@@ -267,7 +271,7 @@ def test_each_of_several_end_tokens_ends_a_response(every):
     free = responses(roll(model, PLAIN))
     first = frequent_token(roll(model, PLAIN))
     others = tuple(sorted({response[5] for response in free} - {first}))[:3]
-    how = replace(PLAIN, end_token_id=first, more_end_token_ids=others, end_check_tokens=every)
+    how = replace(PLAIN, end_token_id=first, ends=Ends(token_ids=others, check_tokens=every))
     rollout = roll(model, how)
     ends = {first, *others}
     cut = [next((place for place, token in enumerate(each) if token in ends), 11) for each in free]
@@ -323,7 +327,7 @@ def test_stop_strings_end_a_response_with_the_token_that_completes_them():
     free = responses(roll(model, PLAIN))
     # Two texts of two tokens each, which two of the responses hold in their middle.
     stop = (spelt(free[2][4:6]), spelt(free[5][7:9]))
-    rollout = roll(model, replace(PLAIN, stop=stop), decode=spelt)
+    rollout = roll(model, replace(PLAIN, ends=Ends(stop)), decode=spelt)
     stopped = 0
     for response, whole, ended in zip(responses(rollout), free, rollout.ended_B.tolist(), strict=True):
         ends = [spelt(whole).find(text) + 2 for text in stop if text in spelt(whole)]

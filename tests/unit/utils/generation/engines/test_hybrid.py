@@ -21,7 +21,7 @@ from tests.unit.utils.generation.engines.test_hf import (
 )
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
 from training.utils.generation.engines.hybrid import HybridRollout
 
 
@@ -35,7 +35,7 @@ def theirs(model, how: Sampling, samples: int = 1, seed: int = 0, decode=None) -
 def test_greedy_rollouts_are_those_of_hf(family):
     model = tiny_causal_lm(family)
     free = roll(model, GREEDY)
-    how = replace(GREEDY, end_token_id=frequent_token(free), more_end_token_ids=(int(free.response_ids_BR[0, 3]),))
+    how = replace(GREEDY, end_token_id=frequent_token(free), ends=Ends(token_ids=(int(free.response_ids_BR[0, 3]),)))
     ours, got = roll(model, how), theirs(model, how)
     assert responses(got) == responses(ours)
     assert torch.equal(got.response_ids_BR, ours.response_ids_BR) and torch.equal(got.ended_B, ours.ended_B)
@@ -58,7 +58,7 @@ def test_samples_are_the_same_for_the_same_batch_and_seeds():
 def test_stop_strings_cut_what_was_generated():
     model = tiny_causal_lm("llama")
     free = responses(theirs(model, PLAIN))
-    rollout = theirs(model, replace(PLAIN, stop=(spelt(free[2][4:6]),)), decode=spelt)
+    rollout = theirs(model, replace(PLAIN, ends=Ends((spelt(free[2][4:6]),))), decode=spelt)
     assert responses(rollout)[2] == free[2][:6] and bool(rollout.ended_B[2])
     assert not rollout.ended_B.all()
 

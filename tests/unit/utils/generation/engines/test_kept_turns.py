@@ -15,7 +15,7 @@ import torch
 from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, spelt
 from tests.unit.utils.generation.test_conversations import LIMITS, SAMPLING, Scripted, converse, model_that_turns
-from training.utils.contracts.rollout_engine import RolloutRequest, Speculation
+from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest, Speculation
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.decoding import FIXED, MASKED
 from training.utils.generation.decoding.ragged_rows import RaggedRows
@@ -23,7 +23,9 @@ from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.engines.kept_turns import KeptTurns
 
 LENGTHS = (3, 11, 1, 7, 5) * 2
-CUT = replace(SAMPLING, top_p=0.9, temperature=0.7, bad_words=((9,), (5, 2), (7, 11)), stop=(spelt([8]), spelt([6, 2])))
+CUT = replace(
+    SAMPLING, top_p=0.9, temperature=0.7, bad_words=((9,), (5, 2), (7, 11)), ends=Ends((spelt([8]), spelt([6, 2])))
+)
 
 
 class Keeping(TransformersRollout):
@@ -36,15 +38,19 @@ class Captured(Keeping):
     _way = FIXED
 
 
+TURNS = Drawing(turns=True)
+
+
 @pytest.fixture(scope="module")
 def model():
     return model_that_turns()
 
 
 def same(left, right) -> None:
-    assert responses(left[0]) == responses(right[0]) and left[0].conversations == right[0].conversations
-    for name in ("prompt_ids_BP", "prompt_mask_BP", "ended_B", "inserted_BR", "turn_rewards_BR"):
+    assert responses(left[0]) == responses(right[0]) and left[0].records == right[0].records
+    for name in ("prompt_ids_BP", "prompt_mask_BP", "ended_B", "inserted_BR"):
         assert torch.equal(getattr(left[0], name), getattr(right[0], name)), name
+    assert torch.equal(left[0].conversations.turn_rewards_BR, right[0].conversations.turn_rewards_BR)
     logprobs = (each[0].sampled_logprobs_BR for each in (left, right))
     torch.testing.assert_close(*logprobs, rtol=0, atol=1e-5)
     assert [partner.said for partner in left[1]] == [partner.said for partner in right[1]]
@@ -54,9 +60,9 @@ def same(left, right) -> None:
 def test_conversations_are_those_of_rounds(model, sampling):
     """60 of them; between two looks for ends one token or, as on a GPU, several."""
     rounds = converse(model, LENGTHS, 6, sampling=sampling, draws=TransformersRollout(spelt))
-    assert max(record.turns for record in rounds[0].conversations) >= 4
+    assert max(record.turns for record in rounds[0].records) >= 4
     for draws, every in ((Keeping, 1), (Keeping, 3), (Captured, 3)):
-        seldom = replace(sampling, end_check_tokens=every)
+        seldom = replace(sampling, ends=replace(sampling.ends, check_tokens=every))
         same(converse(model, LENGTHS, 6, sampling=seldom, draws=draws(spelt)), rounds)
 
 
@@ -171,8 +177,7 @@ def test_rows_that_have_left_take_no_memory(model):
 def test_families_that_take_several_tokens_keep_what_they_computed(family):
     model, own = known(family)
     engine = TransformersRollout()
-    engine.expect_turns()
-    assert engine.check(nullcontext(model), own) == []
+    assert engine.check(nullcontext(model), own, TURNS) == []
     assert isinstance(engine.turns_of(model, PLAIN), KeptTurns)
 
 
@@ -182,7 +187,7 @@ def test_others_draw_in_rounds_and_say_why():
             return super().roll_out(model, request)
 
     guesses = TransformersRollout()
-    guesses.speculate(Speculation(1, by="ngrams"), None, print)
+    guesses.enable_speculation(Speculation(1, by="ngrams"), None, print)
     for family, engine, reason in (
         ("gemma2", TransformersRollout(), "its layers see the last tokens alone"),
         ("mamba", TransformersRollout(), "the family makes its masks itself"),
@@ -191,7 +196,6 @@ def test_others_draw_in_rounds_and_say_why():
         ("llama", guesses, "--speculate draws whole responses"),
     ):
         model, own = known(family)
-        engine.expect_turns()
-        (*_, note) = engine.check(nullcontext(model), own)
+        (*_, note) = engine.check(nullcontext(model), own, TURNS)
         assert engine.turns_of(model, PLAIN) is None and note.startswith(f"warning: {type(model).__name__} reads each")
         assert "all wait for the slowest answer: " in note and reason in note

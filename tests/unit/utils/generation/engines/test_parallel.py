@@ -14,8 +14,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence
 from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import PathSampling, RolloutEngine, RolloutRequest, Sampling
-from training.utils.generation.decoding.decode_check import fitting_way
+from training.utils.contracts.rollout_engine import Drawing, PathSampling, RolloutEngine, RolloutRequest, Sampling
 from training.utils.generation.decoding.ragged_rows import arranged
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.parallel import drawn_blocks, drawn_document
@@ -25,6 +24,7 @@ from training.utils.models.token_model import PolicyModel
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)
 OPEN, PATH, END_PATH, CLOSE, END = 3, 4, 5, 6, 2
+PATHS = Drawing(paths=True)
 SAMPLING = Sampling(24, 1.0, top_k=0, top_p=1.0, end_token_id=END, pad_token_id=PAD, paths=PathSampling(TAGS, 3))
 
 
@@ -125,8 +125,8 @@ def test_the_limit_counts_the_longest_path_of_a_block_alone(model, rollout):
         prompt = len(split(sequence)[0])
         ends = [part.first_position + len(part.tokens) for part in document(sequence).segments]
         positions.append(max(ends) - prompt)
-    assert rollout.positions_B.tolist() == positions and max(positions) == SAMPLING.max_new_tokens
-    assert torch.equal(rollout.spans_B, rollout.positions_B)
+    assert rollout.paths.positions_B.tolist() == positions and max(positions) == SAMPLING.max_new_tokens
+    assert torch.equal(rollout.spans_B, rollout.paths.positions_B)
     assert rollout.response_lengths_B.max() > SAMPLING.max_new_tokens  # more tokens than positions
 
 
@@ -166,7 +166,7 @@ def test_without_a_block_it_is_the_response_in_one_piece():
     one, other = roll(model), roll(model, replace(SAMPLING, paths=None))
     assert responses(one) == responses(other) and not one.inserted_BR.any()
     assert torch.allclose(one.sampled_logprobs_BR, other.sampled_logprobs_BR, atol=1e-5)
-    assert torch.equal(one.positions_B, other.response_lengths_B) and torch.equal(one.ended_B, other.ended_B)
+    assert torch.equal(one.paths.positions_B, other.response_lengths_B) and torch.equal(one.ended_B, other.ended_B)
 
 
 def test_a_response_depends_on_its_prompt_and_its_seed_alone():
@@ -198,7 +198,7 @@ def test_paths_cost_the_steps_of_the_longest(model):
     for seed in range(40):
         drawn, shapes = shapes_of_inputs(model, lambda seed=seed: roll(model, lengths=(5,), samples=1, seeds=[seed]))
         steps = [shape for shape in shapes[1:] if shape[1] == 1]
-        assert len(steps) == len(shapes) - 1 and len(steps) <= int(drawn.positions_B[0])
+        assert len(steps) == len(shapes) - 1 and len(steps) <= int(drawn.paths.positions_B[0])
         if int(drawn.response_lengths_B[0]) > 1.5 * len(steps) > 15:
             break
     else:
@@ -208,24 +208,23 @@ def test_paths_cost_the_steps_of_the_longest(model):
 @pytest.mark.parametrize(("family", "said"), [("gemma2", "see the last tokens alone"), ("mamba", "a layer of its own")])
 def test_a_family_whose_cache_does_not_hold_all_tokens_is_refused(family, said):
     engine, model = TransformersRollout(), tiny_causal_lm(family)
+    read_own_forward(model)
     with pytest.raises(ThreestepError, match=f"--parallel_thinking draws paths side by side, .* does not: .*{said}"):
-        engine.check_paths(contextlib.nullcontext(model))
+        engine.check(contextlib.nullcontext(model), own_forward_of(model), PATHS)
 
 
 def test_a_family_that_takes_no_masks_is_refused():
     engine, model = TransformersRollout(), tiny_causal_lm("bloom")
     read_own_forward(model)
-    engine._way, _ = fitting_way(model, own_forward_of(model))
     with pytest.raises(ThreestepError, match="BloomForCausalLM does not: the family makes its masks itself"):
-        engine.check_paths(contextlib.nullcontext(model))
+        engine.check(contextlib.nullcontext(model), own_forward_of(model), PATHS)
 
 
 def test_a_model_that_holds_all_tokens_is_taken_and_other_engines_draw_none(model):
     engine = TransformersRollout()
     own = tiny_causal_lm("llama")
     read_own_forward(own)
-    engine._way, _ = fitting_way(own, own_forward_of(own))
-    engine.check_paths(contextlib.nullcontext(own))
+    engine.check(contextlib.nullcontext(own), own_forward_of(own), PATHS)
     assert TransformersRollout.supports_parallel_thinking and not RolloutEngine.supports_parallel_thinking
 
 

@@ -39,7 +39,7 @@ def engine_of(model, how: Speculation):
     """A guessing engine, and the sentences that it prints."""
     engine, told = TransformersRollout(), []
     head = new_head(model, 1, 0).eval()
-    engine.speculate(how, lambda: nullcontext(head), told.append)
+    engine.enable_speculation(how, lambda: nullcontext(head), told.append)
     return engine, told
 
 
@@ -77,7 +77,7 @@ def test_families_that_cannot_be_verified(family, said):
 
     def engine_for(how: Speculation):
         engine = TransformersRollout()
-        engine.speculate(how, lambda: nullcontext(model_head), print)
+        engine.enable_speculation(how, lambda: nullcontext(model_head), print)
         return engine
 
     with pytest.raises(
@@ -127,7 +127,7 @@ def test_ngrams_need_no_head(llama):
     """From the first rollout on, whether the model is lent or not."""
     model, own = llama
     engine, plain = TransformersRollout(), TransformersRollout()
-    engine.speculate(Speculation(2, by="ngram"), None, print)
+    engine.enable_speculation(Speculation(2, by="ngram"), None, print)
     assert engine.check(nullcontext(model), own) == plain.check(nullcontext(model), own) == []
     ids_BP, mask_BP = prompts()
     request = RolloutRequest(ids_BP, mask_BP, replace(GREEDY, max_new_tokens=30), list(range(8)))
@@ -151,6 +151,6 @@ def test_a_head_that_fails_is_named(llama):
     engine = TransformersRollout()
     broken = new_head(model, 1, 0)
     broken.depths[0].eh_proj = torch.nn.Linear(3, 3)
-    engine.speculate(Speculation(1), lambda: nullcontext(broken), print)
+    engine.enable_speculation(Speculation(1), lambda: nullcontext(broken), print)
     with pytest.raises(ThreestepError, match="which LlamaForCausalLM cannot: its head fails .RuntimeError: "):
         engine.check(nullcontext(model), own)

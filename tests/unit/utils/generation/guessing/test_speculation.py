@@ -9,7 +9,7 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN, frequent_token, prompts, responses, roll, spelt
-from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.contracts.rollout_engine import Ends, RolloutRequest
 from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.guessing import speculation
 from training.utils.generation.guessing.pace import RoundPace
@@ -74,7 +74,7 @@ def test_the_tokens_are_those_of_a_rollout_without(kind, guesses, monkeypatch):
     said = responses(roll(model, how, prompts(LENGTHS)))
     how = replace(how, bad_words=(tuple(said[5][3:5]), (said[1][2],)))
     free = roll(model, how, prompts(LENGTHS))
-    how = replace(how, end_token_id=frequent_token(free), stop=(spelt(responses(free)[2][6:8]),))
+    how = replace(how, end_token_id=frequent_token(free), ends=Ends((spelt(responses(free)[2][6:8]),)))
     plain, drawn, counts = both(model, how, 3, guesses, monkeypatch)
     assert_same(plain, drawn)
     assert len(plain.response_lengths_B.unique()) > 2 and not plain.ended_B.all()

@@ -11,7 +11,14 @@ import torch
 
 from tests.unit.utils.generation.engines.test_hf import PLAIN, spelt
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.contracts.rollout_engine import (
+    Drawing,
+    PlannedActor,
+    RolloutEngine,
+    RolloutMemory,
+    RolloutRequest,
+    RolloutSettings,
+)
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.stop_strings import StopStrings
 from training.utils.generation.vllm import turns as vllm_turns
@@ -41,6 +48,41 @@ def test_ranks_that_cannot_share_engines_are_told(monkeypatch):
     assert str(told.value) == (
         "--vllm_tensor_parallel_size 2 does not divide the run's 1 ranks; lower it or start more ranks"
     )
+
+
+def settings(**others) -> RolloutSettings:
+    flags = {name: others.pop(name) for name in list(others) if name.startswith("vllm_")}
+    return RolloutSettings(64, VllmArguments(**flags), **others)
+
+
+def test_what_its_settings_refuse():
+    turns = Drawing(turns=True)
+    assert VllmRollout.refusals(settings(), turns) == []
+    assert VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), Drawing()) == []
+    (refusal,) = VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), turns)
+    assert "--vllm_tensor_parallel_size 2 has ranks draw together; give 1, or leave the first out" in refusal
+    (refusal,) = VllmRollout.refusals(settings(beside_training=False, processes=3), Drawing())
+    assert refusal.startswith(
+        "--rollout_engine vllm batches by itself, and 3 ranks share the prompts: start one process"
+    )
+
+
+def test_it_frees_memory_beside_training_alone():
+    assert VllmRollout.frees_gpu_memory(settings())
+    assert not VllmRollout.frees_gpu_memory(settings(vllm_sleep=False))
+    assert not VllmRollout.frees_gpu_memory(settings(beside_training=False))
+    assert not RolloutEngine.frees_gpu_memory(RolloutSettings(64))
+
+
+def test_planned_memory():
+    gpu, cpu = PlannedActor(1000, 0, True, 10**6), PlannedActor(1001, 70, False, None)
+    share = {"rollout: vLLM, --vllm_memory_share 0.3": 300_000}
+    assert VllmRollout.planned_memory(settings(), gpu) == RolloutMemory(share, {})
+    assert VllmRollout.planned_memory(settings(vllm_sleep=False), gpu) == RolloutMemory({}, share)
+    kept = {"rollout: vLLM's weights, 1 / 2": 501, "rollout: vLLM's key-value cache": 2**31}
+    sent = {"rollout: weights on their way to vLLM": 70}
+    assert VllmRollout.planned_memory(settings(vllm_tensor_parallel_size=2), cpu) == RolloutMemory(sent, kept)
+    assert RolloutEngine.planned_memory(RolloutSettings(64), gpu) is None
 
 
 class Part(NamedTuple):

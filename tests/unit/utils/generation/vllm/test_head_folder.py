@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from tests.unit.utils.mtp.test_public_names import drawn_head
 from training.utils.base.errors import ThreestepError
+from training.utils.generation.vllm.head_folder import write_for_vllm
 from training.utils.mtp.folder import read_head, save_head
-from training.utils.mtp.for_vllm import write_for_vllm
 from training.utils.mtp.head import new_head
 from training.utils.mtp.public_names import FORMS, from_public
 
