@@ -93,7 +93,7 @@ GUESTS = {
     "multi-token prediction": (
         re.compile(r"mtp|multi_?token", re.I),
         "training.utils.mtp",
-        ("training.export", "training.utils.generation.guessing", "training.utils.generation.vllm.draft"),
+        ("training.export", "training.utils.generation.guessing", "training.utils.generation.vllm"),
     ),
 }
 TABLE_OF_GUESTS = "training.utils.opening.guests"
