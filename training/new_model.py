@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag
+from training.utils.flags.flags import flag, flag_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
@@ -68,9 +68,7 @@ class NewModelArguments:
     topic: ClassVar[str] = "task"
 
     out: str = flag("", "Folder to write; a model in it is replaced (required).", unit="folder")
-    seed: int = flag(
-        RunArguments.seed, "Seed of the weights, and of datasets that are made from a seed.", least=0, unit="seed"
-    )
+    seed: int = flag_of(RunArguments, "Seed of the weights, and of datasets that are made from a seed.")
     vocab_size: int = flag(
         512, "Size of the vocabulary at most; smaller if the texts have too few merges.", unit="tokens"
     )

@@ -73,7 +73,7 @@ opening: outputs dry_run checkpoints routers mtp images.run engine loading engin
     data.build report models.quantized data.chat models.attention images.models data.rows layout divergence run
     images.data engine.config contracts flags data.files images base
 preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
-    layout run engine.config contracts data.files base
+    layout run engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())

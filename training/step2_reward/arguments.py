@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.flags import flag
+from training.utils.engine.config.arguments import RateArguments
+from training.utils.flags.flags import flag, flag_of
+from training.utils.preference.arguments import PairLossArguments
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
@@ -23,12 +25,8 @@ class RewardModelArguments:
 
     topic: ClassVar[str] = "loss"
 
-    learning_rate: float = flag(
-        1e-5,
-        "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023).",
-        above=0,
-        unit="rate",
-        topic="optimizer",
+    learning_rate: float = flag_of(
+        RateArguments, "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023)."
     )
     new_head: bool = flag(
         False,
@@ -50,13 +48,7 @@ class RewardModelArguments:
         least=0,
         unit="factor",
     )
-    label_smoothing: float = flag(
-        0.0,
-        "Share of pairs assumed to be labelled the wrong way round.",
-        least=0,
-        below=0.5,
-        unit="share",
-    )
+    label_smoothing: float = flag_of(PairLossArguments)
     center_coef: float = flag(
         0.0,
         "Weight of (chosen score + rejected score)^2, which keeps scores near 0 (Eisenstein et al. 2023 use "

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.user_files import check_address
 from training.utils.contracts.guessers import BY_HEAD, GUESSERS
-from training.utils.engine.config.arguments import EVAL_EPOCHS_HELP, check_epochs
-from training.utils.flags.flags import flag
-from training.utils.generation.arguments import DEFAULT_PATHS
+from training.utils.engine.config.arguments import EngineArguments, check_epochs
+from training.utils.flags.flags import flag, flag_of
+from training.utils.generation.arguments import DEFAULT_PATHS, EvaluationArguments, SamplingArguments
 from training.utils.generation.table import ENGINES_HELP
 
 if TYPE_CHECKING:
@@ -37,31 +37,19 @@ class PpoArguments:
     per_device_training_batch_size: int = flag(
         16, "Maximum sequences in one forward of a rank during updates.", least=1, unit="sequences", topic="batch"
     )
-    gradient_accumulation_steps: int = flag(
-        1, "A minibatch has training batch size x ranks x this many sequences.", least=1, unit="steps", topic="batch"
+    gradient_accumulation_steps: int = flag_of(
+        EngineArguments, "A minibatch has training batch size x ranks x this many sequences."
     )
-    max_tokens_per_micro_batch: int | None = flag(
-        None,
-        "Maximum tokens in one forward, padding included; default: no limit.",
-        least=1,
-        unit="tokens",
-        topic="batch",
+    max_tokens_per_micro_batch: int | None = flag_of(EngineArguments)
+    padded: bool = flag_of(EngineArguments)
+    share_beginnings: int = flag_of(
+        EngineArguments,
+        "From how many equal tokens on the beginnings of a minibatch's sequences are computed once: turns that "
+        "samples of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. "
+        "The gradient is the same.",
+        default=64,
     )
-    padded: bool = flag(
-        False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
-    )
-    share_beginnings: int = flag(
-        64,
-        "From how many equal tokens on the beginnings of a minibatch's sequences are computed once: turns that samples "
-        "of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. The "
-        "gradient is the same.",
-        least=0,
-        unit="tokens",
-        topic="batch",
-    )
-    num_train_epochs: float = flag(
-        1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0, unit="epochs", topic="batch"
-    )
+    num_train_epochs: float = flag_of(EngineArguments, "Passes over the prompts; inf goes on until --max_train_steps.")
     least_micro_batches: int = flag(
         1, "Minimum forwards of a rank in each optimizer step.", least=1, unit="forwards", topic="batch"
     )
@@ -83,12 +71,8 @@ class PpoArguments:
     prompt_dataset: str | None = flag(
         None, "A PromptDataset of yours: prompts that may change after each rollout.", unit="file.py:name", topic="data"
     )
-    max_train_steps: int | None = flag(
-        None,
-        "Stop after this many rollouts with their updates; default: no limit.",
-        least=1,
-        unit="rollouts",
-        topic="batch",
+    max_train_steps: int | None = flag_of(
+        EngineArguments, "Stop after this many rollouts with their updates; default: no limit.", unit="rollouts"
     )
     ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", least=1, unit="passes", topic="batch")
     reuse_forwards: bool = flag(
@@ -97,40 +81,25 @@ class PpoArguments:
         " and keep their activations until then. Faster, more memory.",
         topic="memory",
     )
-    max_answer_seq_len: int = flag(256, "Maximum length of a response.", least=1, unit="tokens", topic="length")
-    rollout_engine: str = flag("hf", f"What draws the responses: {ENGINES_HELP}.", unit="name")
-    temperature: float = flag(
-        1.0, "Sampling temperature of rollouts, and of the policy that is trained.", above=0, unit="temperature"
+    max_answer_seq_len: int = flag_of(
+        SamplingArguments, "Maximum length of a response.", name="max_new_tokens", aliases=(), topic="length"
     )
-    top_k: int = flag(0, "Draw from the k most likely tokens; 0 draws from all.", least=0, unit="tokens")
-    top_p: float = flag(
-        1.0,
-        "Draw from the most likely tokens with this total probability; 1 draws from all.",
-        above=0,
-        most=1,
-        unit="share",
+    rollout_engine: str = flag_of(SamplingArguments, f"What draws the responses: {ENGINES_HELP}.")
+    temperature: float = flag_of(
+        SamplingArguments, "Sampling temperature of rollouts, and of the policy that is trained.", least=None, above=0
     )
-    parallel_paths: int | None = flag(
-        None,
+    top_k: int = flag_of(SamplingArguments)
+    top_p: float = flag_of(SamplingArguments)
+    parallel_paths: int | None = flag_of(
+        SamplingArguments,
         f"With --parallel_thinking: paths of each block that a response opens; default: {DEFAULT_PATHS}.",
-        least=1,
-        unit="paths",
     )
-    max_path_tokens: int | None = flag(
-        None,
+    max_path_tokens: int | None = flag_of(
+        SamplingArguments,
         "With --parallel_thinking: maximum length of a path, its tags included; default: what is left of "
         "--max_answer_seq_len, which counts only the longest path of each block.",
-        least=2,
-        unit="tokens",
-        topic="length",
     )
-    min_p: float = flag(
-        0.0,
-        "Draw from tokens with at least this share of the top token's probability; 0 draws from all.",
-        least=0,
-        most=1,
-        unit="share",
-    )
+    min_p: float = flag_of(SamplingArguments)
     stop: list[str] = flag([], "Texts that end a response; the response keeps them.", unit="text")
     bad_words: list[str] = flag([], "Texts that are never drawn.", unit="text")
     end_check_tokens: int | None = flag(
@@ -180,26 +149,21 @@ class PpoArguments:
         unit="factor",
         topic="policy",
     )
-    eval_interval: int = flag(
-        0,
+    eval_interval: int = flag_of(
+        EngineArguments,
         "Rollouts between evaluations; 0: only after training (and before, see --val_before_train).",
-        least=0,
         unit="rollouts",
-        topic="evaluation",
     )
-    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0, unit="epochs", topic="evaluation")
+    eval_epochs: float = flag_of(EngineArguments)
     val_before_train: bool = flag(True, "Also evaluate before training.", topic="evaluation")
     val_only: bool = flag(False, "Evaluate only; train and save nothing.", topic="evaluation")
     val_greedy: bool = flag(
         False, "Also evaluate greedy responses, as eval_greedy/... in the metrics.", topic="evaluation"
     )
-    val_samples: int = flag(
-        1,
+    val_samples: int = flag_of(
+        EvaluationArguments,
         "Responses to each held-out prompt; above 1 the metrics also have best, worst and majority of k of them "
         "(eval/NAME_best@k; of rewards 0 and 1 that is pass@k).",
-        least=1,
-        unit="responses",
-        topic="evaluation",
     )
     show_samples: int = flag(
         1,
@@ -213,13 +177,12 @@ class PpoArguments:
         "Report proxies of the gradient's variance, from the distributions of the policy that rolled out.",
         topic="log",
     )
-    report_mfu: bool = flag(
-        True,
+    report_mfu: bool = flag_of(
+        EngineArguments,
         "Report train/mfu of the updates: the share of this machine's measured matmul rate that they reach.",
-        topic="log",
     )
-    per_device_eval_batch_size: int = flag(
-        64, "Prompts in one evaluation rollout of a rank.", least=1, unit="prompts", topic="evaluation"
+    per_device_eval_batch_size: int = flag_of(
+        EngineArguments, "Prompts in one evaluation rollout of a rank.", default=64, unit="prompts"
     )
     checker: str | None = flag(
         None,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import itertools
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -13,7 +15,7 @@ _Settings = TypeVar("_Settings")
 
 AUTO = "auto"  # a flag's value that leaves the choice to the program
 # Keys of a field's metadata that argparse must not see (`arguments.StrictParser`).
-VALUES, UNIT, TOPIC = OWN_KEYS = ("values", "unit", "topic")
+VALUES, UNIT, TOPIC, MAY_CHANGE, DECLARED = OWN_KEYS = ("values", "unit", "topic", "may_change", "declared")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,7 @@ def flag(
     aliases: Sequence[str] = (),
     unit: str = "",
     topic: str = "",
+    may_change: bool = False,
     **bounds: float | None,
 ) -> Any:
     """Return a dataclass field. choices: names, one of which is expected; otherwise bounds as in `Range`. None is not
@@ -59,16 +62,53 @@ def flag(
 
     unit: what a number counts, one of `topics.UNITS`; of a text, what it names
     topic: one of `topics.TOPICS`, if not the group's own (`topic` of the dataclass)
+    may_change: a resumed run may give another value, which affects no optimizer step
     """
-    values: Collection[str] | Range | None = choices or None
-    if bounds:
-        values = Range(**bounds)
-    metadata: dict[str, Any] = {"help": help, VALUES: values, UNIT: unit, TOPIC: topic}
+    declared: dict[str, Any] = {"default": default, "help": help, "choices": choices, "aliases": aliases, "unit": unit}
+    declared |= {"topic": topic, "may_change": may_change, **bounds}
+    values = Range(**bounds) if bounds else choices or None
+    metadata = {"help": help, VALUES: values, UNIT: unit, TOPIC: topic, MAY_CHANGE: may_change, DECLARED: declared}
     if aliases:
         metadata["aliases"] = list(aliases)
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+class _FlagOf:
+    """Becomes a field when its class names it, before the class becomes a dataclass."""
+
+    def __init__(self, group: type, changes: dict[str, Any]) -> None:
+        self.group, self.changes = group, changes
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        setattr(owner, name, _changed(self.group, name, self.changes))
+
+
+def flag_of(group: type, help: str = "", **changes: Any) -> Any:
+    """Return the field of the flag that `group` declares by the same name, or by `name`. help, changes: what differs
+    here, as `flag` takes it."""
+    changes = {"help": help, **changes} if help else changes
+    return _changed(group, changes.pop("name"), changes) if "name" in changes else _FlagOf(group, changes)
+
+
+def _changed(group: type, name: str, changes: Mapping[str, Any]) -> Any:
+    return flag(**{**group.__dataclass_fields__[name].metadata[DECLARED], **changes})  # type: ignore[attr-defined]
+
+
+def flags_of(group: type, names: str, roles: Sequence[str] = ("",), **changes: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield flags of `group` as `dataclasses.make_dataclass` takes them.
+
+    names: with blanks between them
+    roles: if any are given, ROLE_NAME is yielded for each of them, and ROLE in its text stands for it
+    changes: of all these flags, as `flag` takes them; a mapping has them by role
+    """
+    kinds = typing.get_type_hints(group)
+    for name, role in itertools.product(names.split(), roles):
+        its = {key: value[role] if isinstance(value, Mapping) else value for key, value in changes.items()}
+        if "help" in its:
+            its["help"] = its["help"].replace("ROLE", role)
+        yield f"{role}_{name}" if role else name, kinds[name], _changed(group, name, its)
 
 
 def note_mistakes(group: Any, mistakes: Mistakes) -> None:
@@ -88,10 +128,19 @@ def note_mistakes(group: Any, mistakes: Mistakes) -> None:
         group.validate(mistakes)
 
 
-def settings_of(kind: type[_Settings], flags: Any, role: str | None = None, **others: Any) -> _Settings:
-    """Return a record of `kind`, each field from the flag ROLE_NAME or NAME. others: fields that have no such flag."""
+def settings_of(
+    kind: type[_Settings], flags: Any, role: str | None = None, *, defaults: Collection[str] = (), **others: Any
+) -> _Settings:
+    """Return a record of `kind`, each field from the flag ROLE_NAME or NAME. others: fields from elsewhere. defaults:
+    fields without a flag, which keep their default; a field that is none of these is an AssertionError."""
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        name = next((name for name in (f"{role}_{field.name}", field.name) if hasattr(flags, name)), None)
-        if name is not None:
-            others.setdefault(field.name, getattr(flags, name))
-    return kind(**others)
+        sources = {name: getattr(flags, name) for name in (f"{role}_{field.name}", field.name) if hasattr(flags, name)}
+        if field.name in others:
+            values[field.name] = others.pop(field.name)
+        elif field.name not in defaults:
+            assert sources, f"{kind.__name__}.{field.name}: no flag of {type(flags).__name__} has this name"
+            values[field.name] = next(iter(sources.values()))
+        else:
+            assert not sources, f"{kind.__name__}.{field.name}: a flag, not its default"
+    return kind(**values, **others)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.engine.config.arguments import DTYPE_NAMES
-from training.utils.flags.flags import flag
+from training.utils.engine.config.arguments import DTYPE_NAMES, EngineArguments
+from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.table import ENGINES_HELP
 
 if TYPE_CHECKING:
@@ -58,14 +58,30 @@ class SamplingArguments:
         topic="length",
     )
     rollout_engine: str = flag("hf", f"What draws: {ENGINES_HELP}.", unit="name")
-    dtype: str | None = flag(
-        None, f"One of {', '.join(DTYPE_NAMES)}; default: the dtype of the saved weights.", choices=DTYPE_NAMES
+    dtype: str | None = flag_of(
+        EngineArguments,
+        f"One of {', '.join(DTYPE_NAMES)}; default: the dtype of the saved weights.",
+        default=None,
+        topic="rollout",
     )
 
     @property
     def paths_of_a_block(self) -> int:
         """With --parallel_thinking."""
         return DEFAULT_PATHS if self.parallel_paths is None else self.parallel_paths
+
+
+@dataclass
+class EvaluationArguments:
+    """Answers to held-out prompts."""
+
+    val_samples: int = flag(
+        1,
+        "Answers to each prompt; above 1 also the deviation, best (of 0 and 1: pass@k), worst and majority of k.",
+        least=1,
+        unit="responses",
+        topic="evaluation",
+    )
 
 
 def check_path_flags(flags: Any, thinks: bool, mistakes: Mistakes) -> None:

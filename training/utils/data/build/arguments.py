@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 ROW_PICKS = ("random", "first")
+SPLITS = ("train", "eval")
+PHASES = ("1", "2", "3")
 
 
 @dataclass
@@ -58,6 +60,17 @@ class SplitArguments:
         from training.utils.data.build.splits import parse_data_split  # numpy, which --help does without
 
         mistakes.note(parse_data_split, self.data_split)
+
+
+@dataclass
+class ShownArguments:
+    """Which rows a program shows, and how. Each program has its texts."""
+
+    phase: str = flag("1", "1 (SFT), 2 (reward model or DPO) or 3 (PPO's prompts).", choices=PHASES)
+    split: str = flag("train", "'train' or 'eval'.", choices=SPLITS)
+    rows: int = flag(5, "Rows to show.", least=0, unit="rows")
+    json: bool = flag(False, "Print only JSON.")
+    html: str = flag("", "File to write as an HTML page that colours what the loss is on.", unit="file")
 
 
 @dataclass

@@ -22,24 +22,6 @@ def _reading(setting: str) -> tuple[str, ...]:
     return tuple(name for name, schedule in OWN_SCHEDULES.items() if setting in schedule.reads)
 
 
-BF16_STATES_HELP = (
-    "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes a weight instead of 18, and updates "
-    "of less than 1/512 of a weight are lost to rounding (docs/scale.md)."
-)
-INIT_LR_HELP = f"Warm-up begins at this share of the peak ({', '.join(_reading('init_lr_ratio'))})."
-MIN_LR_HELP = f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))})."
-CYCLES_HELP = f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once."
-LIVE_HELP = "ZeRO-3: weights that may be whole at once on a rank; default: by model and memory (docs/scale.md)."
-PREFETCH_HELP = "ZeRO-3: weights gathered ahead of their use; default: one layer (docs/scale.md)."
-WARMUP_HELP = "Warm-up as a share of the run's optimizer steps, rounded up, in the place of --num_warmup_steps."
-BETA1_HELP = "AdamW's decay of the mean of the gradients."
-BETA2_HELP = "AdamW's decay of the mean of their squares (the default is GPT-3's)."
-EPSILON_HELP = "AdamW's term in the denominator."
-EPOCHS_HELP = "Passes over the training rows; inf goes on until --max_train_steps."
-EVAL_EPOCHS_HELP = "Also evaluate whenever this many epochs are complete; 0: not by epochs."
-STABLE_HELP = f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))})."
-
-
 @dataclass(frozen=True)
 class EngineSettings:
     """learning_rate: the schedule's peak.
@@ -71,6 +53,15 @@ class EngineSettings:
     max_grad_norm: float = 1.0
     lora_learning_rate: float | None = None
     bf16_optimizer_states: bool = False
+
+
+@dataclass
+class RateArguments:
+    """The learning rate, whose default is each step's."""
+
+    learning_rate: float = flag(
+        EngineSettings.learning_rate, "Peak learning rate.", above=0, unit="rate", topic="optimizer"
+    )
 
 
 @dataclass
@@ -118,7 +109,13 @@ class EngineArguments:
         unit="tokens",
         topic="batch",
     )
-    num_train_epochs: float = flag(1.0, EPOCHS_HELP, above=0, unit="epochs", topic="batch")
+    num_train_epochs: float = flag(
+        1.0,
+        "Passes over the training rows; inf goes on until --max_train_steps.",
+        above=0,
+        unit="epochs",
+        topic="batch",
+    )
     max_train_steps: int | None = flag(
         None, "Stop after this many optimizer steps; default: no limit.", least=1, unit="steps", topic="batch"
     )
@@ -129,7 +126,13 @@ class EngineArguments:
         unit="steps",
         topic="evaluation",
     )
-    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0, unit="epochs", topic="evaluation")
+    eval_epochs: float = flag(
+        0.0,
+        "Also evaluate whenever this many epochs are complete; 0: not by epochs.",
+        least=0,
+        unit="epochs",
+        topic="evaluation",
+    )
     report_mfu: bool = flag(
         True,
         "Report train/mfu, the share of this machine's matmul rate that training reaches; measuring the rate "
@@ -137,19 +140,53 @@ class EngineArguments:
         topic="log",
     )
     weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", least=0, unit="rate")
-    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1, unit="rate")
-    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1, unit="rate")
-    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0, unit="number")
+    adam_beta1: float = flag(
+        ADAM_BETAS[0], "AdamW's decay of the mean of the gradients.", least=0, below=1, unit="rate"
+    )
+    adam_beta2: float = flag(
+        ADAM_BETAS[1],
+        "AdamW's decay of the mean of their squares (the default is GPT-3's).",
+        least=0,
+        below=1,
+        unit="rate",
+    )
+    adam_epsilon: float = flag(ADAM_EPSILON, "AdamW's term in the denominator.", above=0, unit="number")
     lora_learning_rate: float | None = flag(
         None, "Peak learning rate of LoRA's adapters; default: --learning_rate.", above=0, unit="rate", topic="lora"
     )
     lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES, unit="name")
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", least=0, unit="steps")
-    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1, unit="share")
-    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1, unit="share")
-    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1, unit="share")
-    num_cycles: float = flag(0.5, CYCLES_HELP, above=0, unit="waves")
-    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1, unit="share")
+    warmup_ratio: float = flag(
+        0.0,
+        "Warm-up as a share of the run's optimizer steps, rounded up, in the place of --num_warmup_steps.",
+        least=0,
+        below=1,
+        unit="share",
+    )
+    init_lr_ratio: float = flag(
+        0.0,
+        f"Warm-up begins at this share of the peak ({', '.join(_reading('init_lr_ratio'))}).",
+        least=0,
+        most=1,
+        unit="share",
+    )
+    min_lr_ratio: float = flag(
+        0.0,
+        f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))}).",
+        least=0,
+        most=1,
+        unit="share",
+    )
+    num_cycles: float = flag(
+        0.5, f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once.", above=0, unit="waves"
+    )
+    stable_ratio: float = flag(
+        0.9,
+        f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))}).",
+        least=0,
+        most=1,
+        unit="share",
+    )
     max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", least=0, unit="norm")
     dtype: str = flag(
         "bf16",
@@ -167,9 +204,26 @@ class EngineArguments:
         topic="memory",
     )
     offload: bool = flag(False, "Keep optimizer states (ZeRO-3: weights too) in CPU memory.", topic="memory")
-    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0, unit="weights", topic="memory")
-    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0, unit="weights", topic="memory")
-    bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP, topic="memory")
+    zero3_live_parameters: int | None = flag(
+        None,
+        "ZeRO-3: weights that may be whole at once on a rank; default: by model and memory (docs/scale.md).",
+        least=0,
+        unit="weights",
+        topic="memory",
+    )
+    zero3_prefetch_parameters: int | None = flag(
+        None,
+        "ZeRO-3: weights gathered ahead of their use; default: one layer (docs/scale.md).",
+        least=0,
+        unit="weights",
+        topic="memory",
+    )
+    bf16_optimizer_states: bool = flag(
+        False,
+        "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes a weight instead of 18, and updates "
+        "of less than 1/512 of a weight are lost to rounding (docs/scale.md).",
+        topic="memory",
+    )
     deepspeed_config: str | None = flag(
         None, "DeepSpeed JSON of your own; keys that it lacks are filled in and named.", unit="file", topic="memory"
     )
