@@ -30,87 +30,81 @@ if TYPE_CHECKING:
 ROLES = ("actor", "critic")
 
 
-# What steps 1 and 2 declare for one model, here for each role or for both, in the order of `--help`.
+# What steps 1 and 2 declare for one model, here for each role or for both; `--help` has each topic in this order.
 _FLAGS = (
-    *flags_of(
-        ModelArguments,
-        "model_name_or_path",
-        ROLES,
-        help={
-            "actor": "Step 1's model, a folder or a hub name: the start of actor and reference (required).",
-            "critic": "Step 2's model, a folder or a hub name: the reward model, and the start of the critic. Needed "
-            "if one of them is used.",
-        },
-    ),
-    *flags_of(ModelArguments, "pad_token"),
-    *flags_of(
-        ModelArguments,
-        "trust_remote_code",
-        help="Run Python code that comes with the models or tokenizers; read it first.",
-    ),
-    *flags_of(
-        RateArguments,
-        "learning_rate",
-        ROLES,
-        default={"actor": 9.65e-6, "critic": 5e-6},
-        help="Peak learning rate of the ROLE.",
-    ),
+    *flags_of(RateArguments, {"learning_rate": "Peak learning rate of the actor."}, ("actor",), default=9.65e-6),
+    *flags_of(RateArguments, {"learning_rate": "Peak learning rate of the critic."}, ("critic",), default=5e-6),
     *flags_of(
         EngineArguments,
-        "lora_learning_rate",
+        {"weight_decay": "AdamW's weight decay of the ROLE, on matrices only."},
         ROLES,
-        help="Peak learning rate of the ROLE's adapters; default: the ROLE's.",
-    ),
-    *flags_of(
-        EngineArguments,
-        "weight_decay",
-        ROLES,
-        help="AdamW's weight decay of the ROLE, on matrices only.",
         topic="optimizer",
     ),
-    *flags_of(EngineArguments, "adam_beta1 adam_beta2 adam_epsilon", topic="optimizer"),
     *flags_of(
         EngineArguments,
-        "zero_stage",
+        {
+            "adam_beta1": "",
+            "adam_beta2": "",
+            "adam_epsilon": "",
+            "lr_scheduler_type": "",
+            "num_warmup_steps": "",
+            "warmup_ratio": "",
+            "init_lr_ratio": "",
+            "min_lr_ratio": "",
+            "num_cycles": "",
+            "stable_ratio": "",
+            "max_grad_norm": "",
+        },
+        topic="optimizer",
+    ),
+    *flags_of(
+        EngineArguments,
+        {
+            "lora_learning_rate": "Peak learning rate of the ROLE's adapters; default: the ROLE's.",
+            "zero_stage": {
+                "actor": "ZeRO stage of the actor, 0 to 3; 3 also shards the reference.",
+                "critic": "ZeRO stage of the critic, 0 to 3; 3 also shards the reward model.",
+            },
+        },
         ROLES,
-        help={
-            "actor": "ZeRO stage of the actor, 0 to 3; 3 also shards the reference.",
-            "critic": "ZeRO stage of the critic, 0 to 3; 3 also shards the reward model.",
+    ),
+    *flags_of(EngineArguments, {"zero3_live_parameters": "", "zero3_prefetch_parameters": ""}),
+    *flags_of(ModelArguments, {"head_chunk_mb": ""}),
+    *flags_of(
+        ModelArguments,
+        {
+            "model_name_or_path": {
+                "actor": "Step 1's model, a folder or a hub name: the start of actor and reference (required).",
+                "critic": "Step 2's model, a folder or a hub name: the reward model, and the start of the critic. "
+                "Needed if one of them is used.",
+            },
+            "gradient_checkpointing": "Recompute the ROLE's activations in the backward pass: less memory, more time.",
+            "lora_dim": {
+                "actor": "Rank of the actor's LoRA adapters; the actor without them is the reference. 0 trains without "
+                "adapters.",
+                "critic": "Rank of the critic's LoRA adapters; 0 trains without adapters.",
+            },
+            "lora_module_name": "Linear layers of the ROLE that get adapters, as step 1's --lora_module_name.",
+        },
+        ROLES,
+    ),
+    *flags_of(
+        ModelArguments,
+        {
+            "pad_token": "",
+            "trust_remote_code": "Run Python code that comes with the models or tokenizers; read it first.",
         },
     ),
-    *flags_of(EngineArguments, "zero3_live_parameters zero3_prefetch_parameters"),
-    *flags_of(ModelArguments, "head_chunk_mb"),
     *flags_of(
         ModelArguments,
-        "gradient_checkpointing",
-        ROLES,
-        help="Recompute the ROLE's activations in the backward pass: less memory, more time.",
-    ),
-    *flags_of(
-        ModelArguments,
-        "dropout",
+        {
+            "dropout": {
+                "actor": "Dropout of the actor; unless it is 0, the first probability ratio of an update is not 1.",
+                "critic": "Dropout of the critic.",
+            }
+        },
         ROLES,
         default=0.0,
-        help={
-            "actor": "Dropout of the actor; unless it is 0, the first probability ratio of an update is not 1.",
-            "critic": "Dropout of the critic.",
-        },
-    ),
-    *flags_of(
-        ModelArguments,
-        "lora_dim",
-        ROLES,
-        help={
-            "actor": "Rank of the actor's LoRA adapters; the actor without them is the reference. 0 trains without "
-            "adapters.",
-            "critic": "Rank of the critic's LoRA adapters; 0 trains without adapters.",
-        },
-    ),
-    *flags_of(
-        ModelArguments,
-        "lora_module_name",
-        ROLES,
-        help="Linear layers of the ROLE that get adapters, as step 1's --lora_module_name.",
     ),
     (
         "share_trunk",
@@ -122,27 +116,30 @@ _FLAGS = (
             topic="lora",
         ),
     ),
-    *flags_of(ModelArguments, "lora_alpha lora_dropout"),
-    *flags_of(ModelArguments, "only_optimize_lora", help="With LoRA: freeze all other weights."),
     *flags_of(
         ModelArguments,
-        "freeze_vision_tower freeze_projector kept_image_features_mb load_in_4bit load_in_8bit bnb_4bit_quant_type "
-        "bnb_4bit_use_double_quant",
-    ),
-    *flags_of(EngineArguments, "dtype", help="Precision of training; fp16 needs a GPU."),
-    *flags_of(EngineArguments, "bf16_optimizer_states"),
-    *flags_of(EngineArguments, "offload", help="Keep the optimizer states of actor and critic in CPU memory."),
-    *flags_of(
-        ModelArguments,
-        "router_aux_loss_coef",
-        help="Mixtures of experts: weight of the balancing loss of actor's and critic's routers; default: each "
-        "model's own; 0 adds none.",
+        {
+            "lora_alpha": "",
+            "lora_dropout": "",
+            "only_optimize_lora": "With LoRA: freeze all other weights.",
+            "freeze_vision_tower": "",
+            "freeze_projector": "",
+            "kept_image_features_mb": "",
+            "load_in_4bit": "",
+            "load_in_8bit": "",
+            "bnb_4bit_quant_type": "",
+            "bnb_4bit_use_double_quant": "",
+            "router_aux_loss_coef": "Mixtures of experts: weight of the balancing loss of actor's and critic's "
+            "routers; default: each model's own; 0 adds none.",
+        },
     ),
     *flags_of(
         EngineArguments,
-        "lr_scheduler_type num_warmup_steps warmup_ratio init_lr_ratio min_lr_ratio num_cycles stable_ratio "
-        "max_grad_norm",
-        topic="optimizer",
+        {
+            "dtype": "Precision of training; fp16 needs a GPU.",
+            "bf16_optimizer_states": "",
+            "offload": "Keep the optimizer states of actor and critic in CPU memory.",
+        },
     ),
 )
 

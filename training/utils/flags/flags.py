@@ -96,18 +96,19 @@ def _changed(group: type, name: str, changes: Mapping[str, Any]) -> Any:
     return flag(**{**group.__dataclass_fields__[name].metadata[DECLARED], **changes})  # type: ignore[attr-defined]
 
 
-def flags_of(group: type, names: str, roles: Sequence[str] = ("",), **changes: Any) -> Iterator[tuple[str, Any, Any]]:
+def flags_of(
+    group: type, texts: Mapping[str, Any], roles: Sequence[str] = ("",), **changes: Any
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield flags of `group` as `dataclasses.make_dataclass` takes them.
 
-    names: with blanks between them
-    roles: if any are given, ROLE_NAME is yielded for each of them, and ROLE in its text stands for it
-    changes: of all these flags, as `flag` takes them; a mapping has them by role
+    texts: by name, the text here; "" for the group's; a mapping has one for each role
+    roles: if any are given, ROLE_NAME is yielded for each of them, and ROLE in a text stands for it
+    changes: of all these flags, as `flag` takes them
     """
     kinds = typing.get_type_hints(group)
-    for name, role in itertools.product(names.split(), roles):
-        its = {key: value[role] if isinstance(value, Mapping) else value for key, value in changes.items()}
-        if "help" in its:
-            its["help"] = its["help"].replace("ROLE", role)
+    for (name, text), role in itertools.product(texts.items(), roles):
+        text = text[role] if isinstance(text, Mapping) else text.replace("ROLE", role)
+        its = {"help": text, **changes} if text else changes
         yield f"{role}_{name}" if role else name, kinds[name], _changed(group, name, its)
 
 
