@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold the longest
 
+_OF_TRAINING = (
+    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
+    "train_turns",
+)  # fmt: skip
+
 
 @dataclass
 class TalkArguments:
@@ -91,7 +96,12 @@ class TalkArguments:
     def validate(self, mistakes: Mistakes) -> None:
         got = len(self.model_name_or_path)
         mistakes.require(got in (1, 2), f"expected one model or two, got {got}: MODEL [MODEL2] before the flags")
-        settings_of(ChatArguments, self).validate(mistakes)
+        self.text.validate(mistakes)
+
+    @property
+    def text(self) -> ChatArguments:
+        """How messages become text."""
+        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
 
 
 GROUPS = (TalkArguments, SamplingArguments, VllmArguments, EnvironmentArguments, ConversationArguments)
@@ -156,7 +166,7 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     chat, sampling, environment = flags.chat, flags.sampling, flags.environment
     columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
     acts = environment.environment or environment.tools
-    rank, data = start_alone(), DataArguments(chat=settings_of(ChatArguments, chat))
+    rank, data = start_alone(), DataArguments(chat=chat.text)
     start_engine = engine_maker(sampling, flags.vllm, LONGEST_VLLM_TOKENS, chat.parallel_thinking, acts)
     reads_images = engine_class(sampling.rollout_engine).supports_images
     models = [

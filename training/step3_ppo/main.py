@@ -71,7 +71,9 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     from training.utils.run.run_folder import BAD_STEPS
 
     run, settings = flags.run, resolved_settings(flags)
-    plan = plan_checkpoints(flags.saving, run.output_dir, STEP.program, settings, ranks, STEP.defaults)
+    plan = plan_checkpoints(
+        flags.saving, run.output_dir, STEP.program, settings, ranks, STEP.defaults, may_change=STEP.may_change
+    )
     check_models(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     plan = plan.decided(adopt_styles(tokenizers, flags.data.chat, plan.began_with("prompt_style"), ranks))

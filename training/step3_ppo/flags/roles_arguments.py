@@ -213,10 +213,11 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
     def model(self, role: str) -> ModelSettings:
         """role: actor or critic."""
         path = getattr(self, f"{role}_model_name_or_path")
-        return settings_of(ModelSettings, self, role, name_or_path=path, takes_images=True)
+        others = ("attn_implementation", "torch_compile", "trains_adapter_on", "new_head")
+        return settings_of(ModelSettings, self, role, name_or_path=path, takes_images=True, defaults=others)
 
     def engine(self, role: str) -> EngineSettings:
-        return settings_of(EngineSettings, self, role)
+        return settings_of(EngineSettings, self, role, defaults=("deepspeed_config",))
 
     def frozen_engine(self, role: str) -> EngineSettings:
         """Of the reference, which starts as the actor, or of the reward model, as which the critic starts."""

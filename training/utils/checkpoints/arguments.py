@@ -15,21 +15,6 @@ if TYPE_CHECKING:
 LATEST = "latest"
 # What YAML, Python and other bare flags write for it being on or off.
 _RESUME_WORDS = {"true": LATEST, "yes": LATEST, "false": None, "no": None}
-# Settings that may differ in a resumed run: they do not affect an optimizer step, except for the run's two lengths,
-# which move the learning rate's schedule on purpose.
-MAY_CHANGE = frozenset(
-    {
-        "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "stop_at",
-        "max_train_steps", "num_train_epochs", "eval_interval", "eval_epochs", "save_epochs", "run_name", "push_to_hub",
-        "hub_model_id", "hub_private_repo",
-        "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
-        "profile_steps", "per_device_eval_batch_size",
-        "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
-        "wait_for_disk_seconds", "rescue_dir",
-        "report", "report_to", "report_samples", "logging_steps", "logging_seconds",
-        "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
-    }
-)  # fmt: skip
 # Where a checkpoint is written and loaded. These may differ too; its files are then converted.
 PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_stage", "offload"})
 # A resumed run that is given this value of a flag keeps what the run began with.
@@ -49,6 +34,7 @@ class CheckpointArguments:
     """Saving and resuming. Steps are optimizer steps; in step 3, rollouts with their updates."""
 
     topic: ClassVar[str] = "checkpoints"
+    may_change: ClassVar[bool] = True
 
     save_every: int = flag(0, "Steps between checkpoints; 0: only when the run is interrupted.", least=0, unit="steps")
     save_epochs: float = flag(

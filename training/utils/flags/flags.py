@@ -62,7 +62,8 @@ def flag(
 
     unit: what a number counts, one of `topics.UNITS`; of a text, what it names
     topic: one of `topics.TOPICS`, if not the group's own (`topic` of the dataclass)
-    may_change: a resumed run may give another value, which affects no optimizer step
+    may_change: a resumed run may give another value: it affects no optimizer step, but for the run's two lengths,
+        which move the learning rate's schedule on purpose. `may_change` of the dataclass says so of all its flags
     """
     declared: dict[str, Any] = {"default": default, "help": help, "choices": choices, "aliases": aliases, "unit": unit}
     declared |= {"topic": topic, "may_change": may_change, **bounds}

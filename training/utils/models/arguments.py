@@ -129,4 +129,5 @@ class ModelArguments:
         check_beside_quantization(mistakes, self, {"--torch_compile": compiles})
 
     def settings(self) -> ModelSettings:
-        return settings_of(ModelSettings, self, name_or_path=self.model_name_or_path)
+        path, others = self.model_name_or_path, ("trains_adapter_on", "new_head", "takes_images")
+        return settings_of(ModelSettings, self, name_or_path=path, defaults=others)

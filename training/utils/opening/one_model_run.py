@@ -71,7 +71,15 @@ def run_one_model(
     run, data, faults = flags.run, flags.data, flags.faults
     with started_process_group(faults.rank_timeout) as ranks, only_run_in(run.output_dir, ranks):
         step = flags.step
-        plan = plan_checkpoints(flags.checkpoints, run.output_dir, step.program, flags.settings, ranks, step.defaults)
+        plan = plan_checkpoints(
+            flags.checkpoints,
+            run.output_dir,
+            step.program,
+            flags.settings,
+            ranks,
+            step.defaults,
+            may_change=step.may_change,
+        )
         _check_start(flags, scores)
         tokenizer, added, style = _tokenizer(flags, scores, plan.began_with("prompt_style"))
         styled = plan.decided({"prompt_style": style.chat.prompt_style})

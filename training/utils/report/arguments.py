@@ -21,6 +21,7 @@ class ReportArguments:
     """Where a run's metrics go besides metrics.jsonl, which is always written, and how often its log has a line."""
 
     topic: ClassVar[str] = "log"
+    may_change: ClassVar[bool] = True
 
     report_to: str = flag(
         "tensorboard",

@@ -28,9 +28,13 @@ class RunArguments:
         DEFAULT_OUTPUT_DIR,
         "Folder of the run, its checkpoints and its trained model.",
         unit="folder",
+        may_change=True,
     )
     run_name: str | None = flag(
-        None, "The run's name in its trackers and reports; without --output_dir its folder is runs/NAME.", unit="name"
+        None,
+        "The run's name in its trackers and reports; without --output_dir its folder is runs/NAME.",
+        unit="name",
+        may_change=True,
     )
     seed: int = flag(
         1234,
@@ -49,7 +53,11 @@ class RunArguments:
         "CUDA: use slower operations that always give the same bits (docs/resume.md); a CPU needs no such flag.",
     )
     profile_steps: list[int] = flag(
-        [], "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.", least=1, unit="steps"
+        [],
+        "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.",
+        least=1,
+        unit="steps",
+        may_change=True,
     )
     dry_run: bool = flag(
         False,
@@ -115,6 +123,7 @@ class FaultArguments:
     """Steps with NaN or infinity, and ranks that hang."""
 
     topic: ClassVar[str] = "run"
+    may_change: ClassVar[bool] = True
 
     max_bad_steps: int = flag(
         10,

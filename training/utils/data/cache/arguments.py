@@ -14,6 +14,7 @@ class CacheArguments:
     """Where tokenized data is cached, and how it is built."""
 
     topic: ClassVar[str] = "cache"
+    may_change: ClassVar[bool] = True
 
     data_output_path: str = flag(
         os.path.join("~", ".cache", "threestep"),

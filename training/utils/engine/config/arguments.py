@@ -83,6 +83,7 @@ class EngineArguments:
         least=1,
         unit="sequences",
         topic="evaluation",
+        may_change=True,
     )
     gradient_accumulation_steps: int = flag(
         1,
@@ -115,9 +116,15 @@ class EngineArguments:
         above=0,
         unit="epochs",
         topic="batch",
+        may_change=True,
     )
     max_train_steps: int | None = flag(
-        None, "Stop after this many optimizer steps; default: no limit.", least=1, unit="steps", topic="batch"
+        None,
+        "Stop after this many optimizer steps; default: no limit.",
+        least=1,
+        unit="steps",
+        topic="batch",
+        may_change=True,
     )
     eval_interval: int = flag(
         0,
@@ -125,6 +132,7 @@ class EngineArguments:
         least=0,
         unit="steps",
         topic="evaluation",
+        may_change=True,
     )
     eval_epochs: float = flag(
         0.0,
@@ -132,12 +140,14 @@ class EngineArguments:
         least=0,
         unit="epochs",
         topic="evaluation",
+        may_change=True,
     )
     report_mfu: bool = flag(
         True,
         "Report train/mfu, the share of this machine's matmul rate that training reaches; measuring the rate "
         "takes less than a second at the start.",
         topic="log",
+        may_change=True,
     )
     weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", least=0, unit="rate")
     adam_beta1: float = flag(
