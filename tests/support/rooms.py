@@ -27,7 +27,7 @@ contracts: flags images base
 data.sources: flags data.sources.formats data.files base
 engine.config: flags base
 images.data: data.sources.formats data.files images base
-run: flags base
+run: flags compat base
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.compat.old_flags import SCORING_OLD_FLAGS
+from training.utils.compat.deepspeed_chat_flags import SCORING_OLD_FLAGS
 from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments

@@ -13,7 +13,8 @@ class KlControl:
     """Constant without a target; with one, moves kl_coef to hold the KL of a response near it.
 
     kl_coef <- kl_coef (1 + clip(KL / target - 1, +- 0.2) n / horizon) after n responses whose mean KL, summed over
-    their tokens, is KL nats (Ziegler et al. 2019, section 2.2; n / horizon is their K_beta as lm-human-preferences has it).
+    their tokens, is KL nats (Ziegler et al. 2019, section 2.2; n / horizon is their K_beta as lm-human-preferences has
+    it).
     """
 
     kl_coef: float

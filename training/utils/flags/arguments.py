@@ -22,11 +22,12 @@ from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_v
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
 from training.utils.base.typed import typed_command
-from training.utils.compat.old_flags import OldFlag, flags_with_values, old_defaults, translated
+from training.utils.compat.deepspeed_chat_flags import old_defaults
+from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
+from training.utils.compat.old_flags import OldFlag, flags_with_values, translated
 from training.utils.flags.flag_names import nearest_flags
 from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, asked_topic, help_page
-from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
 
 _SWITCHED = {"true": True, "false": False}
 
