@@ -218,9 +218,6 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
     (
         house.flags_are_declared_once,
         {"training.x": "class A:\n    rate: float = flag(1.0)", "training.y": "class B:\n    rate: int = x.flag(2)"},
-            "training.x": "class A:\n    rate: float = flag(1.0)",
-            "training.y": "class B:\n    rate: int = flags.flag(2)",
-        },
         {"training.x": "class A:\n    rate: float = flag(1.0)", "training.y": "class B:\n    rate: float = flag_of(A)"},
     ),
     (

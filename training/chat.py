@@ -60,8 +60,8 @@ class TalkArguments:
     reward_model: str | None = flag_of(
         AskedArguments, "Score each answer with this reward model: a folder or a hub name."
     )
-    image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", unit="file")
-    system: str = flag("", "A system prompt.", unit="text")
+    image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", "file")
+    system: str = flag("", "A system prompt.", "text")
     prompt_style: str = flag_of(
         ChatArguments,
         "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the style saved with the model, "
@@ -83,7 +83,7 @@ class TalkArguments:
         ChatArguments, "The four tags of --parallel_thinking, as the model was trained with them."
     )
     row: str | None = flag(
-        None, "Columns of the row with which a question opens --environment, as a JSON object.", unit="json"
+        None, "Columns of the row with which a question opens --environment, as a JSON object.", "json"
     )
     seed: int = flag_of(RunArguments, "Seed of sampling; the same seed gives the same answers.")
     web: bool = flag(
@@ -91,7 +91,7 @@ class TalkArguments:
         "Serve a page on 127.0.0.1 instead of the terminal, to whoever has the token of the "
         "address that is printed (needs the package gradio).",
     )
-    web_port: int = flag(7860, "Port of --web; the default is Gradio's.", least=1, most=65535, unit="port")
+    web_port: int = flag(7860, "Port of --web; the default is Gradio's.", "1 <= port <= 65535")
 
     def validate(self, mistakes: Mistakes) -> None:
         got = len(self.model_name_or_path)

@@ -44,7 +44,7 @@ class PreviewArguments:
 
     topic: ClassVar[str] = "task"
 
-    tokenizer: str = flag("", "Tokenizer, or its model: a folder or a hub name (required).", unit="tokenizer")
+    tokenizer: str = flag("", "Tokenizer, or its model: a folder or a hub name (required).", "tokenizer")
     phase: str = flag_of(
         ShownArguments,
         "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts) or unsupervised (PPO's text blocks).",
@@ -52,7 +52,7 @@ class PreviewArguments:
     )
     split: str = flag_of(ShownArguments)
     rows: int = flag_of(ShownArguments, "Rows to show; 0 shows all.")
-    first: int = flag(0, "Index of the first row to show in the split, from 0.", least=0, unit="index")
+    first: int = flag(0, "Index of the first row to show in the split, from 0.", "index >= 0")
     show_layout: bool = flag(False, "Also show segments, positions, and which tokens see which.")
     json: bool = flag_of(ShownArguments, "Print only JSON, one object per row, with the layout.")
     html: str = flag_of(

@@ -24,10 +24,12 @@ class AskedArguments:
     topic: ClassVar[str] = "evaluation"
 
     model_name_or_path: str = flag_of(ModelArguments, "Model to evaluate: a folder or a hub name (required).")
-    baseline: str | None = flag(None, "win_rate: the model to compare it with.", unit="model")
-    reward_model: str | None = flag(None, "The reward model that `model` in --reward stands for.", unit="model")
+    baseline: str | None = flag(None, "win_rate: the model to compare it with.", "model")
+    reward_model: str | None = flag(None, "The reward model that `model` in --reward stands for.", "model")
     split: str = flag_of(ShownArguments, "Rows of the phase: eval or train.", default="eval", choices=SPLITS)
-    per_device_eval_batch_size: int = flag_of(EngineArguments, "Prompts that a rank answers together.", unit="prompts")
+    per_device_eval_batch_size: int = flag_of(
+        EngineArguments, "Prompts that a rank answers together.", takes="prompts >= 1"
+    )
     val_samples: int = flag_of(EvaluationArguments)
 
     def validate(self, mistakes: Mistakes) -> None:

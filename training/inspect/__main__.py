@@ -51,7 +51,7 @@ class InspectArguments:
         choices=(ALL, *PHASES),
     )
     rows: int = flag_of(ShownArguments, "Rows of each phase to show.")
-    look_at: int = flag(2_000, "Rows of each phase to tokenize, picked by the seed.", least=1, unit="rows")
+    look_at: int = flag(2_000, "Rows of each phase to tokenize, picked by the seed.", "rows >= 1")
     json: bool = flag_of(ShownArguments, "Print one JSON object instead of text.")
     html: str = flag_of(ShownArguments)
     seed: int = flag_of(RunArguments, "The run's seed, which decides the split.")

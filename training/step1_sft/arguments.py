@@ -28,15 +28,13 @@ class SftArguments:
         0.0,
         "NEFTune: add uniform noise of size alpha / sqrt(length x width) to the input embeddings in training; 0 "
         "adds none, the paper tries 5, 10 and 15 (Jain et al. 2023).",
-        least=0,
-        unit="number",
+        "number >= 0",
     )
     z_loss_coef: float = flag(
         0.0,
         "Weight of the z-loss, which keeps the logits' normalizer near 1; 0 leaves it out, PaLM uses 1e-4 "
         "(Chowdhery et al. 2022).",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
     mtp_num_layers: int = flag_of(MtpArguments, topic="loss")
     mtp_loss_coef: float = flag_of(MtpArguments, topic="loss")

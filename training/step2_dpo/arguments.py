@@ -27,8 +27,7 @@ class DpoArguments:
     beta: float = flag(
         0.1,
         "Strength of the pull towards the reference (Rafailov et al. 2023, app. B); 'ipo' regresses on 1/(2 beta).",
-        above=0,
-        unit="factor",
+        "factor > 0",
     )
     loss_type: str = flag(
         "sigmoid",
@@ -42,8 +41,7 @@ class DpoArguments:
     sft_coef: float = flag(
         0.0,
         "Weight of the chosen response's negative log-likelihood per token (Pang et al. 2024); 0 leaves it out.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
     reference: str = flag(
         "cached",

@@ -45,23 +45,20 @@ class RewardModelArguments:
         0.0,
         "The loss asks chosen to beat rejected by this factor times the row's margin (--margin_column, or "
         "get_margin of a dataset class; Llama 2, equation 2); 0 ignores margins.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
     label_smoothing: float = flag_of(PairLossArguments)
     center_coef: float = flag(
         0.0,
         "Weight of (chosen score + rejected score)^2, which keeps scores near 0 (Eisenstein et al. 2023 use "
         "0.01); 0 leaves it out.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
     normalization_rows: int = flag(
         1024,
         "After training, score the chosen responses of this many training rows and store their mean and standard "
         "deviation in the model's configuration, for --normalize_reward_scores of step 3; 0 stores none.",
-        least=0,
-        unit="rows",
+        "rows >= 0",
     )
 
 

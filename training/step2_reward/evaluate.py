@@ -52,9 +52,9 @@ class RewardEvaluationArguments:
         None,
         "Score the pairs of this JSON-lines file (columns as --prompt_column and so on name them) instead of a "
         "dataset.",
-        unit="file",
+        "file",
     )
-    output: str | None = flag(None, "With --score_file: also write one JSON object per pair to this file.", unit="file")
+    output: str | None = flag(None, "With --score_file: also write one JSON object per pair to this file.", "file")
     dtype: str = flag_of(
         EngineArguments,
         "Precision; bf16 rounds so coarsely that some scores become equal.",
@@ -65,7 +65,7 @@ class RewardEvaluationArguments:
         EngineArguments, "3 shards the model over the ranks; other stages change nothing.", topic="task"
     )
     per_device_eval_batch_size: int = flag_of(
-        EngineArguments, "Prompts in one forward of a rank.", unit="prompts", topic="task"
+        EngineArguments, "Prompts in one forward of a rank.", topic="task", takes="prompts >= 1"
     )
     max_tokens_per_micro_batch: int | None = flag_of(EngineArguments, topic="task")
     padded: bool = flag_of(EngineArguments, "One padded sequence per row instead of packed rows.", topic="task")

@@ -23,19 +23,13 @@ class PpoArguments:
 
     topic: ClassVar[str] = "rollout"
 
-    per_device_generation_batch_size: int = flag(
-        16, "Prompts in one rollout of a rank.", least=1, unit="prompts", topic="batch"
-    )
-    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", least=1, unit="responses", topic="batch")
+    per_device_generation_batch_size: int = flag(16, "Prompts in one rollout of a rank.", "prompts >= 1", topic="batch")
+    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", "responses >= 1", topic="batch")
     generation_batches: int = flag(
-        1,
-        "Rollouts of a rank between two updates; raised to what one minibatch needs.",
-        least=1,
-        unit="rollouts",
-        topic="batch",
+        1, "Rollouts of a rank between two updates; raised to what one minibatch needs.", "rollouts >= 1", topic="batch"
     )
     per_device_training_batch_size: int = flag(
-        16, "Maximum sequences in one forward of a rank during updates.", least=1, unit="sequences", topic="batch"
+        16, "Maximum sequences in one forward of a rank during updates.", "sequences >= 1", topic="batch"
     )
     gradient_accumulation_steps: int = flag_of(
         EngineArguments, "A minibatch has training batch size x ranks x this many sequences."
@@ -51,30 +45,29 @@ class PpoArguments:
     )
     num_train_epochs: float = flag_of(EngineArguments, "Passes over the prompts; inf goes on until --max_train_steps.")
     least_micro_batches: int = flag(
-        1, "Minimum forwards of a rank in each optimizer step.", least=1, unit="forwards", topic="batch"
+        1, "Minimum forwards of a rank in each optimizer step.", "forwards >= 1", topic="batch"
     )
     micro_batches_multiple_of: int = flag(
         1,
         "The number of forwards of a rank in each optimizer step is a multiple of this; where there are too few "
         "sequences, some forwards are empty.",
-        least=1,
-        unit="forwards",
+        "forwards >= 1",
         topic="batch",
     )
     prompt_sampler: str | None = flag(
         None,
         "A PromptSampler of yours, which picks the prompts of each rollout and sees its scores; default: shuffled"
         " epochs.",
-        unit="file.py:name",
+        "file.py:name",
         topic="data",
     )
     prompt_dataset: str | None = flag(
-        None, "A PromptDataset of yours: prompts that may change after each rollout.", unit="file.py:name", topic="data"
+        None, "A PromptDataset of yours: prompts that may change after each rollout.", "file.py:name", topic="data"
     )
     max_train_steps: int | None = flag_of(
-        EngineArguments, "Stop after this many rollouts with their updates; default: no limit.", unit="rollouts"
+        EngineArguments, "Stop after this many rollouts with their updates; default: no limit.", takes="rollouts >= 1"
     )
-    ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", least=1, unit="passes", topic="batch")
+    ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", "passes >= 1", topic="batch")
     reuse_forwards: bool = flag(
         False,
         "With one optimizer step per rollout: learn from the forwards that computed log-probabilities and values,"
@@ -86,7 +79,9 @@ class PpoArguments:
     )
     rollout_engine: str = flag_of(SamplingArguments, f"What draws the responses: {ENGINES_HELP}.")
     temperature: float = flag_of(
-        SamplingArguments, "Sampling temperature of rollouts, and of the policy that is trained.", least=None, above=0
+        SamplingArguments,
+        "Sampling temperature of rollouts, and of the policy that is trained.",
+        takes="temperature > 0",
     )
     top_k: int = flag_of(SamplingArguments)
     top_p: float = flag_of(SamplingArguments)
@@ -100,20 +95,19 @@ class PpoArguments:
         "--max_answer_seq_len, which counts only the longest path of each block.",
     )
     min_p: float = flag_of(SamplingArguments)
-    stop: list[str] = flag([], "Texts that end a response; the response keeps them.", unit="text")
-    bad_words: list[str] = flag([], "Texts that are never drawn.", unit="text")
+    stop: list[str] = flag([], "Texts that end a response; the response keeps them.", "text")
+    bad_words: list[str] = flag([], "Texts that are never drawn.", "text")
     end_check_tokens: int | None = flag(
         None,
         "With --rollout_engine hf: check after this many tokens which responses have ended, and cut off what was "
         "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
-        least=1,
-        unit="tokens",
+        "tokens >= 1",
     )
     speculate: str = flag(
         "0",
         "With --rollout_engine hf: guess so many tokens ahead and verify them in one forward, or auto: one token, "
         "wherever that is faster. The responses stay the same. 0 guesses none.",
-        unit="tokens",
+        "tokens",
     )
     speculate_by: str = flag(
         BY_HEAD,
@@ -125,13 +119,11 @@ class PpoArguments:
         0,
         "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
         "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
-        least=0,
-        most=8,
-        unit="tokens",
+        "0 <= tokens <= 8",
     )
-    rollout_dump: str | None = flag(None, "Write every rollout to this folder.", unit="folder")
+    rollout_dump: str | None = flag(None, "Write every rollout to this folder.", "folder")
     rollout_replay: str | None = flag(
-        None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", unit="folder"
+        None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", "folder"
     )
     normalize_reward_scores: bool = flag(
         False,
@@ -140,19 +132,18 @@ class PpoArguments:
         topic="reward",
     )
     clip_reward: float = flag(
-        5.0, "Clip the reward model's scores to this range on both sides of 0.", above=0, unit="score", topic="reward"
+        5.0, "Clip the reward model's scores to this range on both sides of 0.", "score > 0", topic="reward"
     )
     unsup_coef: float = flag(
         27.8,
         "Weight of the pretraining loss on --unsupervised_dataset_name; 0 only reports it.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
         topic="policy",
     )
     eval_interval: int = flag_of(
         EngineArguments,
         "Rollouts between evaluations; 0: only after training (and before, see --val_before_train).",
-        unit="rollouts",
+        takes="rollouts >= 0",
     )
     eval_epochs: float = flag_of(EngineArguments)
     val_before_train: bool = flag(True, "Also evaluate before training.", topic="evaluation")
@@ -166,11 +157,7 @@ class PpoArguments:
         "(eval/NAME_best@k; of rewards 0 and 1 that is pass@k).",
     )
     show_samples: int = flag(
-        1,
-        "Print this many prompts with responses and rewards at each evaluation.",
-        least=0,
-        unit="samples",
-        topic="evaluation",
+        1, "Print this many prompts with responses and rewards at each evaluation.", "samples >= 0", topic="evaluation"
     )
     report_variance: bool = flag(
         False,
@@ -182,12 +169,12 @@ class PpoArguments:
         "Report train/mfu of the updates: the share of this machine's measured matmul rate that they reach.",
     )
     per_device_eval_batch_size: int = flag_of(
-        EngineArguments, "Prompts in one evaluation rollout of a rank.", default=64, unit="prompts"
+        EngineArguments, "Prompts in one evaluation rollout of a rank.", default=64, takes="prompts >= 1"
     )
     checker: str | None = flag(
         None,
         "A rule that scores held-out responses but trains nothing: one of --reward's, or your own as FILE.py:NAME.",
-        unit="name",
+        "name",
         topic="evaluation",
     )
 

@@ -156,12 +156,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         False, "Also keep a moving average of the actor's weights; it is saved as OUTPUT_DIR/model_ema.", topic="policy"
     )
     ema_decay: float = flag(
-        0.992,
-        "Decay of the moving average per step (DeepSpeed-Chat's value).",
-        above=0,
-        below=1,
-        unit="rate",
-        topic="policy",
+        0.992, "Decay of the moving average per step (DeepSpeed-Chat's value).", "0 < rate < 1", topic="policy"
     )
 
     def validate(self, mistakes: Mistakes) -> None:

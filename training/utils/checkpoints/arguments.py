@@ -36,18 +36,15 @@ class CheckpointArguments:
     topic: ClassVar[str] = "checkpoints"
     may_change: ClassVar[bool] = True
 
-    save_every: int = flag(0, "Steps between checkpoints; 0: only when the run is interrupted.", least=0, unit="steps")
+    save_every: int = flag(0, "Steps between checkpoints; 0: only when the run is interrupted.", "steps >= 0")
     save_epochs: float = flag(
-        0.0, "Also write a checkpoint whenever this many epochs are complete; 0: not by epochs.", least=0, unit="epochs"
+        0.0, "Also write a checkpoint whenever this many epochs are complete; 0: not by epochs.", "epochs >= 0"
     )
     save_at_end: bool = flag(
         False, "Also write a checkpoint after the last step, so that the run can be extended later."
     )
     keep_last: int = flag(
-        2,
-        "Checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.",
-        least=0,
-        unit="checkpoints",
+        2, "Checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.", "checkpoints >= 0"
     )
     load_best_model_at_end: bool = flag(
         False,
@@ -55,8 +52,7 @@ class CheckpointArguments:
         "its weights: OUTPUT_DIR/model is the best, not the last.",
     )
     metric_for_best_model: str | None = flag(
-        None,
-        "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss.",
+        None, "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss."
     )
     greater_is_better: bool | None = flag(None, "Whether more of it is better; default: unless it is a loss.")
     resume: str | None = field(
@@ -73,29 +69,27 @@ class CheckpointArguments:
         None,
         "Write a checkpoint and stop before the program has run this long, for example before a job's time limit:"
         " seconds, or 90m, 1h30m, 2d.",
-        unit="duration",
+        "duration",
     )
     stop_at: str | None = flag(
         None,
         "Write a checkpoint and stop before a reservation ends, with room for the longest step so far and a "
         "checkpoint: auto (what the scheduler set in the environment), a variable's name, a file that holds the "
         "time, or the time (seconds since 1970, or 2026-05-01T17:30:00+02:00).",
-        unit="when",
+        "when",
     )
 
     wait_for_disk_seconds: float = flag(
         600.0,
         "How long a finished run waits for a disk that refuses its model, and tries again; then the model goes to "
         "--rescue_dir. Ctrl-C and SIGTERM end the wait.",
-        least=0,
-        below=MOST_WAIT_SECONDS,
-        unit="seconds",
+        f"0 <= seconds < {MOST_WAIT_SECONDS:g}",
     )
     rescue_dir: str | None = flag(
         None,
         "Folder for the model of a finished run, and for the checkpoint of one that is asked to stop, if OUTPUT_DIR "
         "takes neither; default: the system's folder for temporary files (TMPDIR, else /tmp).",
-        unit="folder",
+        "folder",
     )
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,29 +47,44 @@ class Range:
         return lower if self.below is None else f"{lower} and less than {self.below:g}"
 
 
+_TAKES = re.compile(r"(?:(\S+) (<=?) )?(\S+)(?: ([<>]=?) (\S+))?")
+
+
+def _taken(takes: str) -> tuple[str, Range | None]:
+    """What a number counts, and its range, of a text such as `tokens >= 1` or `0 <= share < 1`."""
+    found = _TAKES.fullmatch(takes)
+    assert found is not None, f"expected a unit, alone or in a range such as 0 <= share < 1, got '{takes}'"
+    low, reaches_low, unit, sign, other = found.groups()
+    bounds = {"least" if reaches_low == "<=" else "above": float(low)} if low else {}
+    if other:
+        bounds[{"<=": "most", "<": "below", ">=": "least", ">": "above"}[sign]] = float(other)
+    return unit, Range(**bounds) if bounds else None
+
+
 def flag(
     default: Any,
     help: str,
+    takes: str = "",
     *,
     choices: Collection[str] = (),
     aliases: Sequence[str] = (),
-    unit: str = "",
     topic: str = "",
     may_change: bool = False,
-    **bounds: float | None,
 ) -> Any:
-    """Return a dataclass field. choices: names, one of which is expected; otherwise bounds as in `Range`. None is not
-    checked, and each item of a list is.
+    """Return a dataclass field. None is not checked, and each item of a list is.
 
-    unit: what a number counts, one of `topics.UNITS`; of a text, what it names
+    takes: what a number counts, one of `topics.UNITS`, with its range, such as `0 <= share < 1` or `tokens >= 1`; of a
+        text, what it names
+    choices: names, one of which is expected
     topic: one of `topics.TOPICS`, if not the group's own (`topic` of the dataclass)
     may_change: a resumed run may give another value: it affects no optimizer step, but for the run's two lengths,
         which move the learning rate's schedule on purpose. `may_change` of the dataclass says so of all its flags
     """
-    declared: dict[str, Any] = {"default": default, "help": help, "choices": choices, "aliases": aliases, "unit": unit}
-    declared |= {"topic": topic, "may_change": may_change, **bounds}
-    values = Range(**bounds) if bounds else choices or None
-    metadata = {"help": help, VALUES: values, UNIT: unit, TOPIC: topic, MAY_CHANGE: may_change, DECLARED: declared}
+    declared: dict[str, Any] = {"default": default, "help": help, "takes": takes, "choices": choices}
+    declared |= {"aliases": aliases, "topic": topic, "may_change": may_change}
+    unit, values = _taken(takes) if takes else ("", None)
+    metadata: dict[str, Any] = {"help": help, VALUES: choices or values, UNIT: unit, TOPIC: topic}
+    metadata |= {MAY_CHANGE: may_change, DECLARED: declared}
     if aliases:
         metadata["aliases"] = list(aliases)
     if isinstance(default, list):

@@ -22,42 +22,30 @@ class SamplingArguments:
 
     topic: ClassVar[str] = "rollout"
 
-    max_new_tokens: int = flag(
-        256, "Maximum length of an answer.", aliases=["--max_answer_seq_len"], least=1, unit="tokens"
-    )
-    temperature: float = flag(
-        1.0, "Sampling temperature; 0 always picks the most likely token.", least=0, unit="temperature"
-    )
-    top_k: int = flag(0, "Draw from the k most likely tokens; 0 draws from all.", least=0, unit="tokens")
+    max_new_tokens: int = flag(256, "Maximum length of an answer.", "tokens >= 1", aliases=["--max_answer_seq_len"])
+    temperature: float = flag(1.0, "Sampling temperature; 0 always picks the most likely token.", "temperature >= 0")
+    top_k: int = flag(0, "Draw from the k most likely tokens; 0 draws from all.", "tokens >= 0")
     top_p: float = flag(
-        1.0,
-        "Draw from the most likely tokens with this total probability; 1 draws from all.",
-        above=0,
-        most=1,
-        unit="share",
+        1.0, "Draw from the most likely tokens with this total probability; 1 draws from all.", "0 < share <= 1"
     )
     min_p: float = flag(
         0.0,
         "Draw from tokens with at least this share of the top token's probability; 0 draws from all.",
-        least=0,
-        most=1,
-        unit="share",
+        "0 <= share <= 1",
     )
     parallel_paths: int | None = flag(
         None,
         f"With --parallel_thinking: paths of each block that an answer opens; default: {DEFAULT_PATHS}.",
-        least=1,
-        unit="paths",
+        "paths >= 1",
     )
     max_path_tokens: int | None = flag(
         None,
         "With --parallel_thinking: maximum length of a path, its tags included; default: what is left of "
         "--max_new_tokens, which counts only the longest path of each block.",
-        least=2,
-        unit="tokens",
+        "tokens >= 2",
         topic="length",
     )
-    rollout_engine: str = flag("hf", f"What draws: {ENGINES_HELP}.", unit="name")
+    rollout_engine: str = flag("hf", f"What draws: {ENGINES_HELP}.", "name")
     dtype: str | None = flag_of(
         EngineArguments,
         f"One of {', '.join(DTYPE_NAMES)}; default: the dtype of the saved weights.",
@@ -78,8 +66,7 @@ class EvaluationArguments:
     val_samples: int = flag(
         1,
         "Answers to each prompt; above 1 also the deviation, best (of 0 and 1: pass@k), worst and majority of k.",
-        least=1,
-        unit="responses",
+        "responses >= 1",
         topic="evaluation",
     )
 

@@ -20,16 +20,14 @@ class MtpArguments:
         MtpSettings.layers,
         "Train a head for multi-token prediction beside the model, of this many modules (usually 1); 0 trains none. It "
         "starts from the model's own head, if its folder has one, under the names of public checkpoints too.",
-        least=0,
-        unit="layers",
+        "layers >= 0",
         topic="model",
     )
     # 0.1 is DeepSeek-V3's weight for the last third of its pre-training, and what AReaL and Megatron take.
     mtp_loss_coef: float = flag(
         MtpSettings.loss_coef,
         "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4.2: 0.3, later 0.1).",
-        above=0,
-        unit="factor",
+        "factor > 0",
         topic="policy",
     )
     mtp_final_norm: bool = flag(

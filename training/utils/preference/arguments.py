@@ -11,6 +11,4 @@ from training.utils.flags.flags import flag
 class PairLossArguments:
     """Of a loss that compares a preferred response with another."""
 
-    label_smoothing: float = flag(
-        0.0, "Share of pairs assumed to be labelled the wrong way round.", least=0, below=0.5, unit="share"
-    )
+    label_smoothing: float = flag(0.0, "Share of pairs assumed to be labelled the wrong way round.", "0 <= share < 0.5")

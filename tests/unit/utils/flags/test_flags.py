@@ -17,12 +17,12 @@ from training.utils.flags.flags import flag, flag_of, flags_of, note_mistakes, s
 class OwnArguments:
     """A group."""
 
-    count: int = flag(1, "A count.", least=1)
-    rate: float | None = flag(None, "A rate.", above=0)
-    share: float = flag(0.0, "A share.", least=0, below=1)
-    mass: float = flag(1.0, "A mass.", above=0, most=1)
+    count: int = flag(1, "A count.", "number >= 1")
+    rate: float | None = flag(None, "A rate.", "rate > 0")
+    share: float = flag(0.0, "A share.", "0 <= share < 1")
+    mass: float = flag(1.0, "A mass.", "0 < number <= 1")
     color: str = flag("red", "A color.", choices=("red", "blue"))
-    places: list[int] = flag([2], "Places.", least=1, aliases=["--spots"])
+    places: list[int] = flag([2], "Places.", "number >= 1", aliases=["--spots"])
     free: str = flag("", "Anything.")
 
     def validate(self, mistakes: Mistakes) -> None:
@@ -112,7 +112,7 @@ class TwoArguments(
     """Flags that another group declares."""
 
     count: int = flag_of(OwnArguments, default=4)
-    share: float = flag_of(OwnArguments, "Another share.", below=0.5)
+    share: float = flag_of(OwnArguments, "Another share.", takes="0 <= share < 0.5")
     shade: str = flag_of(OwnArguments, name="color", choices=("red", "pink"))
     places: list[int] = flag_of(OwnArguments, aliases=())
 

@@ -20,16 +20,15 @@ class VllmArguments:
     topic: ClassVar[str] = "vllm"
 
     vllm_memory_share: float = flag(
-        0.3, "GPU: share of its memory for vLLM's weights and cache.", above=0, below=1, unit="share", may_change=True
+        0.3, "GPU: share of its memory for vLLM's weights and cache.", "0 < share < 1", may_change=True
     )
     vllm_cache_gib: float | None = flag(
         None,
         "Size of the key-value cache; default: on a GPU the rest of the share, on a CPU 2.",
-        above=0,
-        unit="gib",
+        "gib > 0",
         may_change=True,
     )
-    vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", least=1, unit="ranks")
+    vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", "ranks >= 1")
     vllm_prefix_caching: bool = flag(
         True, "Compute once, in whole cache blocks, the prompt that samples share and earlier turns of a conversation."
     )
