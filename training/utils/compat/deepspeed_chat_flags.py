@@ -89,10 +89,7 @@ OLD_FLAGS: dict[str, OldFlag] = {
     "--deepspeed": Renamed(
         "--deepspeed_config",
         "its stage and fp16 are read as --zero_stage and --dtype where these are not given; without a file it is "
-        "not needed: every run is DeepSpeed's",
-        takes_list=True,
-        words=_deepspeed,
-        whose=(DEEPSPEED_CHAT, HUGGING_FACE),
+        "not needed: every run is DeepSpeed's", takes_list=True, words=_deepspeed, whose=(DEEPSPEED_CHAT, HUGGING_FACE)
     ),
     "--deepscale": Needless("every run is DeepSpeed's", takes_value=False),
     "--compute_fp32_loss": Needless(
@@ -102,44 +99,46 @@ OLD_FLAGS: dict[str, OldFlag] = {
     "--tensorboard_path": Needless("the curves are in OUTPUT_DIR/tensorboard, next to the run's other files"),
     "--add_eot_token": Renamed(
         "--end_of_conversation_token TOKEN --add_end_of_conversation_token true",
-        "TOKEN is --eot_token's, else <|endoftext|>; it ends every response of every step",
-        takes_value=False,
-        words=_end_token,
+        "TOKEN is --eot_token's, else <|endoftext|>; it ends every response of every step", takes_value=False,
+        words=_end_token
     ),
     "--eot_token": Needless("with --add_eot_token it is read as --end_of_conversation_token, without it has no use"),
-}
+}  # fmt: skip
 ONE_MODEL_OLD_FLAGS: dict[str, OldFlag] = {
     **OLD_FLAGS,
     "--deepscale_config": Renamed("--deepspeed_config"),
     "--disable_dropout": no_dropout(),
-}
+}  # fmt: skip
 _PRINT_LOSS = Needless("the progress bar and metrics.jsonl show the loss of every step", takes_value=False)
 # Of the program that scores with a finished reward model, whose tokenizer has what step 2 added.
 SCORING_OLD_FLAGS: dict[str, OldFlag] = {
     "--num_padding_at_beginning": _PADDING,
     "--add_eot_token": Renamed(
-        "--end_of_conversation_token <|endoftext|>",
-        takes_value=False,
-        words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"],
+        "--end_of_conversation_token <|endoftext|>", takes_value=False,
+        words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"]
     ),
-}
-SFT_OLD_FLAGS: dict[str, OldFlag] = {**HF_SFT_FLAGS, **ONE_MODEL_OLD_FLAGS, "--print_loss": _PRINT_LOSS}
+}  # fmt: skip
+SFT_OLD_FLAGS: dict[str, OldFlag] = {
+    **HF_SFT_FLAGS,
+    **ONE_MODEL_OLD_FLAGS,
+    "--print_loss": _PRINT_LOSS,
+}  # fmt: skip
 REWARD_OLD_FLAGS: dict[str, OldFlag] = {
     **HF_REWARD_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--eval_iters": Renamed(
         "--max_eval_rows ROWS", "ROWS is eval_iters x per_device_eval_batch_size x ranks", words=_eval_rows
     ),
-}
+}  # fmt: skip
 DPO_OLD_FLAGS: dict[str, OldFlag] = {
     **HF_DPO_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--print_loss": _PRINT_LOSS,
     "--offload_reference_model": Needless(
         "the reference's log-probabilities are read once and kept, and no reference is in memory while training",
-        takes_value=False,
+        takes_value=False
     ),
-}
+}  # fmt: skip
 
 _CONFIG = Refused("is for steps 1 and 2; step 3's two engines are configured by --actor_zero_stage, --offload, --dtype")
 
@@ -153,10 +152,8 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
     "--deepscale_config": _CONFIG,
     "--preprocessing_num_workers": Renamed("--num_workers"),
     "--per_device_train_batch_size": Renamed(
-        "--per_device_generation_batch_size",
-        "an older spelling",
-        differs="DeepSpeed-Chat counts prompts, TRL counts responses",
-        whose=(DEEPSPEED_CHAT, HUGGING_FACE),
+        "--per_device_generation_batch_size", "an older spelling",
+        differs="DeepSpeed-Chat counts prompts, TRL counts responses", whose=(DEEPSPEED_CHAT, HUGGING_FACE)
     ),
     "--per_device_mini_train_batch_size": Renamed("--per_device_training_batch_size", "an older spelling"),
     "--generation_batch_numbers": Renamed("--generation_batches", "an older spelling"),
@@ -164,8 +161,7 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
     "--disable_critic_dropout": no_dropout("critic_"),
     "--enable_hybrid_engine": Needless(
         "rollouts decode with a cache at any ZeRO stage, and ZeRO-3 gathers the weights once a rollout; "
-        "--rollout_engine hybrid asks for DeepSpeed's own engine",
-        takes_value=False,
+        "--rollout_engine hybrid asks for DeepSpeed's own engine", takes_value=False
     ),
     "--unpin_actor_parameters": Needless("rollouts keep no second, pinned copy of the weights", takes_value=False),
     "--release_inference_cache": Needless("the cache of a rollout is freed when the rollout ends", takes_value=False),
@@ -179,7 +175,7 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
     ),
     "--align_overflow": Needless(
         "bf16, the default, has no overflow; with fp16 actor and critic each leave out their own step",
-        takes_value=False,
+        takes_value=False
     ),
     "--print_answers": Needless(
         "every evaluation writes prompts, answers and scores to OUTPUT_DIR/samples.jsonl", takes_value=False
@@ -189,4 +185,4 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
         "--max_train_steps STEPS", "STEPS is --test_stop_step's", takes_value=False, words=_test_steps
     ),
     "--test_stop_step": Needless("with --enable_test_mode it is read as --max_train_steps, without it has no use"),
-}
+}  # fmt: skip
