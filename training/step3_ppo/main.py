@@ -83,7 +83,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     inputs = load_inputs(flags, tokenizers.actor, ranks, log, components.environments)
     check_beside_images(flags, components, inputs.images)
     loaded = load_roles(
-        replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),
+        replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),  # type: ignore[call-arg]
         tokenizers,
         ranks,
         inputs.optimizer_steps,

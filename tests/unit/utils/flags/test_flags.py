@@ -59,6 +59,23 @@ def test_a_value_that_a_flag_does_not_take(given, sentence):
     assert sentences_of(**given) == [sentence]
 
 
+@pytest.mark.parametrize(
+    ("takes", "unit", "values"),
+    [
+        ("model", "model", "None"),
+        ("a,b,c", "a,b,c", "None"),
+        ("tokens >= 1", "tokens", "1 or more"),
+        ("1 < ratio", "ratio", "more than 1"),
+        ("0 <= share <= 1", "share", "a number from 0 to 1"),
+    ],
+)
+def test_what_a_flag_counts_and_its_range_are_one_text(takes, unit, values):
+    metadata = flag(1, "A flag.", takes).metadata
+    assert (metadata["unit"], str(metadata["values"])) == (unit, values)
+    with pytest.raises(AssertionError, match=f"expected a unit, alone or in a range .*, got '{takes} <'"):
+        flag(1, "A flag.", f"{takes} <")
+
+
 def test_the_ends_of_a_range_and_none_and_the_defaults():
     assert sentences_of() == []
     assert sentences_of(count=1, rate=1e-9, share=0.0, mass=1.0, places=[1], color="blue") == []
