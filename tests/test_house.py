@@ -247,6 +247,16 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         {"training.x": "class Piece: ...", "training.y": "def f():\n    class Piece: ..."},
         {"training.x": "class Piece: ...", "training.y": "class Pieces: ...\nPiece = 1"},
     ),
+    (
+        house.flags_are_declared_once,
+        {"training.x": "class A:\n    rate: float = flag(1.0)", "training.y": "class B:\n    rate: int = x.flag(2)"},
+        {"training.x": "class A:\n    rate: float = flag(1.0)", "training.y": "class B:\n    rate: float = flag_of(A)"},
+    ),
+    (
+        house.flags_are_declared_once,
+        {"training.x": "class A:\n    rate: float = flag(1.0)", "training.y": "FLAGS = (('rate', float, flag(1.0)),)"},
+        {"training.x": "class A:\n    rate: float = flag(1.0)", "training.y": "FLAGS = (('ratio', float, flag(1.0)),)"},
+    ),
 ]
 
 

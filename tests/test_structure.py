@@ -100,6 +100,11 @@ def test_the_fields_of_settings_include_those_of_their_bases():
     assert str(structure.largest_settings(sources)) == "2 (p.a: BSettings)"
 
 
+def test_a_flag_that_two_classes_declare():
+    sources = {"p.a": "class A:\n    x: int = flag(1)\n    y: int = flag(2)", "p.b": "class B:\n    x: int = flag(1)"}
+    assert structure.flags_declared_twice(sources) == 1
+
+
 def test_the_program_prints_the_tables_of_a_checkout_it_does_not_import(tmp_path, capsys, monkeypatch):
     for main in structure.MAINS:
         path = tmp_path.joinpath(*main.split(".")).with_suffix(".py")

@@ -95,7 +95,7 @@ def run(word: str, arguments: Sequence[str]) -> None:
     if any(word.partition("=")[0] in _HELP for word in arguments) or program.takes_ranks == ALONE:
         _run_here(program.module, arguments)
     elif program.takes_ranks == HANDED_ON:
-        from training.utils.flags.launcher_flags import as_variables
+        from training.utils.compat.launcher_flags import as_variables
 
         arguments, variables, lines = as_variables(arguments, os.environ)
         for line in lines:

@@ -18,17 +18,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from training.asking.arguments import AskedArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.chat.arguments import PARALLEL_TAGS, PROMPT_STYLES, ChatArguments
+from training.utils.data.chat.arguments import ChatArguments
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import AUTO, flag, settings_of
+from training.utils.flags.flags import flag, flag_of, settings_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineArguments
 from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 
 LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the longest
 
+_OF_TRAINING = (
+    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
+    "train_turns",
+)  # fmt: skip
+
 
 @dataclass
 class TalkArguments:
@@ -44,53 +51,57 @@ class TalkArguments:
 
     topic: ClassVar[str] = "task"
 
-    model_name_or_path: list[str] = flag(
-        [], "One or two model folders or hub names; may come first, without the flag.", aliases=["--path"], unit="model"
+    model_name_or_path: list[str] = flag_of(
+        ModelArguments,
+        "One or two model folders or hub names; may come first, without the flag.",
+        default=[],
+        aliases=["--path"],
     )
-    reward_model: str | None = flag(
-        None, "Score each answer with this reward model: a folder or a hub name.", unit="model"
+    reward_model: str | None = flag_of(
+        AskedArguments, "Score each answer with this reward model: a folder or a hub name."
     )
-    image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", unit="file")
-    system: str = flag("", "A system prompt.", unit="text")
-    prompt_style: str = flag(
-        AUTO,
+    image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", "file")
+    system: str = flag("", "A system prompt.", "text")
+    prompt_style: str = flag_of(
+        ChatArguments,
         "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the style saved with the model, "
         "otherwise the chat template if the tokenizer has one.",
-        choices=(AUTO, *PROMPT_STYLES),
-        unit="style",
     )
-    chat_template_kwargs: str | None = flag(
-        None,
-        "Further variables for the chat template, as a JSON object; default: those saved with the model.",
-        unit="json",
+    chat_template_kwargs: str | None = flag_of(
+        ChatArguments, "Further variables for the chat template, as a JSON object; default: those saved with the model."
     )
-    end_of_conversation_token: str | None = flag(
-        None,
+    end_of_conversation_token: str | None = flag_of(
+        ChatArguments,
         "Token that ends an answer; default: the one saved with the model, the chat template's, or the "
         "tokenizer's eos.",
-        unit="token",
     )
-    parallel_thinking: bool = flag(
-        False, "Draw the paths of a block side by side, as step 3 does with this flag; of a model that was trained so."
+    parallel_thinking: bool = flag_of(
+        ChatArguments,
+        "Draw the paths of a block side by side, as step 3 does with this flag; of a model that was trained so.",
     )
-    parallel_tags: list[str] = flag(
-        list(PARALLEL_TAGS), "The four tags of --parallel_thinking, as the model was trained with them.", unit="tag"
+    parallel_tags: list[str] = flag_of(
+        ChatArguments, "The four tags of --parallel_thinking, as the model was trained with them."
     )
     row: str | None = flag(
-        None, "Columns of the row with which a question opens --environment, as a JSON object.", unit="json"
+        None, "Columns of the row with which a question opens --environment, as a JSON object.", "json"
     )
-    seed: int = flag(RunArguments.seed, "Seed of sampling; the same seed gives the same answers.", least=0, unit="seed")
+    seed: int = flag_of(RunArguments, "Seed of sampling; the same seed gives the same answers.")
     web: bool = flag(
         False,
         "Serve a page on 127.0.0.1 instead of the terminal, to whoever has the token of the "
         "address that is printed (needs the package gradio).",
     )
-    web_port: int = flag(7860, "Port of --web; the default is Gradio's.", least=1, most=65535, unit="port")
+    web_port: int = flag(7860, "Port of --web; the default is Gradio's.", "1 <= port <= 65535")
 
     def validate(self, mistakes: Mistakes) -> None:
         got = len(self.model_name_or_path)
         mistakes.require(got in (1, 2), f"expected one model or two, got {got}: MODEL [MODEL2] before the flags")
-        settings_of(ChatArguments, self).validate(mistakes)
+        self.text.validate(mistakes)
+
+    @property
+    def text(self) -> ChatArguments:
+        """How messages become text."""
+        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
 
 
 GROUPS = (TalkArguments, SamplingArguments, RolloutEngineArguments, EnvironmentArguments, ConversationArguments)
@@ -155,7 +166,7 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     chat, sampling, environment = flags.chat, flags.sampling, flags.environment
     columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
     acts = environment.environment or environment.tools
-    rank, data = start_alone(), DataArguments(chat=settings_of(ChatArguments, chat))
+    rank, data = start_alone(), DataArguments(chat=chat.text)
     start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts)
     reads_images = engine_class(sampling.rollout_engine).supports_images
     models = [

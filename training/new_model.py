@@ -19,19 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag
+from training.utils.flags.flags import flag, flag_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
-    from transformers import (
-        LlamaConfig,
-        PreTrainedConfig,
-        PreTrainedModel,
-        PreTrainedTokenizerFast,
-        Qwen2VLConfig,
-    )
+    from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2VLConfig
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     from training.utils.data.sources.raw_dataset import PromptRawDataset
@@ -67,32 +61,28 @@ class NewModelArguments:
 
     topic: ClassVar[str] = "task"
 
-    out: str = flag("", "Folder to write; a model in it is replaced (required).", unit="folder")
-    seed: int = flag(
-        RunArguments.seed, "Seed of the weights, and of datasets that are made from a seed.", least=0, unit="seed"
+    out: str = flag("", "Folder to write; a model in it is replaced (required).", "folder")
+    seed: int = flag_of(RunArguments, "Seed of the weights, and of datasets that are made from a seed.")
+    vocab_size: int = flag(512, "Size of the vocabulary at most; smaller if the texts have too few merges.", "tokens")
+    hidden_size: int = flag(256, "Width of the model.", "units >= 1")
+    num_hidden_layers: int = flag(4, "Number of layers.", "layers >= 1")
+    num_attention_heads: int = flag(4, "Number of attention heads; the width must be a multiple of it.", "heads >= 1")
+    intermediate_size: int | None = flag(
+        None, "Width inside the feed-forward layers; default: 8/3 of hidden_size, a multiple of 32.", "units >= 1"
     )
-    vocab_size: int = flag(
-        512, "Size of the vocabulary at most; smaller if the texts have too few merges.", unit="tokens"
-    )
-    hidden_size: int = flag(256, "Width of the model.", least=1, unit="units")
-    num_hidden_layers: int = flag(4, "Number of layers.", least=1, unit="layers")
-    num_attention_heads: int = flag(
-        4, "Number of attention heads; the width must be a multiple of it.", least=1, unit="heads"
-    )
-    intermediate_size: int | None = flag(None, "Width inside the feed-forward layers; default: 8/3 of hidden_size, a "
-                                "multiple of 32.", least=1, unit="units")  # fmt: skip
-    max_position_embeddings: int = flag(512, "Maximum length of a prompt with its response.", least=1, unit="tokens")
+    max_position_embeddings: int = flag(512, "Maximum length of a prompt with its response.", "tokens >= 1")
     rope_theta: float = flag(
-        10000.0, "Base of the rotary embedding; a small one separates nearby positions better.", above=0, unit="number"
+        10000.0, "Base of the rotary embedding; a small one separates nearby positions better.", "number > 0"
     )
-    initializer_range: float = flag(0.02, "Standard deviation of the random weights.", above=0, unit="number")
+    initializer_range: float = flag(0.02, "Standard deviation of the random weights.", "number > 0")
     pad_is_eos: bool = flag(False, "Pad with the eos token instead of a token of its own.")
     vision: bool = flag(False, "Make a model that sees images: a Qwen2-VL, its vision tower as wide as the model and "
                         "two layers deep, with its image processor and chat template.")  # fmt: skip
     max_image_tokens: int = flag(
-        16, "With --vision: tokens of an image at most, of 28 x 28 pixels each; larger images are scaled down.",
-        least=1, unit="tokens",
-    )  # fmt: skip
+        16,
+        "With --vision: tokens of an image at most, of 28 x 28 pixels each; larger images are scaled down.",
+        "tokens >= 1",
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(bool(self.out), "--out expects the folder to write the new model to, got nothing")

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
+from training.utils.data.build.arguments import PHASES, DataArguments, OptionalDataArguments, ShownArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag
+from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import SamplingArguments
+from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from training.utils.images.data.shown import ShownImage
 
 UNSUPERVISED = "unsupervised"
-PHASES = ("1", "2", "3", UNSUPERVISED)
-SPLITS = ("train", "eval")
 
 
 @dataclass
@@ -45,25 +44,27 @@ class PreviewArguments:
 
     topic: ClassVar[str] = "task"
 
-    tokenizer: str = flag("", "Tokenizer, or its model: a folder or a hub name (required).", unit="tokenizer")
-    phase: str = flag(
-        "1", "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts) or unsupervised (PPO's text blocks).", choices=PHASES
+    tokenizer: str = flag("", "Tokenizer, or its model: a folder or a hub name (required).", "tokenizer")
+    phase: str = flag_of(
+        ShownArguments,
+        "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts) or unsupervised (PPO's text blocks).",
+        choices=(*PHASES, UNSUPERVISED),
     )
-    split: str = flag("train", "'train' or 'eval'.", choices=SPLITS)
-    rows: int = flag(5, "Rows to show; 0 shows all.", least=0, unit="rows")
-    first: int = flag(0, "Index of the first row to show in the split, from 0.", least=0, unit="index")
+    split: str = flag_of(ShownArguments)
+    rows: int = flag_of(ShownArguments, "Rows to show; 0 shows all.")
+    first: int = flag(0, "Index of the first row to show in the split, from 0.", "index >= 0")
     show_layout: bool = flag(False, "Also show segments, positions, and which tokens see which.")
-    json: bool = flag(False, "Print only JSON, one object per row, with the layout.")
-    html: str = flag(
-        "", "Write the rows as an HTML page to this file instead, coloured by what the loss is on.", unit="file"
+    json: bool = flag_of(ShownArguments, "Print only JSON, one object per row, with the layout.")
+    html: str = flag_of(
+        ShownArguments, "Write the rows as an HTML page to this file instead, coloured by what the loss is on."
     )
-    seed: int = flag(RunArguments.seed, "The run's seed, which decides the split.", least=0, unit="seed")
-    pad_token: str | None = flag(None, "As in training; not needed here.", unit="token")
-    max_answer_seq_len: int = flag(
-        SamplingArguments.max_new_tokens,
+    seed: int = flag_of(RunArguments, "The run's seed, which decides the split.")
+    pad_token: str | None = flag_of(ModelArguments, "As in training; not needed here.")
+    max_answer_seq_len: int = flag_of(
+        SamplingArguments,
         "Unsupervised: a block has max_prompt_seq_len + max_answer_seq_len tokens, as in step 3.",
-        least=1,
-        unit="tokens",
+        name="max_new_tokens",
+        aliases=(),
     )
 
     def validate(self, mistakes: Mistakes) -> None:

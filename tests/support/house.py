@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.support import rooms
 from tests.support.imports import imports, plain_name
 from tests.support.rooms import distinct, is_program_file
-from tests.support.sources import functions, is_docstring, parameters, statements, tree
+from tests.support.sources import declared_flags, functions, is_docstring, parameters, statements, tree
 
 ModuleRule = Callable[[str, str], list[str]]
 PackageRule = Callable[[Mapping[str, str]], list[str]]
@@ -130,6 +130,12 @@ def class_names_are_used_once(sources: Mapping[str, str]) -> list[str]:
     return [f"{name} is a class of {', '.join(found)}" for name, found in places.items() if len(found) > 1]
 
 
+def flags_are_declared_once(sources: Mapping[str, str]) -> list[str]:
+    """A flag's default, text and range stand in one dataclass; others include it by `flag_of` or `flags_of`."""
+    declared = declared_flags(sources)
+    return [f"--{name} is declared in {', '.join(found)}" for name, found in declared.items() if len(found) > 1]
+
+
 MODULE_RULES: tuple[ModuleRule, ...] = (
     rooms.rooms_look_down,
     rooms.steps_keep_apart,
@@ -158,6 +164,7 @@ PACKAGE_RULES: tuple[PackageRule, ...] = (
     rooms.contracts_load_little,
     rooms.every_file_serves_somebody,
     class_names_are_used_once,
+    flags_are_declared_once,
 )
 
 

@@ -27,7 +27,7 @@ contracts: flags images base
 data.sources: flags data.sources.formats data.files base
 engine.config: flags base
 images.data: data.sources.formats data.files images base
-run: flags base
+run: flags compat base
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
@@ -72,7 +72,7 @@ generation.engines: generation.guessing generation.decoding models models.attent
 generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models images.models models.tensors
     contracts flags images base
 preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
-    layout run engine.config contracts data.files base
+    layout run engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -56,3 +57,20 @@ def parameters(function: Function, is_method: bool) -> int:
 
 def is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def declared_flags(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return each flag that a `flag(...)` declares, by name, with the modules that do: as a field of a class, or as a
+    (name, type, field) for `make_dataclass`."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module, source in sources.items():
+        for node in ast.walk(tree(source)):
+            if isinstance(node, ast.AnnAssign) and _is_flag(node.value):
+                places[ast.unparse(node.target)].append(module)
+            elif isinstance(node, ast.Tuple) and len(node.elts) == 3 and _is_flag(node.elts[2]):
+                places[ast.literal_eval(node.elts[0])].append(module)
+    return places
+
+
+def _is_flag(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "flag"

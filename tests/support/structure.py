@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.imports import circles, floors, import_graph, plain_name
-from tests.support.sources import Function, functions, is_docstring, modules, parameters, statements, tree
+from tests.support.sources import (
+    Function,
+    declared_flags,
+    functions,
+    is_docstring,
+    modules,
+    parameters,
+    statements,
+    tree,
+)
 
 MAINS = ("training.step1_sft.main", "training.step2_reward.main", "training.step2_dpo.main")
 REPEATED_LINES = 6
@@ -115,6 +124,10 @@ def largest_settings(sources: Mapping[str, str]) -> Figure:
     return _largest((fields(name), classes[name][0], name) for name in settings)
 
 
+def flags_declared_twice(sources: Mapping[str, str]) -> int:
+    return sum(len(found) > 1 for found in declared_flags(sources).values())
+
+
 def rooms_table(sources: Mapping[str, str]) -> list[str]:
     graph = import_graph(sources)
     table = ["| room | files | lines | floors | arrows inside | arrows out |", "| --- | --- | --- | --- | --- | --- |"]
@@ -143,6 +156,7 @@ def figures_table(sources: Mapping[str, str]) -> list[str]:
         ("longest function, statements", longest_function(sources)),
         ("most parameters", most_parameters(sources)),
         ("fields of the largest settings class", largest_settings(sources)),
+        ("flags declared twice", flags_declared_twice(sources)),
         (f"pairs of places with {REPEATED_LINES} or more identical code lines", len(repeated_places(sources))),
     ]
     for one, other in combinations(MAINS, 2):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from training.utils.data.build.arguments import ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
-from training.utils.flags.flags import flag
+from training.utils.flags.flags import flag, flag_of
+from training.utils.generation.arguments import EvaluationArguments
+from training.utils.models.arguments import ModelArguments
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -20,20 +23,14 @@ class AskedArguments:
 
     topic: ClassVar[str] = "evaluation"
 
-    model_name_or_path: str = flag("", "Model to evaluate: a folder or a hub name (required).", unit="model")
-    baseline: str | None = flag(None, "win_rate: the model to compare it with.", unit="model")
-    reward_model: str | None = flag(None, "The reward model that `model` in --reward stands for.", unit="model")
-    split: str = flag("eval", "Rows of the phase: eval or train.", choices=SPLITS)
-    per_device_eval_batch_size: int = flag(
-        EngineArguments.per_device_eval_batch_size, "Prompts that a rank answers together.", least=1, unit="prompts"
+    model_name_or_path: str = flag_of(ModelArguments, "Model to evaluate: a folder or a hub name (required).")
+    baseline: str | None = flag(None, "win_rate: the model to compare it with.", "model")
+    reward_model: str | None = flag(None, "The reward model that `model` in --reward stands for.", "model")
+    split: str = flag_of(ShownArguments, "Rows of the phase: eval or train.", default="eval", choices=SPLITS)
+    per_device_eval_batch_size: int = flag_of(
+        EngineArguments, "Prompts that a rank answers together.", takes="prompts >= 1"
     )
-
-    val_samples: int = flag(
-        1,
-        "Answers to each prompt; above 1 also the deviation, best (of 0 and 1: pass@k), worst and majority of k.",
-        least=1,
-        unit="responses",
-    )
+    val_samples: int = flag_of(EvaluationArguments)
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(

@@ -21,16 +21,16 @@ from typing import Any, ClassVar
 
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.arguments import PHASES, DataArguments, ShownArguments
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag
+from training.utils.flags.flags import flag, flag_of
+from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
 
 ALL = "all"
-PHASES = (ALL, "1", "2", "3")
 
 
 @dataclass
@@ -39,19 +39,23 @@ class InspectArguments:
 
     topic: ClassVar[str] = "task"
 
-    model_name_or_path: str = flag(
-        "",
+    model_name_or_path: str = flag_of(
+        ModelArguments,
         "Folder or hub name of a model, or of its tokenizer: for its chat template, end token and lengths in tokens.",
         aliases=["--tokenizer"],
-        unit="model",
     )
-    phase: str = flag(ALL, "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts), or all.", choices=PHASES)
-    rows: int = flag(5, "Rows of each phase to show.", least=0, unit="rows")
-    look_at: int = flag(2_000, "Rows of each phase to tokenize, picked by the seed.", least=1, unit="rows")
-    json: bool = flag(False, "Print one JSON object instead of text.")
-    html: str = flag("", "File to write as an HTML page that colours what the loss is on.", unit="file")
-    seed: int = flag(RunArguments.seed, "The run's seed, which decides the split.", least=0, unit="seed")
-    pad_token: str | None = flag(None, "As in training; not needed here.", unit="token")
+    phase: str = flag_of(
+        ShownArguments,
+        "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts), or all.",
+        default=ALL,
+        choices=(ALL, *PHASES),
+    )
+    rows: int = flag_of(ShownArguments, "Rows of each phase to show.")
+    look_at: int = flag(2_000, "Rows of each phase to tokenize, picked by the seed.", "rows >= 1")
+    json: bool = flag_of(ShownArguments, "Print one JSON object instead of text.")
+    html: str = flag_of(ShownArguments)
+    seed: int = flag_of(RunArguments, "The run's seed, which decides the split.")
+    pad_token: str | None = flag_of(ModelArguments, "As in training; not needed here.")
 
 
 GROUPS = (InspectArguments, DataArguments)

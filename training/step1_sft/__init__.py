@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from training.step1_sft.arguments import SftArguments
-from training.utils.compat.hf_flags import HF_SFT_FLAGS
-from training.utils.compat.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS
+from training.utils.compat.deepspeed_chat_flags import SFT_OLD_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
 from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
@@ -19,7 +18,7 @@ STEP = Step(
     sample_labels=("start model", "SFT"),
     sample_note="Held-out prompts, the response of the data and the model's own of at most 64 tokens, drawn greedily "
     "before and after training. loss: of the row, in nats a token.",
-    old_flags={**HF_SFT_FLAGS, **ONE_MODEL_OLD_FLAGS, "--print_loss": PRINT_LOSS},
+    old_flags=SFT_OLD_FLAGS,
     curves=(
         Curve("Loss", "nats a token", {"training": "train/loss", "held-out": "eval/loss"}),
         Curve(

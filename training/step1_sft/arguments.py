@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.flags import flag
-from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
+from training.utils.engine.config.arguments import RateArguments
+from training.utils.flags.flags import flag, flag_of
+from training.utils.mtp.arguments import MtpArguments
+from training.utils.mtp.settings import MtpSettings, check_mtp
 
 if TYPE_CHECKING:
     from training.utils.opening.flags import OneModelFlags
@@ -19,31 +21,25 @@ class SftArguments:
 
     topic: ClassVar[str] = "loss"
 
-    learning_rate: float = flag(
-        2e-5,
-        "Peak learning rate; the default is Alpaca's for full fine-tuning.",
-        above=0,
-        unit="rate",
-        topic="optimizer",
+    learning_rate: float = flag_of(
+        RateArguments, "Peak learning rate; the default is Alpaca's for full fine-tuning.", default=2e-5
     )
     neftune_alpha: float = flag(
         0.0,
         "NEFTune: add uniform noise of size alpha / sqrt(length x width) to the input embeddings in training; 0 "
         "adds none, the paper tries 5, 10 and 15 (Jain et al. 2023).",
-        least=0,
-        unit="number",
+        "number >= 0",
     )
     z_loss_coef: float = flag(
         0.0,
         "Weight of the z-loss, which keeps the logits' normalizer near 1; 0 leaves it out, PaLM uses 1e-4 "
         "(Chowdhery et al. 2022).",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
-    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0, unit="layers")
-    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0, unit="factor")
-    mtp_final_norm: bool = flag(MtpSettings.final_norm, NORM_HELP)
-    mtp_detach: bool = flag(MtpSettings.detach, DETACH_HELP)
+    mtp_num_layers: int = flag_of(MtpArguments, topic="loss")
+    mtp_loss_coef: float = flag_of(MtpArguments, topic="loss")
+    mtp_final_norm: bool = flag_of(MtpArguments, topic="loss")
+    mtp_detach: bool = flag_of(MtpArguments, topic="loss")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""

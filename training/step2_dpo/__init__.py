@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from training.step2_dpo.arguments import DpoArguments
-from training.utils.compat.hf_flags import HF_DPO_FLAGS
-from training.utils.compat.old_flags import ONE_MODEL_OLD_FLAGS, PRINT_LOSS, Needless
+from training.utils.compat.deepspeed_chat_flags import DPO_OLD_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
 from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
@@ -16,15 +15,7 @@ STEP = Step(
     reads_images=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
-    old_flags={
-        **HF_DPO_FLAGS,
-        **ONE_MODEL_OLD_FLAGS,
-        "--print_loss": PRINT_LOSS,
-        "--offload_reference_model": Needless(
-            "the reference's log-probabilities are read once and kept, and no reference is in memory while training",
-            takes_value=False,
-        ),
-    },
+    old_flags=DPO_OLD_FLAGS,
     curves=(
         Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
         Curve(

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.flags import flag
+from training.utils.engine.config.arguments import RateArguments
+from training.utils.flags.flags import flag, flag_of
+from training.utils.preference.arguments import PairLossArguments
 
 if TYPE_CHECKING:
     from training.utils.opening.flags import OneModelFlags
@@ -21,14 +23,11 @@ class DpoArguments:
 
     topic: ClassVar[str] = "loss"
 
-    learning_rate: float = flag(
-        1e-6, "Peak learning rate (Rafailov et al. 2023, app. B).", above=0, unit="rate", topic="optimizer"
-    )
+    learning_rate: float = flag_of(RateArguments, "Peak learning rate (Rafailov et al. 2023, app. B).", default=1e-6)
     beta: float = flag(
         0.1,
         "Strength of the pull towards the reference (Rafailov et al. 2023, app. B); 'ipo' regresses on 1/(2 beta).",
-        above=0,
-        unit="factor",
+        "factor > 0",
     )
     loss_type: str = flag(
         "sigmoid",
@@ -36,18 +35,13 @@ class DpoArguments:
         "et al. 2023); 'hinge' is SLiC's (Zhao et al. 2023).",
         choices=LOSS_TYPES,
     )
-    label_smoothing: float = flag(
-        0.0,
-        "'sigmoid' only: share of pairs assumed to be ranked the wrong way round (conservative DPO).",
-        least=0,
-        below=0.5,
-        unit="share",
+    label_smoothing: float = flag_of(
+        PairLossArguments, "'sigmoid' only: share of pairs assumed to be ranked the wrong way round (conservative DPO)."
     )
     sft_coef: float = flag(
         0.0,
         "Weight of the chosen response's negative log-likelihood per token (Pang et al. 2024); 0 leaves it out.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
     reference: str = flag(
         "cached",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.step2_reward.arguments import RewardModelArguments
-from training.step2_reward.old_flags import REWARD_OLD_FLAGS
+from training.utils.compat.deepspeed_chat_flags import REWARD_OLD_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
 from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 

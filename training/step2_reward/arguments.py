@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.flags import flag
+from training.utils.engine.config.arguments import RateArguments
+from training.utils.flags.flags import flag, flag_of
+from training.utils.preference.arguments import PairLossArguments
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
@@ -23,12 +25,8 @@ class RewardModelArguments:
 
     topic: ClassVar[str] = "loss"
 
-    learning_rate: float = flag(
-        1e-5,
-        "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023).",
-        above=0,
-        unit="rate",
-        topic="optimizer",
+    learning_rate: float = flag_of(
+        RateArguments, "Peak learning rate (Llama 2's reward models: 5e-6 to 1e-5, Touvron et al. 2023)."
     )
     new_head: bool = flag(
         False,
@@ -47,29 +45,20 @@ class RewardModelArguments:
         0.0,
         "The loss asks chosen to beat rejected by this factor times the row's margin (--margin_column, or "
         "get_margin of a dataset class; Llama 2, equation 2); 0 ignores margins.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
-    label_smoothing: float = flag(
-        0.0,
-        "Share of pairs assumed to be labelled the wrong way round.",
-        least=0,
-        below=0.5,
-        unit="share",
-    )
+    label_smoothing: float = flag_of(PairLossArguments)
     center_coef: float = flag(
         0.0,
         "Weight of (chosen score + rejected score)^2, which keeps scores near 0 (Eisenstein et al. 2023 use "
         "0.01); 0 leaves it out.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
     normalization_rows: int = flag(
         1024,
         "After training, score the chosen responses of this many training rows and store their mean and standard "
         "deviation in the model's configuration, for --normalize_reward_scores of step 3; 0 stores none.",
-        least=0,
-        unit="rows",
+        "rows >= 0",
     )
 
 

@@ -17,11 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.compat.old_flags import SCORING_OLD_FLAGS
-from training.utils.data.build.arguments import OptionalDataArguments
-from training.utils.engine.config.arguments import DTYPE_NAMES, EngineArguments
+from training.utils.compat.deepspeed_chat_flags import SCORING_OLD_FLAGS
+from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
+from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag, settings_of
+from training.utils.flags.flags import flag, flag_of, settings_of
+from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
@@ -42,37 +43,32 @@ class RewardEvaluationArguments:
 
     topic: ClassVar[str] = "task"
 
-    model_name_or_path: str = flag(
-        "",
+    model_name_or_path: str = flag_of(
+        ModelArguments,
         "Reward model: a folder or a hub name of a sequence-classification model with one label (required).",
-        unit="model",
     )
-    split: str = flag("eval", "Rows of phase 2: eval, or train.", choices=SPLITS)
+    split: str = flag_of(ShownArguments, "Rows of phase 2: eval, or train.", default="eval", choices=SPLITS)
     score_file: str | None = flag(
         None,
         "Score the pairs of this JSON-lines file (columns as --prompt_column and so on name them) instead of a "
         "dataset.",
-        unit="file",
+        "file",
     )
-    output: str | None = flag(None, "With --score_file: also write one JSON object per pair to this file.", unit="file")
-    dtype: str = flag(
-        "fp32",
+    output: str | None = flag(None, "With --score_file: also write one JSON object per pair to this file.", "file")
+    dtype: str = flag_of(
+        EngineArguments,
         "Precision; bf16 rounds so coarsely that some scores become equal.",
-        choices=DTYPE_NAMES,
+        default="fp32",
+        topic="task",
     )
-    zero_stage: int = flag(
-        0, "3 shards the model over the ranks; other stages change nothing.", least=0, most=3, unit="stage"
+    zero_stage: int = flag_of(
+        EngineArguments, "3 shards the model over the ranks; other stages change nothing.", topic="task"
     )
-    per_device_eval_batch_size: int = flag(
-        EngineArguments.per_device_eval_batch_size,
-        "Prompts in one forward of a rank.",
-        least=1,
-        unit="prompts",
+    per_device_eval_batch_size: int = flag_of(
+        EngineArguments, "Prompts in one forward of a rank.", topic="task", takes="prompts >= 1"
     )
-    max_tokens_per_micro_batch: int | None = flag(
-        None, "Maximum tokens in one forward, padding included; default: no limit.", least=1, unit="tokens"
-    )
-    padded: bool = flag(False, "One padded sequence per row instead of packed rows.")
+    max_tokens_per_micro_batch: int | None = flag_of(EngineArguments, topic="task")
+    padded: bool = flag_of(EngineArguments, "One padded sequence per row instead of packed rows.", topic="task")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""

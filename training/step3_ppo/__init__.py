@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
-from training.step3_ppo.flags.old_flags import PPO_OLD_FLAGS
 from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.utils.compat.deepspeed_chat_flags import PPO_OLD_FLAGS
 from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, Step
 
 STEP = Step(

@@ -186,14 +186,14 @@ class PpoTrainer:
             with self.clock.phase("2_rollout"):
                 drawn = self._drawn(prompts, 1, [0] * len(samples.rows), temperature=0.0)
             greedy = self.score(prompts, drawn)
-        return make_experience(samples, greedy, self.roles, settings, self.kl_control.coefficient, self.clock)
+        return make_experience(samples, greedy, self.roles, settings, self.kl_control.kl_coef, self.clock)
 
     @timed("7_learn")
     def learn(
         self, experiences: Sequence[Experience], iteration: int, rows: Sequence[PromptRow] = ()
     ) -> dict[str, float]:
         """Part 7: epochs of minibatches, each one optimizer step of actor and critic. rows: this rank's prompts."""
-        return self.updates.learn(experiences, iteration, self.kl_control.coefficient, rows)
+        return self.updates.learn(experiences, iteration, self.kl_control.kl_coef, rows)
 
     def report(self, iteration: int, figures: dict[str, float], bar: tqdm) -> None:
         """Part 8: write the figures, and show some."""
@@ -201,7 +201,7 @@ class PpoTrainer:
         tokens, drawn = figures.pop("rollout/tokens"), figures.pop("rollout/drawn_tokens")
         flops = figures.pop("learn/flops", None)
         if self.roles.reference is not None:
-            figures["rollout/kl_coef"] = self.kl_control.coefficient
+            figures["rollout/kl_coef"] = self.kl_control.kl_coef
         figures |= {f"time/{name}": spent for name, spent in seconds.items()}
         step_seconds = sum(spent for name, spent in seconds.items() if name not in ("evaluation", "checkpoint"))
         figures["train/tokens_per_second"] = tokens / step_seconds
@@ -250,7 +250,7 @@ class PpoTrainer:
     def state_dict(self) -> dict[str, Any]:
         """Return what iterations change besides the models, as JSON holds it. A collective."""
         return {
-            "kl_control": {"coefficient": self.kl_control.coefficient},
+            "kl_control": {"coefficient": self.kl_control.kl_coef},
             "texts_taken": self.updates.texts_taken,
             "prompt_source": self.prompt_source.state_dict(),
             "rollout_engine": gathered(self.rollout_engine.state_dict()),
@@ -261,7 +261,7 @@ class PpoTrainer:
         mine = self.state_dict()
         check_keys(state, mine.keys(), "the trainer's state")
         check_keys(state["kl_control"], mine["kl_control"].keys(), "the KL's control")
-        self.kl_control.coefficient = state["kl_control"]["coefficient"]
+        self.kl_control.kl_coef = state["kl_control"]["coefficient"]
         self.updates.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])
         saved = state["rollout_engine"]

@@ -89,8 +89,14 @@ def test_paths_are_drawn_and_scored_as_in_step_3(thinking):
     rows = [PromptMaker(asked.data, asked.tokenizer).make(f"Human: {word}? Assistant:", word, 0) for word in WORDS]
     answers = answers_to(asked, rows, PATHS, seed=1, rows_per_batch=4, samples=2)
     tags = ParallelTags(*asked.tokenizer.convert_tokens_to_ids(WRITTEN_TAGS))
-    sampling = settings_of(Sampling, PATHS, end_token_id=asked.end_token_id, pad_token_id=asked.tokenizer.pad_token_id)
-    sampling = dataclasses.replace(sampling, paths=PathSampling(tags, 3, 6))
+    sampling = settings_of(
+        Sampling,
+        PATHS,
+        end_token_id=asked.end_token_id,
+        pad_token_id=asked.tokenizer.pad_token_id,
+        paths=PathSampling(tags, 3, 6),
+        defaults=("bad_words", "stop", "end_check_tokens", "more_end_token_ids"),
+    )
     batch = collate_prompts(rows, asked.tokenizer.pad_token_id)
     seeds = [derived_seed(1, "evaluation", *index) for row in range(len(rows)) for index in ((row,), (row, 1))]
     request = RolloutRequest(batch.prompt_ids_BP, batch.prompt_mask_BP, sampling, seeds, 2)

@@ -177,10 +177,10 @@ def test_the_coefficient_follows_its_controller():
     trainer = made_trainer(Engine(), kl_control="adaptive", kl_target=1.0, kl_horizon=100.0)
     experiences = two_rollouts(trainer)[:1]
     trainer.steer_kl({"rollout/kl": 1.1}, experiences)
-    assert trainer.kl_control.coefficient == pytest.approx(0.1 * (1 + 0.1 * 8 / 100))
+    assert trainer.kl_control.kl_coef == pytest.approx(0.1 * (1 + 0.1 * 8 / 100))
     fixed = made_trainer(Engine())
     fixed.steer_kl({"rollout/kl": 9.0}, experiences)
-    assert fixed.kl_control.coefficient == 0.1
+    assert fixed.kl_control.kl_coef == 0.1
     made_trainer(Engine(), kl_coef=0.0).steer_kl({}, experiences)  # without a reference there is no such figure
 
 
@@ -233,7 +233,7 @@ def test_the_trainers_own_state_comes_back():
     trainer.kl_control.update(100.0, 64)
     trainer.updates.texts_taken = 5
     state = json.loads(json.dumps(trainer.state_dict()))
-    assert state["kl_control"]["coefficient"] != other.kl_control.coefficient
+    assert state["kl_control"]["coefficient"] != other.kl_control.kl_coef
     other.load_state_dict(state)
     assert other.state_dict() == state and other.updates.texts_taken == 5
 

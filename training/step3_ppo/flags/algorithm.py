@@ -140,7 +140,7 @@ def experience_settings(
         advantage=_advantage_settings(flags),
         whiten_advantages=estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages,
         kl=kl,
-        length=settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len),
+        length=settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len, defaults=("max_prompt_tokens",)),
         mismatch=mismatch,
         reads_old_logprobs=reads_old_logprobs,
         plan=plan,
@@ -150,12 +150,13 @@ def experience_settings(
         reuses_forwards=ppo.reuse_forwards,
         reports_variance=ppo.report_variance,
         with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
+        defaults=("images",),
     )
 
 
 def _advantage_settings(flags: AlgorithmArguments) -> AdvantageSettings:
-    names = {"norm_by_std": "norm_adv_by_std", "norm_over": "norm_adv_over", "zero_tail": "otb_zero_tail"}
-    return settings_of(AdvantageSettings, flags, **{field: getattr(flags, name) for field, name in names.items()})
+    by_std, over, zero_tail = flags.norm_adv_by_std, flags.norm_adv_over, flags.otb_zero_tail
+    return settings_of(AdvantageSettings, flags, norm_by_std=by_std, norm_over=over, zero_tail=zero_tail)
 
 
 def mismatch_settings(algorithm: Algorithm, ppo: PpoArguments) -> MismatchSettings | None:

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 KL_CONTROLS = ("fixed", "adaptive")
 NORMS = ("group", "batch")
 # Flags that a policy loss leaves unread.
-_UNREAD = {
-    "geo_mean": ("dual_clip",),
-    "sapo": ("clip_range", "clip_range_low", "clip_range_high", "dual_clip"),
-}
+_UNREAD = {"geo_mean": ("dual_clip",), "sapo": ("clip_range", "clip_range_low", "clip_range_high", "dual_clip")}
 
 
 def _by_loss(shown: Callable[[PolicyLoss], str]) -> str:
@@ -50,13 +47,11 @@ class AlgorithmArguments:
         "gae",
         f"How advantages are estimated; only {WITH_CRITIC} trains a critic. One of {', '.join(ESTIMATORS)}, or "
         "your own as FILE.py:NAME.",
-        unit="name",
+        "name",
         topic="advantage",
     )
-    gamma: float = flag(
-        1.0, "Discount per token, for gae and reinforce++.", least=0, most=1, unit="factor", topic="advantage"
-    )
-    lam: float = flag(0.95, "GAE's lambda.", least=0, most=1, unit="factor", topic="advantage")
+    gamma: float = flag(1.0, "Discount per token, for gae and reinforce++.", "0 <= factor <= 1", topic="advantage")
+    lam: float = flag(0.95, "GAE's lambda.", "0 <= factor <= 1", topic="advantage")
     whiten_advantages: bool | None = flag(
         None, f"Whiten advantages over all ranks' tokens; default: for {_estimators('whitens')}.", topic="advantage"
     )
@@ -76,9 +71,7 @@ class AlgorithmArguments:
         "false: its own return, so that it learns nothing there.",
         topic="advantage",
     )
-    kl_coef: float = flag(
-        0.1, "Weight of the KL to the reference; 0 loads no reference.", least=0, unit="factor", topic="kl"
-    )
+    kl_coef: float = flag(0.1, "Weight of the KL to the reference; 0 loads no reference.", "factor >= 0", topic="kl")
     kl_in: str = flag(
         "reward",
         "Where the KL is applied: in the reward of each token, or in the loss.",
@@ -91,7 +84,7 @@ class AlgorithmArguments:
         "vocabulary, which keeps the logits of one forward of both models; default: "
         + ", ".join(f"{name} in the {place}" for place, name in DEFAULT_KL_ESTIMATORS.items())
         + ".",
-        unit="name",
+        "name",
         topic="kl",
     )
     kl_control: str = flag(
@@ -101,27 +94,25 @@ class AlgorithmArguments:
         topic="kl",
     )
     kl_target: float = flag(
-        6.0, "Adaptive control: target KL of a response, summed over its tokens.", above=0, unit="nats", topic="kl"
+        6.0, "Adaptive control: target KL of a response, summed over its tokens.", "nats > 0", topic="kl"
     )
     kl_horizon: float = flag(
-        10000.0, "Adaptive control: number of responses over which it adapts.", above=0, unit="responses", topic="kl"
+        10000.0, "Adaptive control: number of responses over which it adapts.", "responses > 0", topic="kl"
     )
     stop_kl: float | None = flag(
         None,
         "End training after a rollout whose KL to the reference per response exceeds this; default: never.",
-        above=0,
-        unit="nats",
+        "nats > 0",
         topic="kl",
     )
     stop_update_kl: float | None = flag(
         None,
         "Skip the rest of a rollout's updates after a minibatch whose KL per token from the policy that drew the "
         "rollout exceeds this; default: never.",
-        above=0,
-        unit="nats",
+        "nats > 0",
         topic="kl",
     )
-    policy_loss: str = flag("ppo", f"{', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.", unit="name")
+    policy_loss: str = flag("ppo", f"{', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.", "name")
     loss_aggregation: str | None = flag(
         None, f"{either(AGGREGATIONS)}; default: {_by_loss(lambda loss: loss.aggregation)}."
     )
@@ -129,62 +120,47 @@ class AlgorithmArguments:
         None,
         "Clip of the probability ratio in both directions; default: "
         f"{_by_loss(lambda loss: f'{loss.clip_low:g} down and {loss.clip_high:g} up')}.",
-        above=0,
-        unit="ratio",
+        "ratio > 0",
     )
     clip_range_low: float | None = flag(
-        None, "Clip of the probability ratio downwards; default: --clip_range.", above=0, unit="ratio"
+        None, "Clip of the probability ratio downwards; default: --clip_range.", "ratio > 0"
     )
     clip_range_high: float | None = flag(
-        None, "Clip of the probability ratio upwards (clip-higher); default: --clip_range.", above=0, unit="ratio"
+        None, "Clip of the probability ratio upwards (clip-higher); default: --clip_range.", "ratio > 0"
     )
     dual_clip: float | None = flag(
-        None, "Upper bound on the ratio where the advantage is negative; default: none.", above=1, unit="ratio"
+        None, "Upper bound on the ratio where the advantage is negative; default: none.", "ratio > 1"
     )
-    clip_range_value: float = flag(0.2, "Clip of the change of a value in an update.", above=0, unit="number")
-    cov_share: float = flag(
-        2e-4, "kl_cov and clip_cov: share of tokens that are held back.", above=0, below=1, unit="share"
-    )
-    clip_cov_low: float = flag(1.0, "clip_cov: lowest covariance of a token that is held back.", unit="covariance")
-    clip_cov_high: float = flag(5.0, "clip_cov: highest covariance of a token that is held back.", unit="covariance")
-    kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on the tokens held back.", least=0, unit="factor")
+    clip_range_value: float = flag(0.2, "Clip of the change of a value in an update.", "number > 0")
+    cov_share: float = flag(2e-4, "kl_cov and clip_cov: share of tokens that are held back.", "0 < share < 1")
+    clip_cov_low: float = flag(1.0, "clip_cov: lowest covariance of a token that is held back.", "covariance")
+    clip_cov_high: float = flag(5.0, "clip_cov: highest covariance of a token that is held back.", "covariance")
+    kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on the tokens held back.", "factor >= 0")
     sapo_tau_pos: float = flag(
-        1.0, "sapo: how fast the gate closes where the advantage is positive.", above=0, unit="temperature"
+        1.0, "sapo: how fast the gate closes where the advantage is positive.", "temperature > 0"
     )
     sapo_tau_neg: float = flag(
-        1.05, "sapo: how fast the gate closes where the advantage is negative.", above=0, unit="temperature"
+        1.05, "sapo: how fast the gate closes where the advantage is negative.", "temperature > 0"
     )
-    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 leaves it out.", least=0, unit="factor")
-    critic_warmup: int = flag(
-        0, "Number of rollouts at the start that train only the critic.", least=0, unit="rollouts"
-    )
+    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 leaves it out.", "factor >= 0")
+    critic_warmup: int = flag(0, "Number of rollouts at the start that train only the critic.", "rollouts >= 0")
     dynamic_sampling_tries: int = flag(
         0,
         "Replace prompts whose samples all score the same, up to this many times per rollout; 0 keeps them.",
-        least=0,
-        unit="tries",
+        "tries >= 0",
         topic="rollout",
     )
     missing_eos_penalty: float = flag(
-        0.0,
-        "Subtracted from the score of a response that was cut before it ended.",
-        least=0,
-        unit="score",
-        topic="reward",
+        0.0, "Subtracted from the score of a response that was cut before it ended.", "score >= 0", topic="reward"
     )
     overlong_buffer_tokens: int = flag(
         0,
         "Penalise responses gradually over the last tokens before --max_answer_seq_len; 0 does not.",
-        least=0,
-        unit="tokens",
+        "tokens >= 0",
         topic="reward",
     )
     overlong_penalty: float = flag(
-        1.0,
-        "Penalty of a response of full length (with --overlong_buffer_tokens).",
-        least=0,
-        unit="score",
-        topic="reward",
+        1.0, "Penalty of a response of full length (with --overlong_buffer_tokens).", "score >= 0", topic="reward"
     )
     mask_truncated_responses: bool = flag(False, "Leave responses that were cut before they ended out of the loss.")
 

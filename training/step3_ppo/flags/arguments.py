@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.user_files import check_address
 from training.utils.contracts.guessers import BY_HEAD, GUESSERS
-from training.utils.engine.config.arguments import EVAL_EPOCHS_HELP, check_epochs
-from training.utils.flags.flags import flag
-from training.utils.generation.arguments import DEFAULT_PATHS
+from training.utils.engine.config.arguments import EngineArguments, check_epochs
+from training.utils.flags.flags import flag, flag_of
+from training.utils.generation.arguments import DEFAULT_PATHS, EvaluationArguments, SamplingArguments
 from training.utils.generation.table import ENGINES_HELP
 
 if TYPE_CHECKING:
@@ -23,128 +23,91 @@ class PpoArguments:
 
     topic: ClassVar[str] = "rollout"
 
-    per_device_generation_batch_size: int = flag(
-        16, "Prompts in one rollout of a rank.", least=1, unit="prompts", topic="batch"
-    )
-    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", least=1, unit="responses", topic="batch")
+    per_device_generation_batch_size: int = flag(16, "Prompts in one rollout of a rank.", "prompts >= 1", topic="batch")
+    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", "responses >= 1", topic="batch")
     generation_batches: int = flag(
-        1,
-        "Rollouts of a rank between two updates; raised to what one minibatch needs.",
-        least=1,
-        unit="rollouts",
-        topic="batch",
+        1, "Rollouts of a rank between two updates; raised to what one minibatch needs.", "rollouts >= 1", topic="batch"
     )
     per_device_training_batch_size: int = flag(
-        16, "Maximum sequences in one forward of a rank during updates.", least=1, unit="sequences", topic="batch"
+        16, "Maximum sequences in one forward of a rank during updates.", "sequences >= 1", topic="batch"
     )
-    gradient_accumulation_steps: int = flag(
-        1, "A minibatch has training batch size x ranks x this many sequences.", least=1, unit="steps", topic="batch"
+    gradient_accumulation_steps: int = flag_of(
+        EngineArguments, "A minibatch has training batch size x ranks x this many sequences."
     )
-    max_tokens_per_micro_batch: int | None = flag(
-        None,
-        "Maximum tokens in one forward, padding included; default: no limit.",
-        least=1,
-        unit="tokens",
-        topic="batch",
+    max_tokens_per_micro_batch: int | None = flag_of(EngineArguments)
+    padded: bool = flag_of(EngineArguments)
+    share_beginnings: int = flag_of(
+        EngineArguments,
+        "From how many equal tokens on the beginnings of a minibatch's sequences are computed once: turns that "
+        "samples of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. "
+        "The gradient is the same.",
+        default=64,
     )
-    padded: bool = flag(
-        False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
-    )
-    share_beginnings: int = flag(
-        64,
-        "From how many equal tokens on the beginnings of a minibatch's sequences are computed once: turns that samples "
-        "of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. The "
-        "gradient is the same.",
-        least=0,
-        unit="tokens",
-        topic="batch",
-    )
-    num_train_epochs: float = flag(
-        1.0, "Passes over the prompts; inf goes on until --max_train_steps.", above=0, unit="epochs", topic="batch"
-    )
+    num_train_epochs: float = flag_of(EngineArguments, "Passes over the prompts; inf goes on until --max_train_steps.")
     least_micro_batches: int = flag(
-        1, "Minimum forwards of a rank in each optimizer step.", least=1, unit="forwards", topic="batch"
+        1, "Minimum forwards of a rank in each optimizer step.", "forwards >= 1", topic="batch"
     )
     micro_batches_multiple_of: int = flag(
         1,
         "The number of forwards of a rank in each optimizer step is a multiple of this; where there are too few "
         "sequences, some forwards are empty.",
-        least=1,
-        unit="forwards",
+        "forwards >= 1",
         topic="batch",
     )
     prompt_sampler: str | None = flag(
         None,
         "A PromptSampler of yours, which picks the prompts of each rollout and sees its scores; default: shuffled"
         " epochs.",
-        unit="file.py:name",
+        "file.py:name",
         topic="data",
     )
     prompt_dataset: str | None = flag(
-        None, "A PromptDataset of yours: prompts that may change after each rollout.", unit="file.py:name", topic="data"
+        None, "A PromptDataset of yours: prompts that may change after each rollout.", "file.py:name", topic="data"
     )
-    max_train_steps: int | None = flag(
-        None,
-        "Stop after this many rollouts with their updates; default: no limit.",
-        least=1,
-        unit="rollouts",
-        topic="batch",
+    max_train_steps: int | None = flag_of(
+        EngineArguments, "Stop after this many rollouts with their updates; default: no limit.", takes="rollouts >= 1"
     )
-    ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", least=1, unit="passes", topic="batch")
+    ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", "passes >= 1", topic="batch")
     reuse_forwards: bool = flag(
         False,
         "With one optimizer step per rollout: learn from the forwards that computed log-probabilities and values,"
         " and keep their activations until then. Faster, more memory.",
         topic="memory",
     )
-    max_answer_seq_len: int = flag(256, "Maximum length of a response.", least=1, unit="tokens", topic="length")
-    rollout_engine: str = flag("hf", f"What draws the responses: {ENGINES_HELP}.", unit="name")
-    temperature: float = flag(
-        1.0, "Sampling temperature of rollouts, and of the policy that is trained.", above=0, unit="temperature"
+    max_answer_seq_len: int = flag_of(
+        SamplingArguments, "Maximum length of a response.", name="max_new_tokens", aliases=(), topic="length"
     )
-    top_k: int = flag(0, "Draw from the k most likely tokens; 0 draws from all.", least=0, unit="tokens")
-    top_p: float = flag(
-        1.0,
-        "Draw from the most likely tokens with this total probability; 1 draws from all.",
-        above=0,
-        most=1,
-        unit="share",
+    rollout_engine: str = flag_of(SamplingArguments, f"What draws the responses: {ENGINES_HELP}.")
+    temperature: float = flag_of(
+        SamplingArguments,
+        "Sampling temperature of rollouts, and of the policy that is trained.",
+        takes="temperature > 0",
     )
-    parallel_paths: int | None = flag(
-        None,
+    top_k: int = flag_of(SamplingArguments)
+    top_p: float = flag_of(SamplingArguments)
+    parallel_paths: int | None = flag_of(
+        SamplingArguments,
         f"With --parallel_thinking: paths of each block that a response opens; default: {DEFAULT_PATHS}.",
-        least=1,
-        unit="paths",
     )
-    max_path_tokens: int | None = flag(
-        None,
+    max_path_tokens: int | None = flag_of(
+        SamplingArguments,
         "With --parallel_thinking: maximum length of a path, its tags included; default: what is left of "
         "--max_answer_seq_len, which counts only the longest path of each block.",
-        least=2,
-        unit="tokens",
-        topic="length",
     )
-    min_p: float = flag(
-        0.0,
-        "Draw from tokens with at least this share of the top token's probability; 0 draws from all.",
-        least=0,
-        most=1,
-        unit="share",
-    )
-    stop: list[str] = flag([], "Texts that end a response; the response keeps them.", unit="text")
-    bad_words: list[str] = flag([], "Texts that are never drawn.", unit="text")
+    min_p: float = flag_of(SamplingArguments)
+    stop: list[str] = flag([], "Texts that end a response; the response keeps them.", "text")
+    bad_words: list[str] = flag([], "Texts that are never drawn.", "text")
     end_check_tokens: int | None = flag(
         None,
         "With --rollout_engine hf: check after this many tokens which responses have ended, and cut off what was "
         "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
-        least=1,
-        unit="tokens",
+        "tokens >= 1",
     )
     speculate: str = flag(
         "0",
         "With --rollout_engine hf: guess so many tokens ahead and verify them in one forward, or auto: one token, "
         "wherever that is faster. The responses stay the same. 0 guesses none.",
-        unit="tokens",
+        "tokens",
     )
     speculate_by: str = flag(
         BY_HEAD,
@@ -156,13 +119,11 @@ class PpoArguments:
         0,
         "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
         "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
-        least=0,
-        most=8,
-        unit="tokens",
+        "0 <= tokens <= 8",
     )
-    rollout_dump: str | None = flag(None, "Write every rollout to this folder.", unit="folder")
+    rollout_dump: str | None = flag(None, "Write every rollout to this folder.", "folder")
     rollout_replay: str | None = flag(
-        None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", unit="folder"
+        None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", "folder"
     )
     normalize_reward_scores: bool = flag(
         False,
@@ -171,60 +132,49 @@ class PpoArguments:
         topic="reward",
     )
     clip_reward: float = flag(
-        5.0, "Clip the reward model's scores to this range on both sides of 0.", above=0, unit="score", topic="reward"
+        5.0, "Clip the reward model's scores to this range on both sides of 0.", "score > 0", topic="reward"
     )
     unsup_coef: float = flag(
         27.8,
         "Weight of the pretraining loss on --unsupervised_dataset_name; 0 only reports it.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
         topic="policy",
     )
-    eval_interval: int = flag(
-        0,
+    eval_interval: int = flag_of(
+        EngineArguments,
         "Rollouts between evaluations; 0: only after training (and before, see --val_before_train).",
-        least=0,
-        unit="rollouts",
-        topic="evaluation",
+        takes="rollouts >= 0",
     )
-    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0, unit="epochs", topic="evaluation")
+    eval_epochs: float = flag_of(EngineArguments)
     val_before_train: bool = flag(True, "Also evaluate before training.", topic="evaluation")
     val_only: bool = flag(False, "Evaluate only; train and save nothing.", topic="evaluation")
     val_greedy: bool = flag(
         False, "Also evaluate greedy responses, as eval_greedy/... in the metrics.", topic="evaluation"
     )
-    val_samples: int = flag(
-        1,
+    val_samples: int = flag_of(
+        EvaluationArguments,
         "Responses to each held-out prompt; above 1 the metrics also have best, worst and majority of k of them "
         "(eval/NAME_best@k; of rewards 0 and 1 that is pass@k).",
-        least=1,
-        unit="responses",
-        topic="evaluation",
     )
     show_samples: int = flag(
-        1,
-        "Print this many prompts with responses and rewards at each evaluation.",
-        least=0,
-        unit="samples",
-        topic="evaluation",
+        1, "Print this many prompts with responses and rewards at each evaluation.", "samples >= 0", topic="evaluation"
     )
     report_variance: bool = flag(
         False,
         "Report proxies of the gradient's variance, from the distributions of the policy that rolled out.",
         topic="log",
     )
-    report_mfu: bool = flag(
-        True,
+    report_mfu: bool = flag_of(
+        EngineArguments,
         "Report train/mfu of the updates: the share of this machine's measured matmul rate that they reach.",
-        topic="log",
     )
-    per_device_eval_batch_size: int = flag(
-        64, "Prompts in one evaluation rollout of a rank.", least=1, unit="prompts", topic="evaluation"
+    per_device_eval_batch_size: int = flag_of(
+        EngineArguments, "Prompts in one evaluation rollout of a rank.", default=64, takes="prompts >= 1"
     )
     checker: str | None = flag(
         None,
         "A rule that scores held-out responses but trains nothing: one of --reward's, or your own as FILE.py:NAME.",
-        unit="name",
+        "name",
         topic="evaluation",
     )
 

@@ -27,8 +27,8 @@ class MismatchArguments:
     mismatch_recipe: str | None = flag(
         None,
         "Set the flags of this topic by a name; flags that are given win. One of the recipes of docs/mismatch.md.",
+        "name",
         choices=tuple(RECIPES),
-        unit="name",
     )
     mismatch_correction: str | None = flag(
         None,
@@ -41,25 +41,21 @@ class MismatchArguments:
         "r of a token, its product over a sequence, or its geometric mean over one; default: token.",
         choices=LEVELS,
     )
-    mismatch_threshold: float | None = flag(None, "Largest weight; default: 2.", above=1, unit="ratio")
+    mismatch_threshold: float | None = flag(None, "Largest weight; default: 2.", "ratio > 1")
     mismatch_threshold_lower: float | None = flag(
-        None, "Smallest weight; default: 1 / the threshold for mask, none for truncate.", above=0, most=1, unit="ratio"
+        None, "Smallest weight; default: 1 / the threshold for mask, none for truncate.", "0 < ratio <= 1"
     )
     mismatch_normalize: bool | None = flag(
         None, "Divide weights by their mean over the rollout, on all ranks; default: false."
     )
     mismatch_veto: float | None = flag(
-        None,
-        "Reject a response that has a token whose r is below this, such as 1e-4; default: none.",
-        above=0,
-        below=1,
-        unit="ratio",
+        None, "Reject a response that has a token whose r is below this, such as 1e-4; default: none.", "0 < ratio < 1"
     )
     mismatch_rejection: list[str] = flag(
         [],
         "Reject tokens or responses by KIND:UPPER or KIND:LOWER:UPPER, e.g. seq_mean_k1:0.999:1.001; KIND is one of "
         f"{', '.join(REJECTIONS)}. k1's bounds are on the ratio.",
-        unit="kind:bounds",
+        "kind:bounds",
     )
     mismatch_rejected: str | None = flag(
         None,

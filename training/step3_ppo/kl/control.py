@@ -10,18 +10,19 @@ _LARGEST_ERROR = 0.2  # Ziegler et al. 2019, section 2.2: the relative error is 
 
 @dataclass
 class KlControl:
-    """Constant without a target; with one, moves the coefficient to hold the KL of a response near it.
+    """Constant without a target; with one, moves kl_coef to hold the KL of a response near it.
 
-    beta <- beta (1 + clip(KL / target - 1, +- 0.2) n / horizon) after n responses whose mean KL, summed over their
-    tokens, is KL nats (Ziegler et al. 2019, section 2.2; n / horizon is their K_beta as lm-human-preferences has it).
+    kl_coef <- kl_coef (1 + clip(KL / target - 1, +- 0.2) n / horizon) after n responses whose mean KL, summed over
+    their tokens, is KL nats (Ziegler et al. 2019, section 2.2; n / horizon is their K_beta as lm-human-preferences has
+    it).
     """
 
-    coefficient: float
+    kl_coef: float
     target: float | None = None
     horizon: float = math.inf
 
     def slow_warning(self, sequences: int) -> str | None:
-        """Return a sentence if the coefficient cannot double over so many responses; None if it can, or is fixed."""
+        """Return a sentence if kl_coef cannot double over so many responses; None if it can, or is fixed."""
         most = math.exp(_LARGEST_ERROR * sequences / self.horizon)
         if self.target is None or most >= 2.0:
             return None
@@ -34,4 +35,4 @@ class KlControl:
     def update(self, kl: float, sequences: int) -> None:
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
-            self.coefficient *= 1.0 + error * sequences / self.horizon
+            self.kl_coef *= 1.0 + error * sequences / self.horizon

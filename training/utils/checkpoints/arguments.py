@@ -15,21 +15,6 @@ if TYPE_CHECKING:
 LATEST = "latest"
 # What YAML, Python and other bare flags write for it being on or off.
 _RESUME_WORDS = {"true": LATEST, "yes": LATEST, "false": None, "no": None}
-# Settings that may differ in a resumed run: they do not affect an optimizer step, except for the run's two lengths,
-# which move the learning rate's schedule on purpose.
-MAY_CHANGE = frozenset(
-    {
-        "output_dir", "save_every", "save_at_end", "keep_last", "resume", "stop_before", "stop_at",
-        "max_train_steps", "num_train_epochs", "eval_interval", "eval_epochs", "save_epochs", "run_name", "push_to_hub",
-        "hub_model_id", "hub_private_repo",
-        "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
-        "profile_steps", "per_device_eval_batch_size",
-        "report_mfu", "data_output_path", "num_workers", "rebuild_cache", "max_bad_steps", "rank_timeout",
-        "wait_for_disk_seconds", "rescue_dir",
-        "report", "report_to", "report_samples", "logging_steps", "logging_seconds",
-        "vllm_memory_share", "vllm_cache_gib", "vllm_sleep", "vllm_check_weights",
-    }
-)  # fmt: skip
 # Where a checkpoint is written and loaded. These may differ too; its files are then converted.
 PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_stage", "offload"})
 # A resumed run that is given this value of a flag keeps what the run began with.
@@ -49,19 +34,17 @@ class CheckpointArguments:
     """Saving and resuming. Steps are optimizer steps; in step 3, rollouts with their updates."""
 
     topic: ClassVar[str] = "checkpoints"
+    may_change: ClassVar[bool] = True
 
-    save_every: int = flag(0, "Steps between checkpoints; 0: only when the run is interrupted.", least=0, unit="steps")
+    save_every: int = flag(0, "Steps between checkpoints; 0: only when the run is interrupted.", "steps >= 0")
     save_epochs: float = flag(
-        0.0, "Also write a checkpoint whenever this many epochs are complete; 0: not by epochs.", least=0, unit="epochs"
+        0.0, "Also write a checkpoint whenever this many epochs are complete; 0: not by epochs.", "epochs >= 0"
     )
     save_at_end: bool = flag(
         False, "Also write a checkpoint after the last step, so that the run can be extended later."
     )
     keep_last: int = flag(
-        2,
-        "Checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.",
-        least=0,
-        unit="checkpoints",
+        2, "Checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.", "checkpoints >= 0"
     )
     load_best_model_at_end: bool = flag(
         False,
@@ -69,8 +52,7 @@ class CheckpointArguments:
         "its weights: OUTPUT_DIR/model is the best, not the last.",
     )
     metric_for_best_model: str | None = flag(
-        None,
-        "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss.",
+        None, "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss."
     )
     greater_is_better: bool | None = flag(None, "Whether more of it is better; default: unless it is a loss.")
     resume: str | None = field(
@@ -87,29 +69,27 @@ class CheckpointArguments:
         None,
         "Write a checkpoint and stop before the program has run this long, for example before a job's time limit:"
         " seconds, or 90m, 1h30m, 2d.",
-        unit="duration",
+        "duration",
     )
     stop_at: str | None = flag(
         None,
         "Write a checkpoint and stop before a reservation ends, with room for the longest step so far and a "
         "checkpoint: auto (what the scheduler set in the environment), a variable's name, a file that holds the "
         "time, or the time (seconds since 1970, or 2026-05-01T17:30:00+02:00).",
-        unit="when",
+        "when",
     )
 
     wait_for_disk_seconds: float = flag(
         600.0,
         "How long a finished run waits for a disk that refuses its model, and tries again; then the model goes to "
         "--rescue_dir. Ctrl-C and SIGTERM end the wait.",
-        least=0,
-        below=MOST_WAIT_SECONDS,
-        unit="seconds",
+        f"0 <= seconds < {MOST_WAIT_SECONDS:g}",
     )
     rescue_dir: str | None = flag(
         None,
         "Folder for the model of a finished run, and for the checkpoint of one that is asked to stop, if OUTPUT_DIR "
         "takes neither; default: the system's folder for temporary files (TMPDIR, else /tmp).",
-        unit="folder",
+        "folder",
     )
 
     def __post_init__(self) -> None:

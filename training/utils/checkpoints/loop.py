@@ -79,7 +79,7 @@ def checkpointed_run(
     point = ResumePoint()
     if plan.resume_from is not None:
         manifest = read_manifest(plan.resume_from)
-        check_settings(plan.resume_from, manifest, settings, plan.defaults)
+        check_settings(plan.resume_from, manifest, settings, plan.defaults, plan.may_change)
         point = _resume_point(plan.resume_from, manifest["settings"])
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []

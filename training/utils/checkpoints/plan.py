@@ -4,7 +4,7 @@ may: which settings differ, and which of these may."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import (
     KEPT_AS_BEGUN,
     LATEST,
-    MAY_CHANGE,
     PER_STEP,
     PLACEMENT,
     CheckpointArguments,
@@ -36,6 +35,7 @@ class CheckpointPlan:
     settings: every flag of the run, its `program` and its number of `ranks`
     resume_from: an undamaged checkpoint in `folder`; None if the run starts from the beginning
     defaults: of the flags among `settings`
+    may_change: those of them that a resumed run may change
     """
 
     flags: CheckpointArguments
@@ -43,6 +43,7 @@ class CheckpointPlan:
     settings: dict[str, Any]
     resume_from: Path | None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    may_change: Collection[str] = ()
 
     def began_with(self, name: str) -> Any:
         """The setting of the run that is resumed; None if none is, or it has no such setting."""
@@ -65,10 +66,13 @@ def plan_checkpoints(
     settings: dict[str, Any],
     ranks: Ranks,
     defaults: Mapping[str, Any] | None = None,
+    *,
+    may_change: Collection[str] = (),
 ) -> CheckpointPlan:
     """Find the checkpoint to resume from. A collective.
 
-    program: the module, as `python -m` takes it. settings, defaults: of every flag
+    program: the module, as `python -m` takes it. settings, defaults: of every flag. may_change: flags that a
+        resumed run may change
 
     ThreestepError if a new run would overwrite checkpoints, if all of them are damaged, and if they were written with
     other settings, which are named; and where --stop_at can read no time.
@@ -85,7 +89,7 @@ def plan_checkpoints(
                 raise ThreestepError(f"--resume: {found}: {problem}")
             manifest = read_manifest(found)
             _check_manifest(found, manifest)
-            check_settings(found, manifest, settings, defaults or {})
+            check_settings(found, manifest, settings, defaults or {}, may_change)
             for name in _of_unknown_default(manifest, settings):
                 log(
                     f"warning: --resume: {found} was written with --{name} {manifest['settings'][name]}, which this "
@@ -94,7 +98,8 @@ def plan_checkpoints(
             folder.point_to(found)
         return found
 
-    return CheckpointPlan(flags, folder, settings, on_main(find, ranks.is_main, patient=True), defaults or {})
+    found = on_main(find, ranks.is_main, patient=True)
+    return CheckpointPlan(flags, folder, settings, found, defaults or {}, may_change)
 
 
 def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
@@ -156,17 +161,22 @@ def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_settings(
-    found: Path, manifest: Mapping[str, Any], mine: Mapping[str, Any], defaults: Mapping[str, Any]
+    found: Path,
+    manifest: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    may_change: Collection[str] = (),
 ) -> None:
     """ThreestepError that names every setting of the checkpoint `found` that differs in the resumed run but may not.
 
     A setting that one version alone has is compared with its default, where that is known.
-    manifest: of the checkpoint, by any version. mine: flags by name, and `ranks`. defaults: of the flags in `mine`
+    manifest: of the checkpoint, by any version. mine: flags by name, and `ranks`. defaults: of the flags in `mine`, of
+    which those in may_change may differ
     """
     saved, saved_defaults = redacted_value(manifest["settings"]), manifest.get("defaults", {})  # earlier: credentials
     both = saved.keys() & mine.keys()
     batches = {what: flags for what, flags in PER_STEP.items() if {*flags, "ranks"} <= both}
-    free = MAY_CHANGE | PLACEMENT | {flag for flags in batches.values() for flag in flags}
+    free = PLACEMENT.union(may_change, *batches.values())
     differ = [
         f"{_displayed(name)} was {saved[name]} and is {mine[name]}"
         for name in sorted(both - free)

@@ -7,7 +7,7 @@ A flag of ours that has the same name is listed too, as `Same`, with what differ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from training.utils.compat.old_flags import HUGGING_FACE, Needless, OldFlag, Ref
 renamed = partial(Renamed, whose=(HUGGING_FACE,))
 needless = partial(Needless, whose=(HUGGING_FACE,))
 refused = partial(Refused, whose=(HUGGING_FACE,))
+renamed_switch = partial(renamed, takes_value=False)
+needless_switch = partial(needless, takes_value=False)
+refused_switch = partial(refused, takes_value=False)
 
 _NO_VALUE = ("none", "null", "")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
@@ -32,14 +35,31 @@ def number(flag: str, value: str) -> float:
         raise ThreestepError(f"{flag} expects a number, got '{value}'") from None
 
 
-def switch_as(*words: str) -> Words:
-    """For a switch that is on: these words."""
-    return lambda _value, _given: list(words)
+def same(flags: str) -> dict[str, OldFlag]:
+    """Flags, with blanks between them, that mean the same here."""
+    return dict.fromkeys(flags.split(), Same())
 
 
-def either_way(on: Sequence[str], off: Sequence[str]) -> Words:
-    """For a switch: the words for on and for off."""
-    return lambda value, _given: list(off if is_false(value) else on)
+def either_way(on: list[str], off: list[str] | str = "") -> Words:
+    """For a switch: the words for on and for off, or why there are none."""
+    return lambda value, _given: off if is_false(value) else on
+
+
+def by_value(readings: Mapping[str, list[str] | str], otherwise: str) -> Words:
+    """For a flag that takes the keys of `readings`: the words for each, or why there are none. otherwise: the error for
+    another value, {} in its place."""
+
+    def words(value: str, _given: Mapping[str, str]) -> list[str] | str:
+        if value not in readings:
+            raise ThreestepError(otherwise.format(value))
+        return readings[value]
+
+    return words
+
+
+def listed(flag: str) -> Words:
+    """For a flag of several words, which `flag` takes with commas between them."""
+    return lambda value, _given: [flag, ",".join(value.split())]
 
 
 def dtype_of(words: list[str]) -> list[str]:
@@ -61,7 +81,7 @@ def _bf16(value: str, given: Mapping[str, str]) -> list[str] | str:
     return ["--dtype", "fp32"]
 
 
-def _max_steps(value: str, _given: Mapping[str, str]) -> list[str] | str:
+def max_steps(value: str, _given: Mapping[str, str]) -> list[str] | str:
     steps = number("--max_steps", value)
     if steps <= 0:
         return "the epochs say how long the run is"
@@ -159,10 +179,6 @@ def lora(flag: str) -> dict[str, OldFlag]:
     }
 
 
-def _modules(value: str, given: Mapping[str, str]) -> list[str]:
-    return ["--lora_module_name", ",".join(value.split())]
-
-
 def _dataset(value: str, given: Mapping[str, str]) -> list[str]:
     """A name on the hub, with configuration and splits; a path or a name without an owner stays as it is."""
     if value.lower() in _NO_VALUE:
@@ -188,27 +204,6 @@ def _with_dataset(value: str, given: Mapping[str, str]) -> str:
     return "it is read with --dataset_name"
 
 
-def _loss_on(value: str, _given: Mapping[str, str]) -> list[str]:
-    return ["--loss_on", "conversation" if is_false(value) else "response"]
-
-
-def _truncation(value: str, _given: Mapping[str, str]) -> list[str]:
-    sides = {"keep_start": "right", "keep_end": "left"}
-    if value not in sides:
-        raise ThreestepError(f"--truncation_mode expects keep_start or keep_end, got '{value}'; or see --truncation")
-    return ["--truncation", sides[value]]
-
-
-def _sft_loss(value: str, _given: Mapping[str, str]) -> str:
-    if value in ("nll", "chunked_nll"):
-        return "the loss is the negative log-likelihood of the tokens that carry loss, computed in chunks"
-    raise ThreestepError(f"--loss_type expects nll or chunked_nll in step 1, got '{value}'")
-
-
-def _report_to(words: list[str]) -> list[str]:
-    return [",".join(words)]
-
-
 def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
     if Path(value).is_dir():
         raise ThreestepError(
@@ -218,173 +213,163 @@ def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
     return ["--chat_template", value]
 
 
+_LOSS_ON = either_way(["--loss_on", "response"], ["--loss_on", "conversation"])
+_TRUNCATION = by_value(
+    {"keep_start": ["--truncation", "right"], "keep_end": ["--truncation", "left"]},
+    "--truncation_mode expects keep_start or keep_end, got '{}'; or see --truncation",
+)
+_SFT_LOSS = by_value(
+    dict.fromkeys(
+        ("nll", "chunked_nll"),
+        "the loss is the negative log-likelihood of the tokens that carry loss, computed in chunks",
+    ),
+    "--loss_type expects nll or chunked_nll in step 1, got '{}'",
+)
 _STEPS = "metrics.jsonl and the trackers get every step"
 _LOADER = "rows are tokenized before training, and laid out while the device computes"
 _ENGINE = "DeepSpeed reduces the gradients"
 
 # Of every step.
 HF_FLAGS: dict[str, OldFlag] = {
+    **same(
+        "--warmup_ratio --adam_beta1 --adam_epsilon --max_grad_norm --gradient_accumulation_steps "
+        "--trust_remote_code --hub_private_repo --bnb_4bit_quant_type --bnb_4bit_use_double_quant"
+    ),
     "--output_dir": Same("default: runs/last"),
     "--num_train_epochs": Same("default: 1, not 3"),
     "--max_steps": renamed(
-        "--max_train_steps N --num_train_epochs inf",
-        "it overrides --num_train_epochs; -1 asks for nothing",
-        words=_max_steps,
-        overrides=("--num_train_epochs",),
+        "--max_train_steps N --num_train_epochs inf", "it overrides --num_train_epochs; -1 asks for nothing",
+        words=max_steps, overrides=("--num_train_epochs",)
     ),
     "--warmup_steps": renamed(
         "--num_warmup_steps", "below 1 it is --warmup_ratio, as in transformers 5", words=_warmup_steps
     ),
-    "--warmup_ratio": Same(),
     "--lr_scheduler_type": Same("default: cosine, not linear"),
     "--lr_scheduler_kwargs": refused(
         "is a dictionary in TRL; its values are flags here: --min_lr_ratio, --num_cycles, --stable_ratio",
-        unless=_NO_VALUE,
+        unless=_NO_VALUE
     ),
     "--optim": renamed(
         "AdamW", "adamw_torch and adamw_torch_fused are what trains here; others are refused", words=_optimizer
     ),
     "--optim_args": refused("has no use here: AdamW's are --adam_beta1, --adam_beta2 and --adam_epsilon"),
-    "--adam_beta1": Same(),
     "--adam_beta2": Same("default: 0.95, not 0.999"),
-    "--adam_epsilon": Same(),
-    "--max_grad_norm": Same(),
     "--seed": Same("default: 1234, not 42"),
     "--data_seed": refused("has no flag of its own: --seed decides the order of the rows too", unless=_NO_VALUE),
-    "--full_determinism": renamed("--deterministic", takes_value=False, words=switch_as("--deterministic", "true")),
-    "--bf16": renamed(
-        "--dtype bf16", "false: --dtype fp32; with float32 master weights", takes_value=False, words=_bf16,
-        reads_false=True,
+    "--full_determinism": renamed_switch("--deterministic", words=either_way(["--deterministic", "true"])),
+    "--bf16": renamed_switch(
+        "--dtype bf16", "false: --dtype fp32; with float32 master weights", words=_bf16, reads_false=True
     ),
-    "--fp16": renamed("--dtype fp16", takes_value=False, words=switch_as("--dtype", "fp16")),
+    "--fp16": renamed_switch("--dtype fp16", words=either_way(["--dtype", "fp16"])),
     "--dtype": Same("bfloat16, float16 and float32 are read as bf16, fp16 and fp32", spelled=dtype_of),
     "--torch_dtype": renamed(
-        "--dtype",
-        words=_torch_dtype,
-        differs="the precision of forwards; master weights are float32 in any case",
+        "--dtype", words=_torch_dtype, differs="the precision of forwards; master weights are float32 in any case"
     ),
-    "--tf32": refused(
+    "--tf32": refused_switch(
         "is not Threestep's to set; NVIDIA_TF32_OVERRIDE=1 in the environment turns TF32 on, and --dtype bf16 does not "
-        "need it",
-        takes_value=False,
+        "need it"
     ),
     "--eval_strategy": renamed(
-        "--eval_interval or --eval_epochs",
-        "no: 0; steps: --eval_steps; epoch: --eval_epochs 1",
+        "--eval_interval or --eval_epochs", "no: 0; steps: --eval_steps; epoch: --eval_epochs 1",
         words=_strategy("eval", "--eval_interval", "--eval_epochs"),
-        differs="a run is also evaluated before and after training",
+        differs="a run is also evaluated before and after training"
     ),
     "--eval_steps": renamed(
-        "--eval_interval",
-        "below 1 it is a share of the run",
-        words=_interval_steps("eval", "--eval_interval", "--eval_epochs"),
+        "--eval_interval", "below 1 it is a share of the run",
+        words=_interval_steps("eval", "--eval_interval", "--eval_epochs")
     ),
-    "--eval_on_start": needless("a run is evaluated before training", takes_value=False),
-    "--do_train": needless("a step trains", takes_value=False),
-    "--do_eval": needless("a run is evaluated before and after training", takes_value=False),
+    "--eval_on_start": needless_switch("a run is evaluated before training"),
+    "--do_train": needless_switch("a step trains"),
+    "--do_eval": needless_switch("a run is evaluated before and after training"),
     "--save_strategy": renamed(
         "--save_every or --save_epochs",
         "no: 0; steps: --save_steps, 500 by default; epoch: --save_epochs 1; best: --load_best_model_at_end",
-        words=_strategy("save", "--save_every", "--save_epochs"),
+        words=_strategy("save", "--save_every", "--save_epochs")
     ),
     "--save_steps": renamed(
-        "--save_every",
-        "below 1 it is a share of the run",
-        words=_interval_steps("save", "--save_every", "--save_epochs"),
+        "--save_every", "below 1 it is a share of the run",
+        words=_interval_steps("save", "--save_every", "--save_epochs")
     ),
     "--save_total_limit": renamed("--keep_last", "0 keeps all; default: 2"),
     "--load_best_model_at_end": Same("the best is written when it is evaluated, whatever --save_steps says"),
     "--metric_for_best_model": Same("default: loss, in step 3 reward; eval_loss is eval/loss"),
     "--greater_is_better": Same("default: unless the metric is a loss"),
-    "--save_only_model": refused(
+    "--save_only_model": refused_switch(
         "is not how checkpoints are written here: they hold what --resume needs; the finished model is in "
-        "OUTPUT_DIR/model, and `python -m training.export` makes a model of a checkpoint",
-        takes_value=False,
+        "OUTPUT_DIR/model, and `python -m training.export` makes a model of a checkpoint"
     ),
-    "--save_safetensors": needless("models are saved as safetensors", takes_value=False),
+    "--save_safetensors": needless_switch("models are saved as safetensors"),
     "--resume_from_checkpoint": renamed(
         "--resume", "true takes the latest; a path takes that one of OUTPUT_DIR/checkpoints", words=_resume
     ),
-    "--overwrite_output_dir": refused(
-        "is not done here: give --resume to continue a run with checkpoints, or another --output_dir", takes_value=False
+    "--overwrite_output_dir": refused_switch(
+        "is not done here: give --resume to continue a run with checkpoints, or another --output_dir"
     ),
-    "--report_to": Same("default: tensorboard; names separated by spaces or commas", spelled=_report_to),
+    "--report_to": Same(
+        "default: tensorboard; names separated by spaces or commas", spelled=lambda words: [",".join(words)]
+    ),
     "--run_name": Same("trackers show it; without --output_dir the folder is runs/NAME"),
     "--logging_dir": needless("the curves are in OUTPUT_DIR/tensorboard"),
     "--logging_steps": Same("of lines in a log file, at most one in --logging_seconds; metrics.jsonl has every step"),
     "--logging_strategy": needless(_STEPS),
-    "--logging_first_step": needless(_STEPS, takes_value=False),
-    "--gradient_accumulation_steps": Same(),
+    "--logging_first_step": needless_switch(_STEPS),
     "--gradient_checkpointing_kwargs": needless("recomputation needs no settings here", takes_list=True),
-    "--average_tokens_across_devices": needless(
-        "a loss is divided by the count over all ranks and micro-batches", takes_value=False
+    "--average_tokens_across_devices": needless_switch(
+        "a loss is divided by the count over all ranks and micro-batches"
     ),
-    "--auto_find_batch_size": refused(
-        "is not done here; --dry_run shows the memory of a rank, and --max_tokens_per_micro_batch bounds it",
-        takes_value=False,
+    "--auto_find_batch_size": refused_switch(
+        "is not done here; --dry_run shows the memory of a rank, and --max_tokens_per_micro_batch bounds it"
     ),
-    "--use_liger_kernel": needless(
+    "--use_liger_kernel": needless_switch(
         "logits are computed only where a loss reads them, in chunks, which is what its fused loss saves; the model's "
-        "other operations stay transformers'",
-        takes_value=False,
+        "other operations stay transformers'"
     ),
     "--dataset_config": renamed("--data_path hub:NAME,config=CONFIG", words=_with_dataset),
     "--dataset_train_split": renamed("--data_path hub:NAME,split=SPLIT", words=_with_dataset),
     "--dataset_test_split": renamed("--data_path hub:NAME,eval_split=SPLIT", words=_with_dataset),
-    "--dataset_streaming": refused(
-        "is not done here: rows are tokenized once, into files that are read as they are needed (docs/cache.md)",
-        takes_value=False,
+    "--dataset_streaming": refused_switch(
+        "is not done here: rows are tokenized once, into files that are read as they are needed (docs/cache.md)"
     ),
     "--dataset_num_proc": renamed("--num_workers"),
     "--dataset_text_field": renamed("--text_column"),
     "--eos_token": renamed("--end_of_conversation_token"),
     "--pad_token": Same("for a tokenizer that names none"),
     "--chat_template_path": renamed("--chat_template", "a file", words=_chat_template),
-    "--remove_unused_columns": needless("columns that nothing reads are not loaded", takes_value=False),
-    "--shuffle_dataset": needless("every epoch has an order of its own, by --seed", takes_value=False),
+    "--remove_unused_columns": needless_switch("columns that nothing reads are not loaded"),
+    "--shuffle_dataset": needless_switch("every epoch has an order of its own, by --seed"),
     "--dataloader_num_workers": needless(_LOADER),
     "--dataloader_prefetch_factor": needless(_LOADER),
-    "--dataloader_pin_memory": needless(_LOADER, takes_value=False),
-    "--dataloader_persistent_workers": needless(_LOADER, takes_value=False),
-    "--dataloader_drop_last": needless(
-        "epochs follow each other without a gap, and every step is full", takes_value=False
-    ),
-    "--group_by_length": needless("rows are planned by their lengths", takes_value=False),
+    "--dataloader_pin_memory": needless_switch(_LOADER),
+    "--dataloader_persistent_workers": needless_switch(_LOADER),
+    "--dataloader_drop_last": needless_switch("epochs follow each other without a gap, and every step is full"),
+    "--group_by_length": needless_switch("rows are planned by their lengths"),
     "--train_sampling_strategy": needless("rows are drawn by the seed and planned by their lengths"),
-    "--ddp_find_unused_parameters": needless(_ENGINE, takes_value=False),
+    "--ddp_find_unused_parameters": needless_switch(_ENGINE),
     "--ddp_backend": needless("the device decides: nccl on GPUs, gloo on CPUs"),
     "--ddp_timeout": renamed("--rank_timeout", "seconds"),
     "--fsdp": refused("is not used here; --zero_stage 3 shards weights, gradients and optimizer", takes_list=True),
-    "--use_cpu": refused(
-        "is an environment's choice here: CUDA_VISIBLE_DEVICES= hides the GPUs", takes_value=False
-    ),
-    "--trust_remote_code": Same(),
+    "--use_cpu": refused_switch("is an environment's choice here: CUDA_VISIBLE_DEVICES= hides the GPUs"),
     "--model_revision": refused(
         "is not read: hub names are read in their main revision; download another and name its folder",
-        unless=("main", *_NO_VALUE),
+        unless=("main", *_NO_VALUE)
     ),
     "--lora_alpha": Same("default: 16, not 32"),
     "--lora_dropout": Same("default: 0, not 0.05"),
     "--lora_modules_to_save": refused(
         "has no counterpart; --only_optimize_lora false trains all other weights beside the adapters", takes_list=True,
-        unless=_NO_VALUE,
+        unless=_NO_VALUE
     ),
-    "--use_rslora": refused("is not built; --lora_alpha times the root of the rank gives its scale", takes_value=False),
-    "--use_dora": refused("is not built; LoRA's adapters are --lora_dim's", takes_value=False),
+    "--use_rslora": refused_switch("is not built; --lora_alpha times the root of the rank gives its scale"),
+    "--use_dora": refused_switch("is not built; LoRA's adapters are --lora_dim's"),
     "--push_to_hub": Same("at the end of the run, with a model card made from it"),
     "--hub_model_id": Same("required with --push_to_hub"),
-    "--hub_private_repo": Same(),
     "--hub_strategy": refused("is end here: checkpoints are not uploaded", unless=("end", *_NO_VALUE)),
     "--load_in_4bit": Same("with LoRA; needs the package bitsandbytes"),
     "--load_in_8bit": Same("with LoRA; weights alone are rounded, not activations"),
-    "--bnb_4bit_quant_type": Same(),
-    "--bnb_4bit_use_double_quant": Same(),
-    "--use_bnb_nested_quant": renamed(
-        "--bnb_4bit_use_double_quant",
-        "TRL's name",
-        takes_value=False,
+    "--use_bnb_nested_quant": renamed_switch(
+        "--bnb_4bit_use_double_quant", "TRL's name",
         words=either_way(["--bnb_4bit_use_double_quant", "true"], ["--bnb_4bit_use_double_quant", "false"]),
-        reads_false=True,
+        reads_false=True
     ),
     "--bnb_4bit_compute_dtype": needless("layers compute in --dtype"),
     "--bnb_4bit_quant_storage": needless("rounded weights are bytes, which ZeRO does not shard"),
@@ -406,80 +391,73 @@ def dataset_name(alone: str) -> dict[str, OldFlag]:
 
 # Of the steps that train one model.
 HF_ONE_MODEL_FLAGS: dict[str, OldFlag] = {
+    **same("--model_name_or_path --torch_compile"),
     **HF_FLAGS,
     **lora("--lora_dim"),
     "--lora_target_modules": renamed(
-        "--lora_module_name", "parts of the layers' names, or all-linear", takes_list=True, words=_modules
+        "--lora_module_name", "parts of the layers' names, or all-linear", takes_list=True,
+        words=listed("--lora_module_name")
     ),
-    "--model_name_or_path": Same(),
     "--attn_implementation": Same("default: auto, the fastest that computes the model's own numbers"),
     "--learning_rate": Same("default: the step's own"),
     "--weight_decay": Same("on matrices alone"),
     "--per_device_train_batch_size": Same("sequences (step 2: prompts); default: 16, not 8"),
     "--per_device_eval_batch_size": Same("default: 16, not 8"),
     "--gradient_checkpointing": Same("default: off, as transformers'; TRL's is on"),
-    "--torch_compile": Same(),
     "--max_length": renamed("--max_seq_len", "default: 512, not 1024"),
     "--max_seq_length": renamed("--max_seq_len", "TRL's older name"),
     "--pad_to_multiple_of": needless("rows are packed, not padded"),
-    "--padding_free": needless("rows are packed: documents that do not see each other share them", takes_value=False),
+    "--padding_free": needless_switch("rows are packed: documents that do not see each other share them"),
     "--label_smoothing_factor": refused("has no counterpart in this step's loss", unless=("0", "0.0")),
-}
+}  # fmt: skip
 
 _PACKED = "documents share rows and do not see each other, which changes no gradient; --padded turns it off"
 HF_SFT_FLAGS: dict[str, OldFlag] = {
     **HF_ONE_MODEL_FLAGS,
     **dataset_name("1,0,0"),
-    "--packing": needless(f"{_PACKED}; batch sizes count sequences, not packed rows", takes_value=False),
+    "--packing": needless_switch(f"{_PACKED}; batch sizes count sequences, not packed rows"),
     "--packing_strategy": needless(_PACKED),
-    "--eval_packing": needless(_PACKED, takes_value=False),
-    "--assistant_only_loss": renamed(
-        "--loss_on response", "the default; false: conversation", takes_value=False, words=_loss_on, reads_false=True
+    "--eval_packing": needless_switch(_PACKED),
+    "--assistant_only_loss": renamed_switch(
+        "--loss_on response", "the default; false: conversation", words=_LOSS_ON, reads_false=True
     ),
-    "--completion_only_loss": renamed(
-        "--loss_on response", "the default; false: conversation", takes_value=False, words=_loss_on, reads_false=True
+    "--completion_only_loss": renamed_switch(
+        "--loss_on response", "the default; false: conversation", words=_LOSS_ON, reads_false=True
     ),
-    "--loss_type": renamed("the one loss", "nll and chunked_nll; dft is refused", words=_sft_loss),
+    "--loss_type": renamed("the one loss", "nll and chunked_nll; dft is refused", words=_SFT_LOSS),
     "--truncation_mode": renamed(
-        "--truncation",
-        "keep_start: right; keep_end: left",
-        words=_truncation,
-        differs="left cuts the beginning of the prompt, never the response",
+        "--truncation", "keep_start: right; keep_end: left", words=_TRUNCATION,
+        differs="left cuts the beginning of the prompt, never the response"
     ),
     "--neftune_noise_alpha": renamed("--neftune_alpha"),
-    "--activation_offloading": refused(
-        "is not built; --gradient_checkpointing keeps a block's input alone", takes_value=False
-    ),
-}
+    "--activation_offloading": refused_switch("is not built; --gradient_checkpointing keeps a block's input alone"),
+}  # fmt: skip
 HF_REWARD_FLAGS: dict[str, OldFlag] = {
     **HF_ONE_MODEL_FLAGS,
     **dataset_name("0,1,0"),
     "--center_rewards_coefficient": renamed("--center_coef"),
     "--num_labels": needless("a reward model has one label"),
-}
+}  # fmt: skip
 HF_DPO_FLAGS: dict[str, OldFlag] = {
+    **same("--beta --label_smoothing"),
     **HF_ONE_MODEL_FLAGS,
     **dataset_name("0,1,0"),
-    "--beta": Same(),
     "--loss_type": Same("sigmoid, ipo and hinge; others are refused"),
-    "--label_smoothing": Same(),
     "--rpo_alpha": renamed("--sft_coef", differs="the log-likelihood is a mean over each best response's tokens"),
-    "--precompute_ref_log_probs": needless(
-        "the reference's log-probabilities are read once and kept with the data", takes_value=False
+    "--precompute_ref_log_probs": needless_switch(
+        "the reference's log-probabilities are read once and kept with the data"
     ),
-    "--reference_free": refused(
-        "is not built; the reference is the model that training starts from", takes_value=False
-    ),
+    "--reference_free": refused_switch("is not built; the reference is the model that training starts from"),
     "--f_divergence_type": refused("is not built beside the reverse KL", unless=("reverse_kl",)),
     "--max_prompt_length": refused(
         "is not a length of its own here: --max_seq_len bounds prompt and response together, and --truncation left "
-        "cuts the prompt", unless=_NO_VALUE,
+        "cuts the prompt", unless=_NO_VALUE
     ),
     "--max_completion_length": refused(
         "is not a length of its own here: --max_seq_len bounds prompt and response together, and --truncation right "
-        "cuts the response", unless=_NO_VALUE,
+        "cuts the response", unless=_NO_VALUE
     ),
-    "--generate_during_eval": refused(
-        "is not built; `python -m training.evaluate win_rate` compares answers of finished models", takes_value=False
+    "--generate_during_eval": refused_switch(
+        "is not built; `python -m training.evaluate win_rate` compares answers of finished models"
     ),
 }  # fmt: skip

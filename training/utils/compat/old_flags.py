@@ -1,15 +1,13 @@
 """Flags that people know from other programs, and how they are read here.
 
-DeepSpeed-Chat's are below, Hugging Face's (TRL's and transformers') in `hf_flags`; a step lists both in its STEP. A
-flag that is in no table is one of ours. Names in a file of settings are read by the same tables.
+The tables are beside this module: `deepspeed_chat_flags`, `hf_flags` and `hf_ppo_flags` (TRL's and transformers'),
+`launcher_flags`. A flag that is in no table is one of ours. Names in a file of settings are read by the same tables.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from training.utils.base.errors import Mistakes, ThreestepError
 
@@ -19,8 +17,8 @@ Words = Callable[[str, Mapping[str, str]], "list[str] | str"]
 
 DEEPSPEED_CHAT = "DeepSpeed-Chat"
 HUGGING_FACE = "Hugging Face"
-_TRUE = ("true", "yes", "on", "1", "t", "y")
-_FALSE = ("false", "no", "off", "0", "f", "n")
+TRUE = ("true", "yes", "on", "1", "t", "y")
+FALSE = ("false", "no", "off", "0", "f", "n")
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ OldFlag = Needless | Renamed | Refused | Same
 
 def is_false(value: str) -> bool:
     """Whether a switch's value turns it off."""
-    return value.lower() in _FALSE
+    return value.lower() in FALSE
 
 
 def translated(
@@ -156,7 +154,7 @@ def _own_values(old: Needless | Renamed | Refused, values: list[str]) -> tuple[l
     """The words that belong to a flag, and those after them."""
     if old.takes_list:
         return values, []
-    if old.takes_value or (values and values[0].lower() in (*_TRUE, *_FALSE)):
+    if old.takes_value or (values and values[0].lower() in (*TRUE, *FALSE)):
         return values[:1], values[1:]
     return [], values
 
@@ -207,99 +205,8 @@ def _note_conflicts(
     read_from[now] = (typed, values)
 
 
-def old_defaults(
-    given: Sequence[str], old_flags: Mapping[str, OldFlag], typed: Mapping[str, str]
-) -> tuple[list[str], list[str]]:
-    """What DeepSpeed-Chat's steps take where a command line leaves it out, as words, and a line for each.
-
-    given: the words of the command line, by today's names
-    typed: its flags as they were typed, with their words; where none is DeepSpeed-Chat's alone, nothing says that the
-        command line is
-    """
-    of_a_step = old_flags.keys() >= OLD_FLAGS.keys()
-    its = (flag for flag in typed if flag in old_flags and old_flags[flag].whose == (DEEPSPEED_CHAT,))
-    is_its = any(its) or typed.get("--deepspeed") == ""  # Hugging Face's names a file
-    if not of_a_step or not is_its or any(word.partition("=")[0] == "--data_path" for word in given):
-        return [], []
-    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no data"
-    return ["--data_path", "Dahoas/rm-static"], [f"--data_path is Dahoas/rm-static, {reason}"]
-
-
 def whole_number(flag: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
         raise ThreestepError(f"{flag} expects a whole number, got '{value}'") from None
-
-
-def no_dropout(role: str = "") -> Renamed:
-    """--disable_dropout, of actor or critic with `role`."""
-    flag = f"--{role}dropout"
-    whose = (DEEPSPEED_CHAT,) if role else (DEEPSPEED_CHAT, HUGGING_FACE)
-    return Renamed(flag, takes_value=False, words=lambda _value, _given: [flag, "0.0"], whose=whose)
-
-
-def _end_token(_value: str, given: Mapping[str, str]) -> list[str]:
-    token = given.get("--end_of_conversation_token") or given.get("--eot_token") or "<|endoftext|>"
-    return ["--end_of_conversation_token", token, "--add_end_of_conversation_token", "true"]
-
-
-def _deepspeed(value: str, given: Mapping[str, str]) -> list[str] | str:
-    """DeepSpeed-Chat's switch; or Hugging Face's JSON, which says the stage and the precision too."""
-    if value.lower() in ("", *_TRUE, *_FALSE):
-        return "every run is DeepSpeed's"
-    words = ["--deepspeed_config", value]
-    try:
-        config = json.loads(Path(value).read_text(encoding="utf-8"))
-        stage, is_fp16 = (config.get(part, {}).get(key) for part, key in (("zero_optimization", "stage"), _FP16))
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return words  # what is wrong with the file, its reader says
-    if isinstance(stage, int) and "--zero_stage" not in given:
-        words += ["--zero_stage", str(stage)]
-    if is_fp16 is True and not {"--dtype", "--torch_dtype", "--bf16", "--fp16"} & given.keys():
-        words += ["--dtype", "fp16"]
-    return words
-
-
-_FP16 = ("fp16", "enabled")
-_PADDING = Needless("where a text begins and ends is known from lengths, not from pad tokens")
-
-OLD_FLAGS: dict[str, OldFlag] = {
-    "--num_padding_at_beginning": _PADDING,
-    "--deepspeed": Renamed(
-        "--deepspeed_config",
-        "its stage and fp16 are read as --zero_stage and --dtype where these are not given; without a file it is "
-        "not needed: every run is DeepSpeed's",
-        takes_list=True,
-        words=_deepspeed,
-        whose=(DEEPSPEED_CHAT, HUGGING_FACE),
-    ),
-    "--deepscale": Needless("every run is DeepSpeed's", takes_value=False),
-    "--compute_fp32_loss": Needless(
-        "losses and log-probabilities are computed in float32 whatever --dtype is", takes_value=False
-    ),
-    "--enable_tensorboard": Needless("every run writes OUTPUT_DIR/tensorboard", takes_value=False),
-    "--tensorboard_path": Needless("the curves are in OUTPUT_DIR/tensorboard, next to the run's other files"),
-    "--add_eot_token": Renamed(
-        "--end_of_conversation_token TOKEN --add_end_of_conversation_token true",
-        "TOKEN is --eot_token's, else <|endoftext|>; it ends every response of every step",
-        takes_value=False,
-        words=_end_token,
-    ),
-    "--eot_token": Needless("with --add_eot_token it is read as --end_of_conversation_token, without it has no use"),
-}
-ONE_MODEL_OLD_FLAGS: dict[str, OldFlag] = {
-    **OLD_FLAGS,
-    "--deepscale_config": Renamed("--deepspeed_config"),
-    "--disable_dropout": no_dropout(),
-}
-PRINT_LOSS = Needless("the progress bar and metrics.jsonl show the loss of every step", takes_value=False)
-# Of the program that scores with a finished reward model, whose tokenizer has what step 2 added.
-SCORING_OLD_FLAGS: dict[str, OldFlag] = {
-    "--num_padding_at_beginning": _PADDING,
-    "--add_eot_token": Renamed(
-        "--end_of_conversation_token <|endoftext|>",
-        takes_value=False,
-        words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"],
-    ),
-}

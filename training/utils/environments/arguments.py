@@ -26,34 +26,32 @@ class EnvironmentArguments:
         None,
         "Class that answers the model turn by turn, as FILE.py:NAME; several, parted by commas, answer the rows whose "
         "column 'environment' has their NAME.",
-        unit="names",
+        "names",
     )
     tools: str | None = flag(
         None,
         "Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME; "
         f"{IN_BUBBLEWRAP} runs the model's own Python programs in bubblewrap, {NO_SANDBOX} as far from this machine "
         "as it allows.",
-        unit="names",
+        "names",
     )
     tool_parser: str = flag(
         AUTO,
         f"How the model writes calls: {', '.join(PARSERS)}, your own function as FILE.py:NAME, or 'auto': as the chat "
         "template does.",
-        unit="name",
+        "name",
     )
-    tool_seconds: float = flag(
-        10.0, "Time that a tool may take; a slower one is answered by an error.", above=0, unit="seconds"
-    )
+    tool_seconds: float = flag(10.0, "Time that a tool may take; a slower one is answered by an error.", "seconds > 0")
     environment_seconds: float = flag(
-        60.0, "Time that a step of an environment may take; a slower one ends the conversation.", above=0,
-        unit="seconds",
-    )  # fmt: skip
+        60.0, "Time that a step of an environment may take; a slower one ends the conversation.", "seconds > 0"
+    )
     max_observation_characters: int = flag(
-        4096, "Length of a tool's answer or an environment's message; the middle of a longer one is left out.",
-        least=100, unit="characters",
-    )  # fmt: skip
+        4096,
+        "Length of a tool's answer or an environment's message; the middle of a longer one is left out.",
+        "characters >= 100",
+    )
     max_calls_per_turn: int = flag(
-        8, "Calls of one message that are run; the rest are answered by an error.", least=1, unit="number"
+        8, "Calls of one message that are run; the rest are answered by an error.", "number >= 1"
     )
 
     @property

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,11 +22,12 @@ from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_v
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
 from training.utils.base.typed import typed_command
-from training.utils.compat.old_flags import OldFlag, flags_with_values, old_defaults, translated
+from training.utils.compat.deepspeed_chat_flags import old_defaults
+from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
+from training.utils.compat.old_flags import OldFlag, flags_with_values, translated
 from training.utils.flags.flag_names import nearest_flags
-from training.utils.flags.flags import OWN_KEYS, note_mistakes
+from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, asked_topic, help_page
-from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
 
 _SWITCHED = {"true": True, "false": False}
 
@@ -189,14 +190,26 @@ def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
 
 def defaults_of(groups: Sequence[type]) -> dict[str, Any]:
     """Every flag of `groups` with its default; None for a list."""
-    fields = (field for group in groups for part in _parts(group) for field in dataclasses.fields(part))
-    return {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
+    return {each.name: None if each.default is dataclasses.MISSING else each.default for _, each in _fields(groups)}
 
 
 def list_defaults_of(groups: Sequence[type]) -> dict[str, Any]:
     """Every flag of `groups` that takes a list, with its default."""
-    fields = (field for group in groups for part in _parts(group) for field in dataclasses.fields(part))
+    fields = (each for _, each in _fields(groups))
     return {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+
+
+def may_change_in(groups: Sequence[type]) -> frozenset[str]:
+    """The flags of `groups` that a resumed run may change."""
+    fields = _fields(groups)
+    return frozenset(
+        each.name for part, each in fields if each.metadata.get(MAY_CHANGE) or getattr(part, MAY_CHANGE, False)
+    )
+
+
+def _fields(groups: Sequence[type]) -> Iterator[tuple[type, dataclasses.Field]]:
+    """Every flag, with its group."""
+    return ((part, each) for group in groups for part in _parts(group) for each in dataclasses.fields(part))
 
 
 def _dataclass_parser() -> Any:

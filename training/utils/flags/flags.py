@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import itertools
+import re
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -13,7 +16,7 @@ _Settings = TypeVar("_Settings")
 
 AUTO = "auto"  # a flag's value that leaves the choice to the program
 # Keys of a field's metadata that argparse must not see (`arguments.StrictParser`).
-VALUES, UNIT, TOPIC = OWN_KEYS = ("values", "unit", "topic")
+VALUES, UNIT, TOPIC, MAY_CHANGE, DECLARED = OWN_KEYS = ("values", "unit", "topic", "may_change", "declared")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,31 +47,86 @@ class Range:
         return lower if self.below is None else f"{lower} and less than {self.below:g}"
 
 
+_TAKES = re.compile(r"(?:(\S+) (<=?) )?(\S+)(?: ([<>]=?) (\S+))?")
+
+
+def _taken(takes: str) -> tuple[str, Range | None]:
+    """What a number counts, and its range, of a text such as `tokens >= 1` or `0 <= share < 1`."""
+    found = _TAKES.fullmatch(takes)
+    assert found is not None, f"expected a unit, alone or in a range such as 0 <= share < 1, got '{takes}'"
+    low, reaches_low, unit, sign, other = found.groups()
+    bounds = {"least" if reaches_low == "<=" else "above": float(low)} if low else {}
+    if other:
+        bounds[{"<=": "most", "<": "below", ">=": "least", ">": "above"}[sign]] = float(other)
+    return unit, Range(**bounds) if bounds else None
+
+
 def flag(
     default: Any,
     help: str,
+    takes: str = "",
     *,
     choices: Collection[str] = (),
     aliases: Sequence[str] = (),
-    unit: str = "",
     topic: str = "",
-    **bounds: float | None,
+    may_change: bool = False,
 ) -> Any:
-    """Return a dataclass field. choices: names, one of which is expected; otherwise bounds as in `Range`. None is not
-    checked, and each item of a list is.
+    """Return a dataclass field. None is not checked, and each item of a list is.
 
-    unit: what a number counts, one of `topics.UNITS`; of a text, what it names
+    takes: what a number counts, one of `topics.UNITS`, with its range, such as `0 <= share < 1` or `tokens >= 1`; of a
+        text, what it names
+    choices: names, one of which is expected
     topic: one of `topics.TOPICS`, if not the group's own (`topic` of the dataclass)
+    may_change: a resumed run may give another value: it affects no optimizer step, but for the run's two lengths,
+        which move the learning rate's schedule on purpose. `may_change` of the dataclass says so of all its flags
     """
-    values: Collection[str] | Range | None = choices or None
-    if bounds:
-        values = Range(**bounds)
-    metadata: dict[str, Any] = {"help": help, VALUES: values, UNIT: unit, TOPIC: topic}
+    declared: dict[str, Any] = {"default": default, "help": help, "takes": takes, "choices": choices}
+    declared |= {"aliases": aliases, "topic": topic, "may_change": may_change}
+    unit, values = _taken(takes) if takes else ("", None)
+    metadata: dict[str, Any] = {"help": help, VALUES: choices or values, UNIT: unit, TOPIC: topic}
+    metadata |= {MAY_CHANGE: may_change, DECLARED: declared}
     if aliases:
         metadata["aliases"] = list(aliases)
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+class _FlagOf:
+    """Becomes a field when its class names it, before the class becomes a dataclass."""
+
+    def __init__(self, group: type, changes: dict[str, Any]) -> None:
+        self.group, self.changes = group, changes
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        setattr(owner, name, _changed(self.group, name, self.changes))
+
+
+def flag_of(group: type, help: str = "", **changes: Any) -> Any:
+    """Return the field of the flag that `group` declares by the same name, or by `name`. help, changes: what differs
+    here, as `flag` takes it."""
+    changes = {"help": help, **changes} if help else changes
+    return _changed(group, changes.pop("name"), changes) if "name" in changes else _FlagOf(group, changes)
+
+
+def _changed(group: type, name: str, changes: Mapping[str, Any]) -> Any:
+    return flag(**{**group.__dataclass_fields__[name].metadata[DECLARED], **changes})  # type: ignore[attr-defined]
+
+
+def flags_of(
+    group: type, texts: Mapping[str, Any], roles: Sequence[str] = ("",), **changes: Any
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield flags of `group` as `dataclasses.make_dataclass` takes them.
+
+    texts: by name, the text here; "" for the group's; a mapping has one for each role
+    roles: if any are given, ROLE_NAME is yielded for each of them, and ROLE in a text stands for it
+    changes: of all these flags, as `flag` takes them
+    """
+    kinds = typing.get_type_hints(group)
+    for (name, text), role in itertools.product(texts.items(), roles):
+        text = text[role] if isinstance(text, Mapping) else text.replace("ROLE", role)
+        its = {"help": text, **changes} if text else changes
+        yield f"{role}_{name}" if role else name, kinds[name], _changed(group, name, its)
 
 
 def note_mistakes(group: Any, mistakes: Mistakes) -> None:
@@ -88,10 +146,19 @@ def note_mistakes(group: Any, mistakes: Mistakes) -> None:
         group.validate(mistakes)
 
 
-def settings_of(kind: type[_Settings], flags: Any, role: str | None = None, **others: Any) -> _Settings:
-    """Return a record of `kind`, each field from the flag ROLE_NAME or NAME. others: fields that have no such flag."""
+def settings_of(
+    kind: type[_Settings], flags: Any, role: str | None = None, *, defaults: Collection[str] = (), **others: Any
+) -> _Settings:
+    """Return a record of `kind`, each field from the flag ROLE_NAME or NAME. others: fields from elsewhere. defaults:
+    fields without a flag, which keep their default; a field that is none of these is an AssertionError."""
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        name = next((name for name in (f"{role}_{field.name}", field.name) if hasattr(flags, name)), None)
-        if name is not None:
-            others.setdefault(field.name, getattr(flags, name))
-    return kind(**others)
+        sources = {name: getattr(flags, name) for name in (f"{role}_{field.name}", field.name) if hasattr(flags, name)}
+        if field.name in others:
+            values[field.name] = others.pop(field.name)
+        elif field.name not in defaults:
+            assert sources, f"{kind.__name__}.{field.name}: no flag of {type(flags).__name__} has this name"
+            values[field.name] = next(iter(sources.values()))
+        else:
+            assert not sources, f"{kind.__name__}.{field.name}: a flag, not its default"
+    return kind(**values, **others)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from training.utils.flags.arguments import defaults_of, list_defaults_of
+from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
 
 if TYPE_CHECKING:
     from training.utils.compat.old_flags import OldFlag
@@ -121,6 +121,11 @@ class Step:
     def defaults(self) -> dict[str, Any]:
         """Every flag with its default."""
         return defaults_of(self.groups) | list_defaults_of(self.groups)
+
+    @property
+    def may_change(self) -> frozenset[str]:
+        """The flags that a resumed run may change."""
+        return may_change_in(self.groups)
 
     @property
     def program(self) -> str:

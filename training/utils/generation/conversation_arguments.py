@@ -18,34 +18,30 @@ class ConversationArguments:
     topic: ClassVar[str] = "environment"
 
     max_turns: int = flag(
-        8, "Turns that the model may take in a conversation; the last is not answered.", least=1, unit="number"
+        8, "Turns that the model may take in a conversation; the last is not answered.", "number >= 1"
     )
     max_tool_calls: int | None = flag(
         None,
         "Calls that a conversation may make; the one beyond is not run, and ends it. Default: no limit.",
-        least=0,
-        unit="number",
+        "number >= 0",
     )
     max_observation_tokens: int | None = flag(
         None,
         "Length of one message of an environment; the middle of a longer one is left out. Default: no limit but "
         "--max_observation_characters.",
-        least=8,
-        unit="tokens",
+        "tokens >= 8",
     )
     max_conversation_seconds: float | None = flag(
         None,
         "Time after which a conversation begins no further turn. Runs with it are not repeatable. Default: no limit.",
-        above=0,
-        unit="seconds",
+        "seconds > 0",
     )
     answer_interval: int = flag(
         32,
         "Answers of environments join the batch every so many drawn tokens, by which time late ones are waited for: a "
         "rollout repeats to the bit, however long answers take. 0 takes each answer as it comes, sooner where a few "
         "take much longer than others; such rollouts do not repeat to the bit.",
-        least=0,
-        unit="tokens",
+        "tokens >= 0",
     )
 
     def require_partner(self, acts: bool, mistakes: Mistakes) -> None:

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from training.utils.flags.flags import flag, settings_of
 from training.utils.models.attention.attention import CHOICES
 from training.utils.models.quantized.quantization import (
-    DOUBLE_HELP,
-    EIGHT_BIT_HELP,
-    FOUR_BIT_HELP,
     FOUR_BIT_KINDS,
-    KIND_HELP,
     check_beside_quantization,
     check_quantization,
     check_ranks,
@@ -22,20 +18,6 @@ from training.utils.models.settings import ModelSettings
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
-HEAD_CHUNK_HELP = (
-    "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more memory. "
-    "0: by the memory that is free as the run starts, 256 on a CPU. Sums are rounded by it: a resumed run keeps it."
-)
-
-FREEZE_TOWER_HELP = "Models of images and text: do not train the vision tower, apart from its projector."
-FREEZE_PROJECTOR_HELP = (
-    "Models of images and text: do not train the projector, which makes embeddings of the tower's states."
-)
-KEPT_FEATURES_HELP = (
-    "Models of images and text: MiB of host memory for what a frozen vision tower makes of pictures, so that it runs "
-    "once for a picture and not in every epoch; 0 keeps nothing."
-)
-
 
 @dataclass
 class ModelArguments:
@@ -43,8 +25,8 @@ class ModelArguments:
 
     topic: ClassVar[str] = "model"
 
-    model_name_or_path: str = flag("", "Model to start from: a folder or a hub name (required).", unit="model")
-    pad_token: str | None = flag(None, "Token to pad with, for a tokenizer that has no pad token.", unit="token")
+    model_name_or_path: str = flag("", "Model to start from: a folder or a hub name (required).", "model")
+    pad_token: str | None = flag(None, "Token to pad with, for a tokenizer that has no pad token.", "token")
     trust_remote_code: bool = flag(
         ModelSettings.trust_remote_code, "Run Python code that comes with the model or its tokenizer; read it first."
     )
@@ -53,23 +35,20 @@ class ModelArguments:
         "Attention: 'auto' takes, on CUDA, the first of these that gives the model's own numbers: 'varlen' "
         "(torch's kernel for packed sequences, bf16 and fp16), 'flex_attention', 'sdpa' (runs everywhere; on CUDA"
         " with a dense mask). 'flash_attention_2' and '_3', if installed, pack but cannot share prompts.",
+        "name",
         choices=CHOICES,
-        unit="name",
         topic="memory",
     )
     dropout: float | None = flag(
         None,
         "Every dropout rate; 0 also turns off layer drop and the jitter of routers; default: the model's own.",
-        least=0,
-        below=1,
-        unit="probability",
+        "0 <= probability < 1",
     )
     router_aux_loss_coef: float | None = flag(
         None,
         "Mixtures of experts: weight of the routers' balancing loss (Fedus et al. 2021); default: the model's own; "
         "0 adds none.",
-        least=0,
-        unit="factor",
+        "factor >= 0",
     )
     gradient_checkpointing: bool = flag(
         False, "Recompute activations in the backward pass: less memory, more time.", topic="memory"
@@ -80,26 +59,57 @@ class ModelArguments:
         " half a minute to minutes longer: for long runs.",
         topic="memory",
     )
-    head_chunk_mb: int = flag(0, HEAD_CHUNK_HELP, least=0, unit="mib", topic="memory")
-    lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains all weights instead.", least=0, unit="rank", topic="lora")
-    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", unit="number", topic="lora")
-    lora_dropout: float = flag(0.0, "Dropout before the adapters.", least=0, below=1, unit="probability", topic="lora")
+    head_chunk_mb: int = flag(
+        0,
+        "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more "
+        "memory. 0: by the memory that is free as the run starts, 256 on a CPU. Sums are rounded by it: a resumed run "
+        "keeps it.",
+        "mib >= 0",
+        topic="memory",
+    )
+    lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains all weights instead.", "rank >= 0", topic="lora")
+    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", "number", topic="lora")
+    lora_dropout: float = flag(0.0, "Dropout before the adapters.", "0 <= probability < 1", topic="lora")
     lora_module_name: str = flag(
         "all-linear",
         "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas.",
-        unit="names",
+        "names",
         topic="lora",
     )
     only_optimize_lora: bool = flag(
         True, "With LoRA: freeze all other weights (a new scalar head still trains).", topic="lora"
     )
-    freeze_vision_tower: bool = flag(ModelSettings.freeze_vision_tower, FREEZE_TOWER_HELP)
-    freeze_projector: bool = flag(ModelSettings.freeze_projector, FREEZE_PROJECTOR_HELP)
-    kept_image_features_mb: int = flag(0, KEPT_FEATURES_HELP, least=0, unit="mib", topic="memory")
-    load_in_4bit: bool = flag(False, FOUR_BIT_HELP, topic="lora")
-    load_in_8bit: bool = flag(False, EIGHT_BIT_HELP, topic="lora")
-    bnb_4bit_quant_type: str = flag("nf4", KIND_HELP, choices=FOUR_BIT_KINDS, unit="name", topic="lora")
-    bnb_4bit_use_double_quant: bool = flag(False, DOUBLE_HELP, topic="lora")
+    freeze_vision_tower: bool = flag(
+        ModelSettings.freeze_vision_tower,
+        "Models of images and text: do not train the vision tower, apart from its projector.",
+    )
+    freeze_projector: bool = flag(
+        ModelSettings.freeze_projector,
+        "Models of images and text: do not train the projector, which makes embeddings of the tower's states.",
+    )
+    kept_image_features_mb: int = flag(
+        0,
+        "Models of images and text: MiB of host memory for what a frozen vision tower makes of pictures, so that it "
+        "runs once for a picture and not in every epoch; 0 keeps nothing.",
+        "mib >= 0",
+        topic="memory",
+    )
+    load_in_4bit: bool = flag(
+        False,
+        "With LoRA: keep the linear layers' frozen weights in 4 bits (QLoRA), by the package bitsandbytes.",
+        topic="lora",
+    )
+    load_in_8bit: bool = flag(False, "With LoRA: keep the linear layers' frozen weights in 8 bits.", topic="lora")
+    bnb_4bit_quant_type: str = flag(
+        "nf4",
+        "Which 4 bits: nf4, for weights as a normal distribution draws them, or fp4, a float of four bits.",
+        "name",
+        choices=FOUR_BIT_KINDS,
+        topic="lora",
+    )
+    bnb_4bit_use_double_quant: bool = flag(
+        False, "Quantize the scales of the 4-bit weights too: 4.13 bits a weight, not 4.5.", topic="lora"
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
@@ -114,4 +124,5 @@ class ModelArguments:
         check_beside_quantization(mistakes, self, {"--torch_compile": compiles})
 
     def settings(self) -> ModelSettings:
-        return settings_of(ModelSettings, self, name_or_path=self.model_name_or_path)
+        path, others = self.model_name_or_path, ("trains_adapter_on", "new_head", "takes_images")
+        return settings_of(ModelSettings, self, name_or_path=path, defaults=others)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.utils.flags.flags import flag
-from training.utils.mtp.settings import COEF_HELP, DETACH_HELP, LAYERS_HELP, NORM_HELP, MtpSettings, check_mtp
+from training.utils.mtp.settings import MtpSettings, check_mtp
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -16,10 +16,32 @@ if TYPE_CHECKING:
 class MtpArguments:
     """Multi-token prediction: a head that is trained beside the actor."""
 
-    mtp_num_layers: int = flag(MtpSettings.layers, LAYERS_HELP, least=0, unit="layers", topic="model")
-    mtp_loss_coef: float = flag(MtpSettings.loss_coef, COEF_HELP, above=0, unit="factor", topic="policy")
-    mtp_final_norm: bool = flag(MtpSettings.final_norm, NORM_HELP, topic="model")
-    mtp_detach: bool = flag(MtpSettings.detach, DETACH_HELP, topic="policy")
+    mtp_num_layers: int = flag(
+        MtpSettings.layers,
+        "Train a head for multi-token prediction beside the model, of this many modules (usually 1); 0 trains none. It "
+        "starts from the model's own head, if its folder has one, under the names of public checkpoints too.",
+        "layers >= 0",
+        topic="model",
+    )
+    # 0.1 is DeepSeek-V3's weight for the last third of its pre-training, and what AReaL and Megatron take.
+    mtp_loss_coef: float = flag(
+        MtpSettings.loss_coef,
+        "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4.2: 0.3, later 0.1).",
+        "factor > 0",
+        topic="policy",
+    )
+    mtp_final_norm: bool = flag(
+        MtpSettings.final_norm,
+        "End each module in a norm before the output layer; false builds the head that vLLM runs as ERNIE-4.5's, "
+        "beside a Llama too, which has none.",
+        topic="model",
+    )
+    mtp_detach: bool = flag(
+        MtpSettings.detach,
+        "Train the head beside the model, which stays that of a run without it; false trains both by the sum of their "
+        "losses, as DeepSeek-V3 does, which changes the model (step 1).",
+        topic="policy",
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""

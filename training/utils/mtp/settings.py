@@ -1,4 +1,4 @@
-"""How a head for multi-token prediction is trained, as one record, and its flags' texts. Cheap to import."""
+"""How a head for multi-token prediction is trained, as one record. Cheap to import."""
 
 from __future__ import annotations
 
@@ -7,21 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
-
-LAYERS_HELP = (
-    "Train a head for multi-token prediction beside the model, of this many modules (usually 1); 0 trains none. It "
-    "starts from the model's own head, if its folder has one, under the names of public checkpoints too."
-)
-NORM_HELP = (
-    "End each module in a norm before the output layer; false builds the head that vLLM runs as ERNIE-4.5's, beside a "
-    "Llama too, which has none."
-)
-DETACH_HELP = (
-    "Train the head beside the model, which stays that of a run without it; false trains both by the sum of their "
-    "losses, as DeepSeek-V3 does, which changes the model (step 1)."
-)
-# 0.1 is DeepSeek-V3's weight for the last third of its pre-training, and what AReaL and Megatron take.
-COEF_HELP = "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4.2: 0.3, later 0.1)."
 
 
 @dataclass(frozen=True)

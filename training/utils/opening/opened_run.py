@@ -43,7 +43,15 @@ def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRu
     """
     run, step = flags.run, flags.step
     with started_process_group(flags.faults.rank_timeout, shares_gpu) as ranks, only_run_in(run.output_dir, ranks):
-        plan = plan_checkpoints(flags.checkpoints, run.output_dir, step.program, flags.settings, ranks, step.defaults)
+        plan = plan_checkpoints(
+            flags.checkpoints,
+            run.output_dir,
+            step.program,
+            flags.settings,
+            ranks,
+            step.defaults,
+            may_change=step.may_change,
+        )
         yield PlannedRun(flags, ranks, plan)
 
 

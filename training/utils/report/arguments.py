@@ -21,19 +21,19 @@ class ReportArguments:
     """Where a run's metrics go besides metrics.jsonl, which is always written, and how often its log has a line."""
 
     topic: ClassVar[str] = "log"
+    may_change: ClassVar[bool] = True
 
     report_to: str = flag(
         "tensorboard",
         f"Trackers that receive the metrics, separated by commas: {', '.join(PACKAGES)}; or {NO_TRACKERS}. "
         "wandb, trackio and mlflow read their own environment variables.",
-        unit="names",
+        "names",
     )
     report_samples: int = flag(
         8,
         "Samples of each evaluation. Steps 1 and 2: held-out rows, drawn by the seed, that samples.jsonl and trackers "
         "get; 0 writes none. Step 3, whose samples.jsonl has all: those of the first prompts, which trackers get.",
-        least=0,
-        unit="samples",
+        "samples >= 0",
     )
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
     push_to_hub: bool = flag(False, "Upload OUTPUT_DIR/model with its card to the hub at the end of the run.")
@@ -45,15 +45,13 @@ class ReportArguments:
         1,
         "Where the output is not a terminal: the fewest steps (step 3: rollouts) between two lines of progress. A line "
         "also waits for --logging_seconds; metrics.jsonl has every step.",
-        least=1,
-        unit="steps",
+        "steps >= 1",
     )
     logging_seconds: float = flag(
         60.0,
         "The fewest seconds between two lines of progress where the output is not a terminal; 0: a line every "
         "--logging_steps.",
-        least=0,
-        unit="seconds",
+        "seconds >= 0",
     )
 
     def pace(self) -> LogPace:

@@ -24,14 +24,12 @@ class ScoringArguments:
         f"What scores a response: a weighted sum, as NAME:WEIGHT,NAME:WEIGHT. A name is model (the reward model), "
         f"environment (step 3: what --environment gives all turns), {', '.join(RULES)}, or your own function as "
         "FILE.py:NAME; the default weight is 1.",
-        unit="names",
+        "names",
     )
-    reward_timeout: float = flag(300.0, "Time that a reward function may take per rollout.", above=0, unit="seconds")
-    reward_regex: str | None = flag(
-        None, "With --reward regex: the pattern to search for in the response.", unit="pattern"
-    )
+    reward_timeout: float = flag(300.0, "Time that a reward function may take per rollout.", "seconds > 0")
+    reward_regex: str | None = flag(None, "With --reward regex: the pattern to search for in the response.", "pattern")
     reward_length_characters: int | None = flag(
-        None, "With --reward length: the target length of a response.", least=1, unit="characters"
+        None, "With --reward length: the target length of a response.", "characters >= 1"
     )
 
     def validate(self, mistakes: Mistakes) -> None:

@@ -25,18 +25,16 @@ class RunArguments:
     topic: ClassVar[str] = "run"
 
     output_dir: str = flag(
-        DEFAULT_OUTPUT_DIR,
-        "Folder of the run, its checkpoints and its trained model.",
-        unit="folder",
+        DEFAULT_OUTPUT_DIR, "Folder of the run, its checkpoints and its trained model.", "folder", may_change=True
     )
     run_name: str | None = flag(
-        None, "The run's name in its trackers and reports; without --output_dir its folder is runs/NAME.", unit="name"
+        None,
+        "The run's name in its trackers and reports; without --output_dir its folder is runs/NAME.",
+        "name",
+        may_change=True,
     )
     seed: int = flag(
-        1234,
-        "Seed of the split, the order of rows, dropout and sampling; use the same in all steps.",
-        least=0,
-        unit="seed",
+        1234, "Seed of the split, the order of rows, dropout and sampling; use the same in all steps.", "seed >= 0"
     )
     shuffle: bool = flag(
         True,
@@ -45,11 +43,13 @@ class RunArguments:
         topic="split",
     )
     deterministic: bool = flag(
-        False,
-        "CUDA: use slower operations that always give the same bits (docs/resume.md); a CPU needs no such flag.",
+        False, "CUDA: use slower operations that always give the same bits (docs/resume.md); a CPU needs no such flag."
     )
     profile_steps: list[int] = flag(
-        [], "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.", least=1, unit="steps"
+        [],
+        "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.",
+        "steps >= 1",
+        may_change=True,
     )
     dry_run: bool = flag(
         False,
@@ -60,9 +60,8 @@ class RunArguments:
         None,
         "Ranks to train on; default: one for each visible GPU, or one. `threestep` and scripts/*.sh start them. "
         "With --dry_run, ranks to plan for; default: the launcher's, or one.",
+        "ranks >= 1",
         aliases=["--ranks"],
-        least=1,
-        unit="ranks",
     )
     device: str | None = flag(
         None, "With --dry_run: the device to plan for, cpu or cuda; default: this machine's.", choices=DEVICES
@@ -70,8 +69,7 @@ class RunArguments:
     device_memory_gb: float | None = flag(
         None,
         "With --dry_run: memory of a GPU (1e9 bytes each); default: this machine's, if it has one.",
-        above=0,
-        unit="gigabytes",
+        "gigabytes > 0",
     )
 
     def __post_init__(self) -> None:
@@ -115,20 +113,18 @@ class FaultArguments:
     """Steps with NaN or infinity, and ranks that hang."""
 
     topic: ClassVar[str] = "run"
+    may_change: ClassVar[bool] = True
 
     max_bad_steps: int = flag(
         10,
         "Skipped optimizer steps that end the run. A step is skipped if its loss or gradient is not finite (its "
         "row ids: OUTPUT_DIR/bad_steps.jsonl). A healthy run in fp32 or bf16 has none; overflows by which fp16 "
         "finds its loss scale do not count.",
-        least=1,
-        unit="steps",
+        "steps >= 1",
     )
     rank_timeout: float = flag(
         RANK_TIMEOUT_SECONDS,
         "Time that a rank waits for the others before the run ends with an error. This catches ranks that hang; a"
         " rank that dies is noticed at once.",
-        above=0,
-        below=1e8,
-        unit="seconds",
+        "0 < seconds < 1e+08",
     )

@@ -167,10 +167,10 @@ def test_the_flags_arrive():
     assert made.mismatch is not None and made.mismatch.threshold == 3.0
     assert (made.mismatch.correction, made.mismatch.level) == ("mask", "sequence")
     assert (made.samples_per_prompt, made.temperature, made.clip_reward, made.pad_token_id) == (4, 0.7, 2.0, 5)
-    assert made.kl.estimator is KL_ESTIMATORS["k2"] and made.kl.control.coefficient == 0.05
+    assert made.kl.estimator is KL_ESTIMATORS["k2"] and made.kl.control.kl_coef == 0.05
     control = made.kl.control
     control.update(4.0, 50)  # error cut to 0.2, times 50 / 500
-    assert control.target is not None and control.coefficient == pytest.approx(0.05 * 1.02)
+    assert control.target is not None and control.kl_coef == pytest.approx(0.05 * 1.02)
 
 
 def test_defaults_that_depend_on_others():

@@ -15,13 +15,13 @@ def test_the_adaptive_controller_by_hand():
     control = KlControl(0.2, target=6.0, horizon=1000.0)
     for kl, want in ((6.6, 0.202), (60.0, 0.20604), (0.0, 0.2019192)):
         control.update(kl, 100)
-        assert control.coefficient == pytest.approx(want)
+        assert control.kl_coef == pytest.approx(want)
 
 
 def test_the_fixed_controller_stays():
     control = KlControl(0.3)
     control.update(100.0, 10)
-    assert control.coefficient == 0.3
+    assert control.kl_coef == 0.3
 
 
 def test_a_horizon_that_is_long_beside_the_run_is_named():

@@ -38,7 +38,8 @@ def plan(
     place: Path, resume: str | None = "latest", world_size: int = 1, changes: Any = (), **flags: Any
 ) -> CheckpointPlan:
     arguments = CheckpointArguments(resume=resume, **flags)
-    return plan_checkpoints(arguments, str(place), "training.a", {**SETTINGS, **dict(changes)}, ranks(world_size))
+    settings, may_change = {**SETTINGS, **dict(changes)}, ("max_train_steps", "save_every")
+    return plan_checkpoints(arguments, str(place), "training.a", settings, ranks(world_size), may_change=may_change)
 
 
 def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None, epoch: float = 0.0) -> Any:

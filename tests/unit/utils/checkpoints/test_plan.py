@@ -11,6 +11,7 @@ from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 
+MAY_CHANGE = ("save_every", "num_train_epochs")
 SFT = {
     "ranks": 2, "zero_stage": 2, "offload": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
     "learning_rate": 0.5, "data": "rows",
@@ -22,7 +23,7 @@ PPO = {
 
 
 def check(saved: dict, mine: dict, defaults: dict | None = None) -> None:
-    check_settings(Path("c"), {"settings": saved}, mine, defaults or {})
+    check_settings(Path("c"), {"settings": saved}, mine, defaults or {}, MAY_CHANGE)
 
 
 def told(saved: dict, **changes: object) -> str:
@@ -62,6 +63,12 @@ def test_where_a_run_keeps_its_models():
     )
 
 
+def test_flags_that_may_change():
+    check({**SFT, "num_train_epochs": 1.0}, {**SFT, "num_train_epochs": 2.0})
+    with pytest.raises(ThreestepError, match="--num_train_epochs was 1.0 and is 2.0"):
+        check_settings(Path("c"), {"settings": {**SFT, "num_train_epochs": 1.0}}, {**SFT, "num_train_epochs": 2.0}, {})
+
+
 def test_a_style_that_is_left_open_stays_what_the_run_began_with():
     begun = {**SFT, "prompt_style": "human_assistant"}
     check(begun, {**begun, "prompt_style": "auto"})
@@ -94,9 +101,9 @@ def test_a_setting_that_the_run_began_without_is_compared_with_its_default():
 def test_a_setting_that_this_version_lacks_is_compared_with_its_default():
     saved, defaults = {**SFT, "old": 3, "save_every": 7}, {"old": 3, "save_every": 0, "learning_rate": 0.1}
     manifest: dict = {"format": 2, "defaults": defaults}
-    check_settings(Path("c"), {"settings": saved, **manifest}, SFT, {})
+    check_settings(Path("c"), {"settings": saved, **manifest}, SFT, {}, MAY_CHANGE)
     with pytest.raises(ThreestepError, match="other settings: --old was 4, and this version does not have it; restore"):
-        check_settings(Path("c"), {"settings": {**saved, "old": 4}, **manifest}, SFT, {})
+        check_settings(Path("c"), {"settings": {**saved, "old": 4}, **manifest}, SFT, {}, MAY_CHANGE)
     check({**saved, "old": 4}, SFT)  # of a version that wrote no defaults: a line of the log says so
 
 

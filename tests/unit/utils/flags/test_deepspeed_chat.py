@@ -14,7 +14,8 @@ from training.step2_reward import evaluate
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.old_flags import DEEPSPEED_CHAT, SCORING_OLD_FLAGS, Same, translated
+from training.utils.compat.deepspeed_chat_flags import SCORING_OLD_FLAGS
+from training.utils.compat.old_flags import DEEPSPEED_CHAT, Same, translated
 from training.utils.flags import deepspeed_chat
 from training.utils.flags.arguments import parse_arguments, resolved_settings
 

@@ -82,12 +82,12 @@ def test_a_page_of_one_topic():
 
 @dataclasses.dataclass
 class Made:
-    number: int = flag(3, "How many. The more the better.", unit="rows", least=0)
-    rate: float = flag(2e-5, "How fast.", unit="rate", topic="optimizer")
+    number: int = flag(3, "How many. The more the better.", "rows >= 0")
+    rate: float = flag(2e-5, "How fast.", "rate", topic="optimizer")
     kind: str = flag("one", "Which.", choices=("one", "two"))
-    texts: list[str] = flag([], "What.", unit="text")
+    texts: list[str] = flag([], "What.", "text")
     yes: bool = flag(True, "Whether.")
-    maybe: float | None = flag(None, "Perhaps; default: not.", unit="seconds")
+    maybe: float | None = flag(None, "Perhaps; default: not.", "seconds")
 
 
 def test_how_flags_look():

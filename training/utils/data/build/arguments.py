@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 ROW_PICKS = ("random", "first")
+SPLITS = ("train", "eval")
+PHASES = ("1", "2", "3")
 
 
 @dataclass
@@ -28,24 +30,19 @@ class SplitArguments:
         "Shares of the rows for steps 1, 2 and 3; 1,0,0 gives step 1 everything. Each dataset's training rows are"
         " shared by these three weights between SFT, the reward model (or DPO) and PPO. Use the same value and "
         "the same seed in all steps.",
-        unit="a,b,c",
+        "a,b,c",
     )
     eval_fraction: float = flag(
-        0.1,
-        "Share of a dataset held out for evaluation, where it has no evaluation rows of its own.",
-        least=0,
-        below=1,
-        unit="share",
+        0.1, "Share of a dataset held out for evaluation, where it has no evaluation rows of its own.", "0 <= share < 1"
     )
     max_train_rows: int | None = flag(
         None,
         "Maximum training rows, picked before rows are dropped for their length; default: all.",
+        "rows >= 1",
         aliases=["--max_samples", "--train_max_samples"],
-        least=1,
-        unit="rows",
     )
     max_eval_rows: int | None = flag(
-        None, "Maximum evaluation rows; default: all.", aliases=["--val_max_samples"], least=1, unit="rows"
+        None, "Maximum evaluation rows; default: all.", "rows >= 1", aliases=["--val_max_samples"]
     )
     pick_rows: str = flag(
         "random",
@@ -58,6 +55,17 @@ class SplitArguments:
         from training.utils.data.build.splits import parse_data_split  # numpy, which --help does without
 
         mistakes.note(parse_data_split, self.data_split)
+
+
+@dataclass
+class ShownArguments:
+    """Which rows a program shows, and how. Each program has its texts."""
+
+    phase: str = flag("1", "1 (SFT), 2 (reward model or DPO) or 3 (PPO's prompts).", choices=PHASES)
+    split: str = flag("train", "'train' or 'eval'.", choices=SPLITS)
+    rows: int = flag(5, "Rows to show.", "rows >= 0")
+    json: bool = flag(False, "Print only JSON.")
+    html: str = flag("", "File to write as an HTML page that colours what the loss is on.", "file")
 
 
 @dataclass

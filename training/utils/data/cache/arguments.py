@@ -14,18 +14,18 @@ class CacheArguments:
     """Where tokenized data is cached, and how it is built."""
 
     topic: ClassVar[str] = "cache"
+    may_change: ClassVar[bool] = True
 
     data_output_path: str = flag(
         os.path.join("~", ".cache", "threestep"),
         "Folder of the cache of tokenized data; runs, ranks and nodes can share it.",
-        unit="folder",
+        "folder",
     )
     num_workers: int | None = flag(
         None,
         "Processes that tokenize; default: one per core, and at most one per 1,000 rows. The result does not "
         "depend on it.",
-        least=1,
-        unit="processes",
+        "processes >= 1",
     )
     rebuild_cache: bool = flag(False, "Tokenize the data again even if the cache has it.")
 

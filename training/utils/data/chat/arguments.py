@@ -31,7 +31,7 @@ class ChatArguments:
         None,
         "Token that ends every response, in all steps; default: the tokenizer's eos, or the token with which the "
         "chat template ends a turn.",
-        unit="token",
+        "token",
     )
     add_end_of_conversation_token: bool = flag(
         False,
@@ -43,13 +43,11 @@ class ChatArguments:
         "How prompts and responses become text: 'human_assistant' (DeepSpeed-Chat's \"Human: ... "
         "Assistant:\", as the datasets give it), 'chat_template', or 'auto': the style saved with the model, "
         "otherwise the chat template where the tokenizer has one.",
+        "style",
         choices=(AUTO, *PROMPT_STYLES),
-        unit="style",
     )
-    chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.", unit="file")
-    chat_template_kwargs: str | None = flag(
-        None, "More variables for the chat template, as a JSON object.", unit="json"
-    )
+    chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.", "file")
+    chat_template_kwargs: str | None = flag(None, "More variables for the chat template, as a JSON object.", "json")
     enable_thinking: bool | None = flag(None, "Passed to the chat template as enable_thinking, if set.")
     train_turns: str = flag(
         "all",
@@ -71,7 +69,7 @@ class ChatArguments:
         list(PARALLEL_TAGS),
         "The four tags that open a block, open a path, close a path and close the block, each one token; "
         "added to the tokenizer and the model where absent. The default is Parallel-R1's.",
-        unit="tag",
+        "tag",
     )
     malformed_parallel: str = flag(
         "error",

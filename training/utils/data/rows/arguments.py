@@ -17,8 +17,8 @@ class RowArguments:
 
     topic: ClassVar[str] = "length"
 
-    max_seq_len: int = flag(512, "Steps 1 and 2: maximum length of a prompt with its response.", least=2, unit="tokens")
-    max_prompt_seq_len: int = flag(256, "Step 3: maximum length of a prompt.", least=1, unit="tokens")
+    max_seq_len: int = flag(512, "Steps 1 and 2: maximum length of a prompt with its response.", "tokens >= 2")
+    max_prompt_seq_len: int = flag(256, "Step 3: maximum length of a prompt.", "tokens >= 1")
     truncation: str = flag(
         "right",
         "Steps 1 and 2, what happens to a text longer than --max_seq_len: 'right' cuts the end of the response, "

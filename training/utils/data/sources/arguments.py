@@ -34,17 +34,17 @@ class SourceArguments:
         "name says its format needs no prefix. Datasets of the hub are "
         "hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], or a registered name such as "
         "Dahoas/rm-static.",
-        unit="data",
+        "data",
         topic="data",
     )
     sft_only_data_path: list[str] = flag(
-        [], "Datasets whose rows all go to step 1 and to no other step.", unit="data", topic="data"
+        [], "Datasets whose rows all go to step 1 and to no other step.", "data", topic="data"
     )
     dataset_module: list[str] = flag(
-        [], "Python files that register datasets of your own with @register_dataset.", unit="file.py", topic="data"
+        [], "Python files that register datasets of your own with @register_dataset.", "file.py", topic="data"
     )
     dataset_dir: str | None = flag(
-        None, "Folder for dataset classes that read local files, as self.dataset_dir.", unit="folder", topic="data"
+        None, "Folder for dataset classes that read local files, as self.dataset_dir.", "folder", topic="data"
     )
     allow_image_urls: bool = flag(
         False,
@@ -57,68 +57,66 @@ class SourceArguments:
         "Format of the files in data_path: preference, prompt_completion, prompt_only, messages, "
         "sharegpt, alpaca, question_answer, ranked or text (see docs/data.md); default: recognised by their "
         "columns.",
-        unit="name",
+        "name",
     )
     prompt_column: str | None = flag(
         None,
         "Files: column of the prompt, text or messages; default: the format's own, mostly 'prompt'. In "
         "the name of any column a dot reaches into an object, as in extra_info.question.",
-        unit="column",
+        "column",
     )
     chosen_column: str | None = flag(
         None,
         "Files: column of the response (in pairs: the better one), text or messages; default: the format's own, "
         "such as 'chosen' or 'completion'.",
-        unit="column",
+        "column",
     )
     rejected_column: str | None = flag(
-        None, "Files: column of the worse response, text or messages; default: 'rejected'.", unit="column"
+        None, "Files: column of the worse response, text or messages; default: 'rejected'.", "column"
     )
     responses_column: str | None = flag(
-        None, "Files: column of a list of two or more responses as text, best first.", unit="column"
+        None, "Files: column of a list of two or more responses as text, best first.", "column"
     )
     messages_column: str | None = flag(
         None,
         "Files: column of conversations, OpenAI's (role, content) or ShareGPT's (from, value); default: "
         "'messages' or 'conversations'.",
-        unit="column",
+        "column",
     )
     text_column: str | None = flag(
-        None, "Files: column of plain text, for step 1 without a prompt; default: 'text'.", unit="column"
+        None, "Files: column of plain text, for step 1 without a prompt; default: 'text'.", "column"
     )
-    tools_column: str | None = flag(
-        None, "Files: column of the tools of a conversation; default: 'tools'.", unit="column"
-    )
+    tools_column: str | None = flag(None, "Files: column of the tools of a conversation; default: 'tools'.", "column")
     reference_column: str | None = flag(
         None,
         "Files: column of the reference answer, for rule-based rewards; default: reward_model.ground_truth, if a "
         "file has it.",
-        unit="column",
+        "column",
     )
     margin_column: str | None = flag(
         None,
         "Files: column of a number: the margin by which chosen should beat rejected in step 2 (see --margin_scale"
         " there); default: no margins.",
-        unit="column",
+        "column",
     )
     label_column: str | None = flag(
         None,
         "Files: column that marks each single response as good or bad (true or false, 1 or 0, desirable or "
         "undesirable); default: 'kto_tag' or 'label', if a file has one; none: ignore both.",
-        unit="column",
+        "column",
     )
     unsupervised_dataset_name: str | None = flag(
         None,
         "Text for step 3's pretraining loss: a hub name, a saved folder, or files as jsonl:PATH, csv:PATH, "
         "parquet:PATH, ... (see --data_path).",
-        unit="data",
+        "data",
         topic="data",
     )
     unsupervised_dataset_config_name: str | None = flag(
-        None, "Configuration of --unsupervised_dataset_name on the hub.", unit="name", topic="data"
+        None, "Configuration of --unsupervised_dataset_name on the hub.", "name", topic="data"
     )
     unsupervised_text_column: str = flag(
-        "text", "Column of --unsupervised_dataset_name that holds the text.", unit="column", topic="data"
+        "text", "Column of --unsupervised_dataset_name that holds the text.", "column", topic="data"
     )
 
     def validate(self, mistakes: Mistakes) -> None:

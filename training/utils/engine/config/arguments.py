@@ -22,24 +22,6 @@ def _reading(setting: str) -> tuple[str, ...]:
     return tuple(name for name, schedule in OWN_SCHEDULES.items() if setting in schedule.reads)
 
 
-BF16_STATES_HELP = (
-    "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes a weight instead of 18, and updates "
-    "of less than 1/512 of a weight are lost to rounding (docs/scale.md)."
-)
-INIT_LR_HELP = f"Warm-up begins at this share of the peak ({', '.join(_reading('init_lr_ratio'))})."
-MIN_LR_HELP = f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))})."
-CYCLES_HELP = f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once."
-LIVE_HELP = "ZeRO-3: weights that may be whole at once on a rank; default: by model and memory (docs/scale.md)."
-PREFETCH_HELP = "ZeRO-3: weights gathered ahead of their use; default: one layer (docs/scale.md)."
-WARMUP_HELP = "Warm-up as a share of the run's optimizer steps, rounded up, in the place of --num_warmup_steps."
-BETA1_HELP = "AdamW's decay of the mean of the gradients."
-BETA2_HELP = "AdamW's decay of the mean of their squares (the default is GPT-3's)."
-EPSILON_HELP = "AdamW's term in the denominator."
-EPOCHS_HELP = "Passes over the training rows; inf goes on until --max_train_steps."
-EVAL_EPOCHS_HELP = "Also evaluate whenever this many epochs are complete; 0: not by epochs."
-STABLE_HELP = f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))})."
-
-
 @dataclass(frozen=True)
 class EngineSettings:
     """learning_rate: the schedule's peak.
@@ -74,6 +56,13 @@ class EngineSettings:
 
 
 @dataclass
+class RateArguments:
+    """The learning rate, whose default is each step's."""
+
+    learning_rate: float = flag(EngineSettings.learning_rate, "Peak learning rate.", "rate > 0", topic="optimizer")
+
+
+@dataclass
 class EngineArguments:
     """Batches, epochs, precision, ZeRO and the learning-rate schedule."""
 
@@ -82,30 +71,24 @@ class EngineArguments:
     per_device_train_batch_size: int = flag(
         16,
         "Sequences (step 2: prompts) in one forward of a rank. They are packed into as few rows as fit.",
-        least=1,
-        unit="sequences",
+        "sequences >= 1",
         topic="batch",
     )
     per_device_eval_batch_size: int = flag(
         16,
         "Sequences (step 2: prompts) in one forward of a rank in evaluation.",
-        least=1,
-        unit="sequences",
+        "sequences >= 1",
         topic="evaluation",
+        may_change=True,
     )
     gradient_accumulation_steps: int = flag(
         1,
         "Forwards per optimizer step. The step takes batch size x ranks x this many sequences, exactly.",
-        least=1,
-        unit="steps",
+        "steps >= 1",
         topic="batch",
     )
     max_tokens_per_micro_batch: int | None = flag(
-        None,
-        "Maximum tokens in one forward, padding included; default: no limit.",
-        least=1,
-        unit="tokens",
-        topic="batch",
+        None, "Maximum tokens in one forward, padding included; default: no limit.", "tokens >= 1", topic="batch"
     )
     padded: bool = flag(
         False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
@@ -114,43 +97,73 @@ class EngineArguments:
         0,
         "From how many equal tokens on the beginnings of an optimizer step's rows are computed once, e.g. those of one "
         "conversation; 0: none are. The gradient is the same. Packed rows alone; responses share their prompt anyway.",
-        least=0,
-        unit="tokens",
+        "tokens >= 0",
         topic="batch",
     )
-    num_train_epochs: float = flag(1.0, EPOCHS_HELP, above=0, unit="epochs", topic="batch")
+    num_train_epochs: float = flag(
+        1.0,
+        "Passes over the training rows; inf goes on until --max_train_steps.",
+        "epochs > 0",
+        topic="batch",
+        may_change=True,
+    )
     max_train_steps: int | None = flag(
-        None, "Stop after this many optimizer steps; default: no limit.", least=1, unit="steps", topic="batch"
+        None, "Stop after this many optimizer steps; default: no limit.", "steps >= 1", topic="batch", may_change=True
     )
     eval_interval: int = flag(
         0,
         "Optimizer steps between evaluations; 0: only before and after training.",
-        least=0,
-        unit="steps",
+        "steps >= 0",
         topic="evaluation",
+        may_change=True,
     )
-    eval_epochs: float = flag(0.0, EVAL_EPOCHS_HELP, least=0, unit="epochs", topic="evaluation")
+    eval_epochs: float = flag(
+        0.0,
+        "Also evaluate whenever this many epochs are complete; 0: not by epochs.",
+        "epochs >= 0",
+        topic="evaluation",
+        may_change=True,
+    )
     report_mfu: bool = flag(
         True,
         "Report train/mfu, the share of this machine's matmul rate that training reaches; measuring the rate "
         "takes less than a second at the start.",
         topic="log",
+        may_change=True,
     )
-    weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", least=0, unit="rate")
-    adam_beta1: float = flag(ADAM_BETAS[0], BETA1_HELP, least=0, below=1, unit="rate")
-    adam_beta2: float = flag(ADAM_BETAS[1], BETA2_HELP, least=0, below=1, unit="rate")
-    adam_epsilon: float = flag(ADAM_EPSILON, EPSILON_HELP, above=0, unit="number")
+    weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", "rate >= 0")
+    adam_beta1: float = flag(ADAM_BETAS[0], "AdamW's decay of the mean of the gradients.", "0 <= rate < 1")
+    adam_beta2: float = flag(
+        ADAM_BETAS[1], "AdamW's decay of the mean of their squares (the default is GPT-3's).", "0 <= rate < 1"
+    )
+    adam_epsilon: float = flag(ADAM_EPSILON, "AdamW's term in the denominator.", "number > 0")
     lora_learning_rate: float | None = flag(
-        None, "Peak learning rate of LoRA's adapters; default: --learning_rate.", above=0, unit="rate", topic="lora"
+        None, "Peak learning rate of LoRA's adapters; default: --learning_rate.", "rate > 0", topic="lora"
     )
-    lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", choices=SCHEDULES, unit="name")
-    num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", least=0, unit="steps")
-    warmup_ratio: float = flag(0.0, WARMUP_HELP, least=0, below=1, unit="share")
-    init_lr_ratio: float = flag(0.0, INIT_LR_HELP, least=0, most=1, unit="share")
-    min_lr_ratio: float = flag(0.0, MIN_LR_HELP, least=0, most=1, unit="share")
-    num_cycles: float = flag(0.5, CYCLES_HELP, above=0, unit="waves")
-    stable_ratio: float = flag(0.9, STABLE_HELP, least=0, most=1, unit="share")
-    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", least=0, unit="norm")
+    lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", "name", choices=SCHEDULES)
+    num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", "steps >= 0")
+    warmup_ratio: float = flag(
+        0.0,
+        "Warm-up as a share of the run's optimizer steps, rounded up, in the place of --num_warmup_steps.",
+        "0 <= share < 1",
+    )
+    init_lr_ratio: float = flag(
+        0.0, f"Warm-up begins at this share of the peak ({', '.join(_reading('init_lr_ratio'))}).", "0 <= share <= 1"
+    )
+    min_lr_ratio: float = flag(
+        0.0,
+        f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))}).",
+        "0 <= share <= 1",
+    )
+    num_cycles: float = flag(
+        0.5, f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once.", "waves > 0"
+    )
+    stable_ratio: float = flag(
+        0.9,
+        f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))}).",
+        "0 <= share <= 1",
+    )
+    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", "norm >= 0")
     dtype: str = flag(
         "bf16",
         "Precision of training; fp16 needs a GPU. bf16 keeps float32 master weights; DeepSpeed accumulates "
@@ -161,17 +174,30 @@ class EngineArguments:
     zero_stage: int = flag(
         0,
         "What ZeRO shards over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
-        least=0,
-        most=3,
-        unit="stage",
+        "0 <= stage <= 3",
         topic="memory",
     )
     offload: bool = flag(False, "Keep optimizer states (ZeRO-3: weights too) in CPU memory.", topic="memory")
-    zero3_live_parameters: int | None = flag(None, LIVE_HELP, least=0, unit="weights", topic="memory")
-    zero3_prefetch_parameters: int | None = flag(None, PREFETCH_HELP, least=0, unit="weights", topic="memory")
-    bf16_optimizer_states: bool = flag(False, BF16_STATES_HELP, topic="memory")
+    zero3_live_parameters: int | None = flag(
+        None,
+        "ZeRO-3: weights that may be whole at once on a rank; default: by model and memory (docs/scale.md).",
+        "weights >= 0",
+        topic="memory",
+    )
+    zero3_prefetch_parameters: int | None = flag(
+        None,
+        "ZeRO-3: weights gathered ahead of their use; default: one layer (docs/scale.md).",
+        "weights >= 0",
+        topic="memory",
+    )
+    bf16_optimizer_states: bool = flag(
+        False,
+        "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes a weight instead of 18, and updates "
+        "of less than 1/512 of a weight are lost to rounding (docs/scale.md).",
+        topic="memory",
+    )
     deepspeed_config: str | None = flag(
-        None, "DeepSpeed JSON of your own; keys that it lacks are filled in and named.", unit="file", topic="memory"
+        None, "DeepSpeed JSON of your own; keys that it lacks are filled in and named.", "file", topic="memory"
     )
 
     def validate(self, mistakes: Mistakes) -> None:

@@ -14,10 +14,6 @@ FOUR_BIT_KINDS = ("nf4", "fp4")
 BLOCK = 64  # weights that share a scale, in 4 bits
 SCALES_BLOCK = 256  # scales that share a scale, if they are quantized themselves
 
-FOUR_BIT_HELP = "With LoRA: keep the linear layers' frozen weights in 4 bits (QLoRA), by the package bitsandbytes."
-EIGHT_BIT_HELP = "With LoRA: keep the linear layers' frozen weights in 8 bits."
-KIND_HELP = "Which 4 bits: nf4, for weights as a normal distribution draws them, or fp4, a float of four bits."
-DOUBLE_HELP = "Quantize the scales of the 4-bit weights too: 4.13 bits a weight, not 4.5."
 NOT_SHARDED = "as rounded weights are whole on every rank"
 
 

@@ -1,0 +1,188 @@
+"""DeepSpeed-Chat's flags, and the flags of other programs that each step reads: these and Hugging Face's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from training.utils.compat.hf_flags import HF_DPO_FLAGS, HF_REWARD_FLAGS, HF_SFT_FLAGS
+from training.utils.compat.hf_ppo_flags import HF_PPO_FLAGS
+from training.utils.compat.old_flags import (
+    DEEPSPEED_CHAT,
+    FALSE,
+    HUGGING_FACE,
+    TRUE,
+    Needless,
+    OldFlag,
+    Refused,
+    Renamed,
+    whole_number,
+)
+
+
+def old_defaults(
+    given: Sequence[str], old_flags: Mapping[str, OldFlag], typed: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """What DeepSpeed-Chat's steps take where a command line leaves it out, as words, and a line for each.
+
+    given: the words of the command line, by today's names
+    typed: its flags as they were typed, with their words; where none is DeepSpeed-Chat's alone, nothing says that the
+        command line is
+    """
+    of_a_step = old_flags.keys() >= OLD_FLAGS.keys()
+    its = (flag for flag in typed if flag in old_flags and old_flags[flag].whose == (DEEPSPEED_CHAT,))
+    is_its = any(its) or typed.get("--deepspeed") == ""  # Hugging Face's names a file
+    if not of_a_step or not is_its or any(word.partition("=")[0] == "--data_path" for word in given):
+        return [], []
+    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no data"
+    return ["--data_path", "Dahoas/rm-static"], [f"--data_path is Dahoas/rm-static, {reason}"]
+
+
+def no_dropout(role: str = "") -> Renamed:
+    """--disable_dropout, of actor or critic with `role`."""
+    flag = f"--{role}dropout"
+    whose = (DEEPSPEED_CHAT,) if role else (DEEPSPEED_CHAT, HUGGING_FACE)
+    return Renamed(flag, takes_value=False, words=lambda _value, _given: [flag, "0.0"], whose=whose)
+
+
+def _end_token(_value: str, given: Mapping[str, str]) -> list[str]:
+    token = given.get("--end_of_conversation_token") or given.get("--eot_token") or "<|endoftext|>"
+    return ["--end_of_conversation_token", token, "--add_end_of_conversation_token", "true"]
+
+
+def _deepspeed(value: str, given: Mapping[str, str]) -> list[str] | str:
+    """DeepSpeed-Chat's switch; or Hugging Face's JSON, which says the stage and the precision too."""
+    if value.lower() in ("", *TRUE, *FALSE):
+        return "every run is DeepSpeed's"
+    words = ["--deepspeed_config", value]
+    try:
+        config = json.loads(Path(value).read_text(encoding="utf-8"))
+        stage, is_fp16 = (config.get(part, {}).get(key) for part, key in (("zero_optimization", "stage"), _FP16))
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return words  # what is wrong with the file, its reader says
+    if isinstance(stage, int) and "--zero_stage" not in given:
+        words += ["--zero_stage", str(stage)]
+    if is_fp16 is True and not {"--dtype", "--torch_dtype", "--bf16", "--fp16"} & given.keys():
+        words += ["--dtype", "fp16"]
+    return words
+
+
+def _eval_rows(value: str, given: Mapping[str, str]) -> list[str]:
+    batch = whole_number("--per_device_eval_batch_size", given.get("--per_device_eval_batch_size", "16"))
+    rows = whole_number("--eval_iters", value) * batch * int(os.environ.get("WORLD_SIZE", "1"))
+    return ["--max_eval_rows", str(rows)]
+
+
+def _test_steps(_value: str, given: Mapping[str, str]) -> list[str]:
+    steps = whole_number("--test_stop_step", given.get("--test_stop_step", "0"))
+    return ["--max_train_steps", str(max(1, steps))]
+
+
+_FP16 = ("fp16", "enabled")
+_PADDING = Needless("where a text begins and ends is known from lengths, not from pad tokens")
+
+OLD_FLAGS: dict[str, OldFlag] = {
+    "--num_padding_at_beginning": _PADDING,
+    "--deepspeed": Renamed(
+        "--deepspeed_config",
+        "its stage and fp16 are read as --zero_stage and --dtype where these are not given; without a file it is "
+        "not needed: every run is DeepSpeed's", takes_list=True, words=_deepspeed, whose=(DEEPSPEED_CHAT, HUGGING_FACE)
+    ),
+    "--deepscale": Needless("every run is DeepSpeed's", takes_value=False),
+    "--compute_fp32_loss": Needless(
+        "losses and log-probabilities are computed in float32 whatever --dtype is", takes_value=False
+    ),
+    "--enable_tensorboard": Needless("every run writes OUTPUT_DIR/tensorboard", takes_value=False),
+    "--tensorboard_path": Needless("the curves are in OUTPUT_DIR/tensorboard, next to the run's other files"),
+    "--add_eot_token": Renamed(
+        "--end_of_conversation_token TOKEN --add_end_of_conversation_token true",
+        "TOKEN is --eot_token's, else <|endoftext|>; it ends every response of every step", takes_value=False,
+        words=_end_token
+    ),
+    "--eot_token": Needless("with --add_eot_token it is read as --end_of_conversation_token, without it has no use"),
+}  # fmt: skip
+ONE_MODEL_OLD_FLAGS: dict[str, OldFlag] = {
+    **OLD_FLAGS,
+    "--deepscale_config": Renamed("--deepspeed_config"),
+    "--disable_dropout": no_dropout(),
+}  # fmt: skip
+_PRINT_LOSS = Needless("the progress bar and metrics.jsonl show the loss of every step", takes_value=False)
+# Of the program that scores with a finished reward model, whose tokenizer has what step 2 added.
+SCORING_OLD_FLAGS: dict[str, OldFlag] = {
+    "--num_padding_at_beginning": _PADDING,
+    "--add_eot_token": Renamed(
+        "--end_of_conversation_token <|endoftext|>", takes_value=False,
+        words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"]
+    ),
+}  # fmt: skip
+SFT_OLD_FLAGS: dict[str, OldFlag] = {
+    **HF_SFT_FLAGS,
+    **ONE_MODEL_OLD_FLAGS,
+    "--print_loss": _PRINT_LOSS,
+}  # fmt: skip
+REWARD_OLD_FLAGS: dict[str, OldFlag] = {
+    **HF_REWARD_FLAGS,
+    **ONE_MODEL_OLD_FLAGS,
+    "--eval_iters": Renamed(
+        "--max_eval_rows ROWS", "ROWS is eval_iters x per_device_eval_batch_size x ranks", words=_eval_rows
+    ),
+}  # fmt: skip
+DPO_OLD_FLAGS: dict[str, OldFlag] = {
+    **HF_DPO_FLAGS,
+    **ONE_MODEL_OLD_FLAGS,
+    "--print_loss": _PRINT_LOSS,
+    "--offload_reference_model": Needless(
+        "the reference's log-probabilities are read once and kept, and no reference is in memory while training",
+        takes_value=False
+    ),
+}  # fmt: skip
+
+_CONFIG = Refused("is for steps 1 and 2; step 3's two engines are configured by --actor_zero_stage, --offload, --dtype")
+
+PPO_OLD_FLAGS: dict[str, OldFlag] = {
+    **HF_PPO_FLAGS,
+    **OLD_FLAGS,
+    "--deepspeed": replace(
+        _CONFIG, takes_list=True, unless=("", "true", "false"), whose=(DEEPSPEED_CHAT, HUGGING_FACE)
+    ),
+    "--deepspeed_config": _CONFIG,
+    "--deepscale_config": _CONFIG,
+    "--preprocessing_num_workers": Renamed("--num_workers"),
+    "--per_device_train_batch_size": Renamed(
+        "--per_device_generation_batch_size", "an older spelling",
+        differs="DeepSpeed-Chat counts prompts, TRL counts responses", whose=(DEEPSPEED_CHAT, HUGGING_FACE)
+    ),
+    "--per_device_mini_train_batch_size": Renamed("--per_device_training_batch_size", "an older spelling"),
+    "--generation_batch_numbers": Renamed("--generation_batches", "an older spelling"),
+    "--disable_actor_dropout": no_dropout("actor_"),
+    "--disable_critic_dropout": no_dropout("critic_"),
+    "--enable_hybrid_engine": Needless(
+        "rollouts decode with a cache at any ZeRO stage, and ZeRO-3 gathers the weights once a rollout; "
+        "--rollout_engine hybrid asks for DeepSpeed's own engine", takes_value=False
+    ),
+    "--unpin_actor_parameters": Needless("rollouts keep no second, pinned copy of the weights", takes_value=False),
+    "--release_inference_cache": Needless("the cache of a rollout is freed when the rollout ends", takes_value=False),
+    "--inference_tp_size": Needless(
+        "every rank draws its own responses from whole weights, which ZeRO-3 gathers for a rollout; --dry_run tells "
+        "whether a rank can hold them"
+    ),
+    "--tp_gather_partition_size": Needless("no layer is split over ranks"),
+    "--enable_mixed_precision_lora": Needless(
+        "frozen weights stay in --dtype, which ZeRO-3 shards over the ranks", takes_value=False
+    ),
+    "--align_overflow": Needless(
+        "bf16, the default, has no overflow; with fp16 actor and critic each leave out their own step",
+        takes_value=False
+    ),
+    "--print_answers": Needless(
+        "every evaluation writes prompts, answers and scores to OUTPUT_DIR/samples.jsonl", takes_value=False
+    ),
+    "--print_answers_interval": Needless("--eval_interval says how often samples.jsonl is added to"),
+    "--enable_test_mode": Renamed(
+        "--max_train_steps STEPS", "STEPS is --test_stop_step's", takes_value=False, words=_test_steps
+    ),
+    "--test_stop_step": Needless("with --enable_test_mode it is read as --max_train_steps, without it has no use"),
+}  # fmt: skip

@@ -1,0 +1,14 @@
+"""Flags that losses of pairs share. Cheap to import: `--help` reaches this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.utils.flags.flags import flag
+
+
+@dataclass
+class PairLossArguments:
+    """Of a loss that compares a preferred response with another."""
+
+    label_smoothing: float = flag(0.0, "Share of pairs assumed to be labelled the wrong way round.", "0 <= share < 0.5")
