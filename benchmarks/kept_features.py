@@ -25,13 +25,14 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2VLConf
 from benchmarks.pictured import make_pictured
 from benchmarks.workload import SHAPES, Workload, config_of, make_workload
 from training.utils.contracts.documents import TokenSequence, join, plain
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.data.reader import PixelReader, open_image_reader
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import open_feature_reader
 from training.utils.images.prompts import PixelsOf
 from training.utils.images.spans import ImagePixels, ImageSpan
 from training.utils.layout.pictures import RowImages
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 

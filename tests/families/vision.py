@@ -22,11 +22,12 @@ from tests.families.configs import PAD, VOCABULARY, tiny_vision_config
 from tests.families.judge import refused, verdict, why_not_built
 from tests.families.reading import CPU, answers_of_rollout, answers_of_rows, load
 from tests.families.subjects import Subject, alone, known, true_logprobs
-from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
+from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence, with_pixels
 from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.data.reader import unread_because
 from training.utils.layout.pictures import RowImages
-from training.utils.layout.rows import TokenRows, packed_rows, padded_rows
+from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.settings import ModelSettings
@@ -153,11 +154,13 @@ def seen(
     question: str, rows: TokenRows, read_M: torch.Tensor, read: Any, sequences: Sequence[Sequence[Document]]
 ) -> Answer:
     """The negatives of all pictures of one key move the sequences with it and no others."""
-    assert rows.pixels is not None
-    key = rows.images[0].key
-    parts = rows.pixels.values.split(rows.pixels.counts)
-    turned = [-part if image.key == key else part for part, image in zip(parts, rows.images, strict=True)]
-    moved_M = (read(replace(rows, pixels=replace(rows.pixels, values=torch.cat(turned)))).double() - read_M).abs()
+    media = rows.media
+    assert media is not None and media.pixels is not None
+    key = media.images[0].key
+    parts = media.pixels.values.split(media.pixels.counts)
+    turned = [-part if image.key == key else part for part, image in zip(parts, media.images, strict=True)]
+    other = with_pixels(rows, replace(media.pixels, values=torch.cat(turned)))
+    moved_M = (read(other).double() - read_M).abs()
     has_it = [any(image.key == key for image in one.segments[0].tokens.images) for part in sequences for one in part]
     is_own_M = torch.tensor([has_it[index] for index in rows.sequence_M.tolist()])
     if not bool((moved_M[is_own_M] > 1e-4).all()):

@@ -267,7 +267,7 @@ def counted_lacking(trainer: Any, of_pairs: bool) -> int:
             parts = [(part.rows, part) for part in trainer._micro_batches(batch, run.settings.train_plan)]
         for token_rows, part in parts:
             own = any(segment.tokens.images for document in part.documents for segment in document.segments)
-            count += bool(token_rows.images) and not own
+            count += token_rows.media is not None and not own
     return count
 
 

@@ -96,7 +96,8 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
     parts = [unpacked_sequences(part) for part in gathered(packed_sequences(rollout.sequences()))]
     sequences = [sequence for part in parts for sequence in part]
     shares = trainer.settings.experience.share(sequences, trainer.ranks.device)
-    return sum(bool(rows.images) and not any(sequences[index].images for index in indices) for indices, rows in shares)
+    owned = [(rows, any(sequences[index].images for index in indices)) for indices, rows in shares]
+    return sum(rows.media is not None and not own for rows, own in owned)
 
 
 def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> Any:

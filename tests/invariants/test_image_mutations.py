@@ -121,7 +121,7 @@ def check(row: Any, reader: Any, held: HeldPictures) -> None:
     rows = packed_rows([[document_of(row)]], 0)
     assert (rows.input_ids_NT == reader.family.placeholder_id).sum() == sum(image.tokens for image in row.images)
     if row.images:
-        pixels = PixelReader(reader, held)([image.key for image in rows.images])
+        pixels = PixelReader(reader, held)([image.key for image in rows.media.images])
         assert len(pixels.counts) == len(row.images) and sum(pixels.counts) == len(pixels.values)
         if pixels.grids_I3 is not None:
             assert (pixels.grids_I3.prod(1) // 4).tolist() == [image.tokens for image in row.images]

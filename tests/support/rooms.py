@@ -37,7 +37,7 @@ models.tensors: contracts
 report.figures: run flags base
 data.rows: layout contracts flags images base
 images.models: models.tensors layout contracts images base
-models.attention: layout base
+models.attention: layout contracts images base
 mtp.layout: layout contracts base
 report.pages: report.figures
 data.cache: data.rows run contracts flags data.files base
@@ -53,13 +53,13 @@ models.adapters: models models.quantized images.models models.tensors base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention images.models models.tensors layout base
-engine: engine.ranks models.adapters models.quantized models.tensors layout run engine.config flags base
+engine: engine.ranks models.adapters models.quantized models.tensors run engine.config contracts flags base
 rewards.calling: engine.ranks contracts base
 images.run: engine loading models images.models models.tensors layout run images.data contracts images base
-mtp: engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors layout contracts
-    flags base
+mtp: engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors contracts flags
+    base
 rewards.rules: rewards.calling data.sources.made base
-routers: engine engine.ranks layout base
+routers: engine engine.ranks contracts base
 checkpoints: mtp engine engine.ranks models.adapters report images.models models.tensors layout run flags base
 dry_run: mtp engine loading engine.ranks models models.quantized models.attention images.models engine.config images
     base
@@ -104,6 +104,7 @@ MATHS = {
     "training.utils.contracts": ("numpy",),
     "training.utils.images.spans": (),
     "training.utils.images.kept_features": (),
+    "training.utils.images.row_media": (),
     "training.utils.images.prompts": (),
     "training.utils.mtp.layout": (),
 }

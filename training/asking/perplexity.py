@@ -19,7 +19,7 @@ from training.utils.models.token_model import PolicyModel
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 _PLANNED_ROWS = 256  # planned together, so that rows of similar length share a forward
 

@@ -20,6 +20,7 @@ from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rows import SentenceRow
+from training.utils.contracts.transfer import moved, pinned
 from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
 from training.utils.engine.ranks.collectives import gathered, summed_numbers
@@ -27,13 +28,12 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.pictures import lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.transfer import moved, pinned
 from training.utils.mtp.training import MtpSums
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.mtp.layout.entries import MtpEntries
     from training.utils.opening.result import TrainingResult
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, preference_loss
+from training.utils.contracts.transfer import moved
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.ranks.collectives import summed_numbers
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.transfer import moved
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.preference.batches import (
     PreferenceBatch,

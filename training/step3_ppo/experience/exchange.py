@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.contracts.documents import TokenSequence
+from training.utils.contracts.transfer import moved
 from training.utils.data.rows.pictures import span_numbers, spans_of
 from training.utils.engine.ranks.collectives import gathered, several_ranks
-from training.utils.layout.transfer import moved
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 Packed = dict[str, Any]
 _FIELDS = ("input_ids", "is_target")  # of a TokenSequence

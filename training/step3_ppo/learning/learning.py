@@ -34,11 +34,11 @@ from training.step3_ppo.measures.measures import Measure, Moments, figures_of, m
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.documents import TokenSequence, first_alike, plain
+from training.utils.contracts.transfer import moved, pinned
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered, summed_numbers
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
-from training.utils.layout.transfer import moved, pinned
 from training.utils.routers.step_loss import StepRouterLoss
 from training.utils.run.ahead import Ahead
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rows import PromptRow, TextBlock
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
     from training.utils.routers.step_loss import StepRouterLoss
 

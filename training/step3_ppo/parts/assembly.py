@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.parts.inputs import Inputs
     from training.step3_ppo.roles.roles import Roles, Tokenizers
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.layout.planner import PlanSettings
-    from training.utils.layout.rows import TokenRows
     from training.utils.run.run_folder import RunFolder
 
 

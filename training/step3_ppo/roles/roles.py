@@ -17,11 +17,11 @@ from training.utils.routers.step_loss import RouterLoss
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.weight_average import WeightAverage
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.layout.rows import TokenRows
     from training.utils.models.token_model import TokenLogprobs
 
 

@@ -17,8 +17,6 @@ import torch
 
 from training.utils.images.spans import ImageSpan, images_between, positions_taken
 
-PAD_SEGMENT = -1  # the segment of padding
-
 
 @dataclass(frozen=True)
 class TokenSequence:

@@ -16,9 +16,10 @@ import torch
 
 from training.utils.contracts.documents import Document, plain
 from training.utils.images.prompts import PixelsOf, PromptImages, pixels_of_keys
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 
 if TYPE_CHECKING:
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.images.kept_features import KeptFeatures
     from training.utils.images.spans import ImageSpan
     from training.utils.layout.planner import MicroBatch
@@ -55,11 +56,12 @@ class RowImages:
 
     def with_pixels(self, rows: TokenRows) -> TokenRows:
         """Return the rows with the pixels of their images, or of those whose features are not kept yet."""
-        if not rows.images:
+        if rows.media is None:
             return rows
-        spans = iter(rows.images)
-        keys = [[image.key for image in islice(spans, count)] for count in rows.image_counts]
-        return replace(rows, pixels=pixels_of_keys(keys, self.pixels_of, self.kept))
+        spans = iter(rows.media.images)
+        keys = [[image.key for image in islice(spans, count)] for count in rows.media.counts]
+        pixels = pixels_of_keys(keys, self.pixels_of, self.kept)
+        return replace(rows, media=replace(rows.media, pixels=pixels))
 
 
 def lacks_images(step: Sequence[Sequence[MicroBatch]], rank: int, seen: Sequence[bool]) -> list[bool]:

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.utils.contracts.documents import Document, TokenSequence, plain
+from training.utils.contracts.transfer import pinned
 from training.utils.layout.parallel import drawn_document
 from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.transfer import pinned
 from training.utils.layout.trie import NEVER, joined, prompt_groups, prompt_tokens, trie_document, trie_tokens
 
 if TYPE_CHECKING:
     import torch
 
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 
 class SequenceRows(NamedTuple):

@@ -16,7 +16,7 @@ from training.utils.contracts.documents import Document, unshared
 from training.utils.layout.pictures import RowImages, laid_out
 
 if TYPE_CHECKING:
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 
 @dataclass(frozen=True)

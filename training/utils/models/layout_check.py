@@ -15,8 +15,9 @@ import torch
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.contracts.documents import Document, unshared
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.models.pictured import why_not_pictured
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS, text_attention
 from training.utils.models.attention_choice import take_next
 from training.utils.models.own_forward import OwnForward, own_forward_of

@@ -25,7 +25,7 @@ from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprob
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.mtp.layout.entries import MtpEntries
 
 
@@ -69,11 +69,11 @@ class PolicyModel(nn.Module):
         head for multi-token prediction: where the output layer is linear, return `ahead` too, or, without `mtp_head`,
         the `states` that a head beside this model reads. None: no such head."""
         asked = (temperature, with_entropy)
-        target_ids_U, predictor_U = rows.reads()  # what several sequences share is read once
+        target_ids_U, predictor_U, read_M = rows.reads()  # what several sequences share is read once
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
-            read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(rows.read_M)
+            read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(read_M)
             if entries is None:
                 return read
             if self.mtp_head is None:
@@ -82,7 +82,7 @@ class PolicyModel(nn.Module):
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
         read = read_logits(logits_UV, target_ids_U, *asked, with_collisions)
-        return (read if with_logits else read._replace(logits_MV=None)).listed(rows.read_M)
+        return (read if with_logits else read._replace(logits_MV=None)).listed(read_M)
 
     @property
     def target_head(self) -> TargetHead | None:
@@ -133,11 +133,11 @@ class ScalarModel(nn.Module):
 
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
     inputs = model_inputs(rows, text_attention(model), sliding_window(model))
-    if rows.images:
-        assert rows.pixels is not None, "an image without pixels would be read as a text"
-        inputs |= image_inputs(model, rows.pixels, rows.input_ids_NT.device)
+    if rows.media is not None:
+        assert rows.media.pixels is not None, "an image without pixels would be read as a text"
+        inputs |= image_inputs(model, rows.media.pixels, rows.input_ids_NT.device)
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
-        if rows.images:  # without ids, transformers finds the places of images by comparing embeddings
+        if rows.media is not None:  # without ids, transformers finds the places of images by comparing embeddings
             raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
         embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
         noise = noise_NTE.to(embeddings.dtype).reshape(len(embeddings), -1, embeddings.shape[-1])

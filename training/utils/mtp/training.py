@@ -23,8 +23,8 @@ from training.utils.mtp.layout.entries import MtpEntries, mtp_entries, mtp_targe
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.rows import TokenRows
     from training.utils.models.target_head import TargetHead, TokenLogprobs, TrunkStates
     from training.utils.mtp.head import MtpHead
 

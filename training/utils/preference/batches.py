@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from training.utils.contracts.documents import Document, unshared
+from training.utils.contracts.transfer import pinned
 from training.utils.data.rows.documents import group_document, group_tokens, responses_document, row_groups
 from training.utils.layout.pictures import RowImages, lacks_images
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
-from training.utils.layout.transfer import pinned
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow

@@ -18,10 +18,10 @@ import torch
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.transfer import moved, pinned
 from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.transfer import moved, pinned
 from training.utils.loading.given import is_copy_of_object
 from training.utils.models.adapters.lora import adapters_off, is_adapter_tensor
 from training.utils.preference.batches import PreferenceBatch, preference_batches

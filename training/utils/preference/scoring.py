@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.transfer import moved
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.layout.transfer import moved
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.evaluation import ScoredResponses
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.layout.pictures import RowImages
     from training.utils.layout.planner import PlanSettings
-    from training.utils.layout.rows import TokenRows
 
 _PLANNED_ROWS = 1024  # laid out at a time, so that memory does not grow with the dataset
 

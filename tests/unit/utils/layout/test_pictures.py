@@ -32,9 +32,9 @@ IMAGES = RowImages(pixels_of, (LARGE, BOTH))
 
 def test_pixels_come_in_the_order_of_the_rows():
     rows = laid_out([[BOTH, TEXT], [LARGE]], 0, IMAGES)
-    assert rows.pixels.values.flatten().tolist() == [3, 4, 7]
-    assert laid_out([[TEXT], [OTHER]], 0, IMAGES).pixels is None
-    assert laid_out([[TEXT], [OTHER]], 0, None).pixels is None
+    assert rows.media.pixels.values.flatten().tolist() == [3, 4, 7]
+    assert laid_out([[TEXT], [OTHER]], 0, IMAGES).media is None
+    assert laid_out([[TEXT], [OTHER]], 0, None).media is None
 
 
 def test_micro_batches_that_lack_images():
@@ -56,7 +56,7 @@ def test_the_smallest_image_stands_alone():
 def test_a_micro_batch_that_lacks_images_gets_one_that_nothing_sees():
     packed = laid_out([[TEXT, OTHER], [TEXT]], 0, IMAGES, lacks=True)
     assert packed.input_ids_NT.tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, IMAGE, 0]]
-    assert packed.pixels.values.flatten().tolist() == [3]
+    assert packed.media.pixels.values.flatten().tolist() == [3]
     plain_rows = packed_rows([[TEXT, OTHER], [TEXT]], 0)
     assert torch.equal(packed.target_ids_M, plain_rows.target_ids_M)
     assert torch.equal(packed.predictor_M, plain_rows.predictor_M)
@@ -72,7 +72,7 @@ def test_a_micro_batch_that_lacks_images_gets_one_that_nothing_sees():
 def test_in_rows_of_one_document_it_has_a_row_of_its_own():
     padded = laid_out([[TEXT], [OTHER]], 0, IMAGES, lacks=True)
     assert padded.input_ids_NT.tolist() == [[1, 2, 3], [4, 5, 0], [IMAGE, 0, 0]]
-    assert padded.visible_NSS is None
+    assert padded.segments is None
     assert padded.sequence_M.tolist() == [0, 1] and padded.end_B.tolist() == [2, 4]
     empty = laid_out([], 0, IMAGES, lacks=True)
     assert empty.input_ids_NT.tolist() == [[IMAGE]] and empty.target_ids_M.numel() == 0

@@ -49,13 +49,14 @@ def layout_of(document: Document) -> dict[str, list]:
     column. Per sequence: `sequence_ends`, the index of its last token."""
     rows = packed_rows([[document]], pad_token_id=0)  # as wide as the document: there is no padding
     count = len(document.segments)
-    visible_SS = torch.ones(1, 1) if rows.visible_NSS is None else rows.visible_NSS[0, :count, :count]
+    visible_SS = torch.ones(1, 1) if rows.segments is None else rows.segments.visible_NSS[0, :count, :count]
+    axes_3NT = None if rows.media is None else rows.media.axes_3NT
     loss_mask_T = torch.cat([segment.tokens.is_target for segment in document.segments])
     return {
         "input_ids": rows.input_ids_NT[0].tolist(),
         "loss_mask": loss_mask_T.int().tolist(),
         "position_ids": rows.position_ids_NT[0].tolist(),
-        **({} if rows.axes_3NT is None else {"position_axes": rows.axes_3NT[:, 0].tolist()}),
+        **({} if axes_3NT is None else {"position_axes": axes_3NT[:, 0].tolist()}),
         "segment_ids": rows.segment_ids_NT[0].tolist(),
         "visible": visible_SS.int().tolist(),
         "sequence_ends": rows.end_B.tolist(),

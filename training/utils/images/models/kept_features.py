@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from training.utils.contracts.transfer import moved
 from training.utils.images.models.vision import is_of_projector, is_of_vision, pixel_inputs
 from training.utils.images.spans import ImagePixels
-from training.utils.layout.transfer import moved
 
 if TYPE_CHECKING:
     from training.utils.images.kept_features import KnownPictures, Picture

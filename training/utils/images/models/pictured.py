@@ -18,11 +18,12 @@ import torch
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.images.models.vision import pixel_inputs
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.tensors.rounding import rms, rounded_once_more
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document, TokenSequence
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.images.prompts import PixelsOf
     from training.utils.layout.pictures import RowImages
 
@@ -77,7 +78,8 @@ def why_not_pictured(
     documents = pictured.images.examples
     rows = [[document] for document in documents] if text is None else [[*documents, text]]
     laid_out = pictured.images.with_pixels(packed_rows(rows, 0))
-    first_key = laid_out.images[0].key
+    assert laid_out.media is not None
+    first_key = laid_out.media.images[0].key
     with torch.no_grad():
         read_M = read(laid_out.to(device)).double().cpu()
         other_M = read(_with_another(laid_out, first_key).to(device)).double().cpu()
@@ -107,10 +109,11 @@ def _keys(document: Document) -> set[int]:
 
 def _with_another(rows: TokenRows, key: int) -> TokenRows:
     """The rows with the negative of one image, wherever it stands."""
-    assert rows.pixels is not None
-    parts = rows.pixels.values.split(rows.pixels.counts)
-    negated = [-part if image.key == key else part for part, image in zip(parts, rows.images, strict=True)]
-    return replace(rows, pixels=replace(rows.pixels, values=torch.cat(negated)))
+    media = rows.media
+    assert media is not None and media.pixels is not None
+    parts = media.pixels.values.split(media.pixels.counts)
+    negated = [-part if image.key == key else part for part, image in zip(parts, media.images, strict=True)]
+    return replace(rows, media=replace(media, pixels=replace(media.pixels, values=torch.cat(negated))))
 
 
 def _read(model: Any, images: RowImages, of_scores: bool) -> list[torch.Tensor]:

@@ -11,15 +11,16 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, unshared
+from training.utils.contracts.transfer import moved
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import forget_feature_reader, open_feature_reader
 from training.utils.layout.pictures import RowImages
-from training.utils.layout.rows import TokenRows, packed_rows
-from training.utils.layout.transfer import moved
+from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.tensors.rounding import rms
 
 if TYPE_CHECKING:
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.images.prompts import PixelsOf
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
+    from training.utils.contracts.token_rows import TokenRows
+    from training.utils.images.row_media import RowMedia
     from training.utils.layout.planner import PlanSettings
-    from training.utils.layout.rows import TokenRows
 
 AUTO, SDPA, VARLEN, FLEX = "auto", "sdpa", "varlen", "flex_attention"
 FLASH = ("flash_attention_2", "flash_attention_3")  # cannot hide responses that share a prompt from each other
@@ -72,8 +73,8 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
         "attention_mask": None,
         "use_cache": False,
     }
-    if rows.images:
-        inputs.update(_image_inputs(rows, implementation))
+    if rows.media is not None:
+        inputs.update(_image_inputs(rows.media, implementation))
     if implementation in FLASH:
         lengths, longest = rows.cumulative_lengths()
         inputs["input_ids"] = rows.input_ids_NT.view(1, -1)
@@ -90,13 +91,13 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
         for name in ("input_ids", "position_ids"):
             inputs[name] = functional.pad(inputs[name].view(1, -1), (0, extra))  # id 0, which nothing sees
         inputs["attention_mask"] = block_mask(rows)
-    elif implementation in (BY_DOCUMENT, VARLEN) and rows.visible_NSS is not None and rows.blocks_NT is None:
+    elif implementation in (BY_DOCUMENT, VARLEN) and rows.segments is not None and rows.is_causal:
         import torch
 
-        from training.utils.layout.runs import runs_of
+        from training.utils.contracts.runs import runs_of
 
         in_turn = implementation == BY_DOCUMENT
-        runs = runs_of(rows.segment_ids_NT, rows.visible_NSS) if in_turn else rows.lengths()
+        runs = runs_of(rows.segment_ids_NT, rows.segments.visible_NSS) if in_turn else rows.lengths()
         # transformers passes a given mask through, and nothing reads this one, of one byte. A family that does read it
         # gets NaN, so the start-up check rejects it for packed rows.
         unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
@@ -105,7 +106,7 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
     else:
         inputs["attention_mask"] = mask = rows.dense_mask()
         # A mask that is given replaces the family's own, in layers with a window too. Packed rows are within it.
-        if mask is not None and window is not None and rows.visible_NSS is None:
+        if mask is not None and window is not None and rows.segments is None:
             import torch
 
             ends_TT = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 - window)
@@ -113,11 +114,11 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
     return inputs
 
 
-def _image_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
+def _image_inputs(media: RowMedia, implementation: str) -> dict[str, Any]:
     """Return other arguments than for a text, beside those of the pixels; ThreestepError for an attention of all rows
     as one, which its positions would not fit into."""
     if implementation in (FLEX, *FLASH):
         raise ThreestepError(
             f"rows with images expect --attn_implementation {AUTO}, {SDPA} or {VARLEN}, got {implementation}"
         )
-    return {} if rows.axes_3NT is None else {"position_ids": rows.axes_3NT}
+    return {} if media.axes_3NT is None else {"position_ids": media.axes_3NT}

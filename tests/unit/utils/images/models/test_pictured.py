@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.vision_models import FAMILIES, awake, sequence
+from tests.support.vision_models import FAMILIES, awake, sequence, with_pixels
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain
 from training.utils.images.models.pictured import why_not_pictured
@@ -48,16 +48,17 @@ def test_a_family_is_read_in_padded_rows_and_in_packed_ones(family, read):
 
 def swapped(rows):
     """The pixels of the images in the wrong order; of uneven ones, their first patches."""
-    values = rows.pixels.values
-    return replace(rows, pixels=replace(rows.pixels, values=values.roll(len(values) // 2, 0)))
+    values = rows.media.pixels.values
+    return with_pixels(rows, replace(rows.media.pixels, values=values.roll(len(values) // 2, 0)))
 
 
 def without_axes(rows):
-    return replace(rows, axes_3NT=None, blocks_NT=None)
+    return replace(rows, media=replace(rows.media, axes_3NT=None, blocks_NT=None))
 
 
 def leaking(rows):
-    return replace(rows, visible_NSS=torch.ones_like(rows.visible_NSS))
+    segments = replace(rows.segments, visible_NSS=torch.ones_like(rows.segments.visible_NSS))
+    return replace(rows, segments=segments)
 
 
 @pytest.mark.parametrize("wrong", [swapped, without_axes], ids=lambda wrong: wrong.__name__)
@@ -69,8 +70,8 @@ def test_wrong_rows_are_found(family, read, wrong):
     reason = why_not_pictured(own.pictured, lambda rows: read(wrong(rows)), CPU, text=None)
     assert reason.startswith("rows with images differ by ")
     with pytest.raises(ThreestepError, match="cannot be trained on images: rows with images differ by"):
-        check_padded(family.model, lambda rows: read(wrong(rows) if rows.images else rows), CPU)
-    reason = why_not_packed(family.model, lambda rows: read(wrong(rows) if rows.images else rows), 20, CPU)
+        check_padded(family.model, lambda rows: read(wrong(rows) if rows.media else rows), CPU)
+    reason = why_not_packed(family.model, lambda rows: read(wrong(rows) if rows.media else rows), 20, CPU)
     assert reason.startswith("rows with images differ by ")
 
 
@@ -80,7 +81,7 @@ def test_an_image_that_moves_another_document_or_nothing_is_found(family, read):
     first_image = family.pixels([own.pictured.images.examples[0].segments[0].tokens.images[0].key]).values
 
     def moves_everything(rows):
-        is_other = not torch.equal(rows.pixels.values[: len(first_image)], first_image)
+        is_other = not torch.equal(rows.media.pixels.values[: len(first_image)], first_image)
         return numbers_M + float(is_other)
 
     assert why_not_pictured(own.pictured, moves_everything, CPU, None) == (

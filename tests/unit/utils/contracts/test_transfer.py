@@ -6,9 +6,9 @@ import torch
 
 from tests.support.cuda_stand_in.device import counted
 from training.utils.contracts.documents import join
+from training.utils.contracts.transfer import moved, pinned
 from training.utils.layout.ranked import RankedRows
 from training.utils.layout.rows import padded_rows
-from training.utils.layout.transfer import moved, pinned
 
 CPU = torch.device("cpu")
 
