@@ -26,7 +26,7 @@ from tests.support.vision_models import FAMILIES, Family, answers, awake, sequen
 from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.data.reader import unread_because
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages
 from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed
@@ -131,7 +131,7 @@ def ask_images(name: str, place: Path) -> list[Answer]:
         if reason is not None:
             found.append(Answer(question, REFUSED, None, reason))
             continue
-        laid_out = images.with_pixels(packed_rows(rows, PAD))
+        laid_out = images.loaded(packed_rows(rows, PAD))
         read_M = read(laid_out).double()
         found.append(compared(question, float((read_M - expected).abs().max()), TOLERANCE))
         found.append(seen(question, laid_out, read_M, read, [unshared(one) for row in rows for one in row]))

@@ -17,16 +17,16 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
-images:
 serving:
 compat: base
 data.files: base
+images: base
 data.sources.formats: data.files base
 flags: compat base
 contracts: flags images base
 data.sources: flags data.sources.formats data.files base
 engine.config: flags base
-images.data: data.sources.formats data.files images base
+images.data: data.sources.formats images data.files base
 run: flags base
 data: data.sources base
 data.sources.hub: data.sources data.files base
@@ -37,22 +37,22 @@ models.tensors: contracts
 report.figures: run flags base
 data.rows: layout contracts flags images base
 images.models: models.tensors layout contracts images base
-models.attention: layout contracts images base
+models.attention: layout contracts base
 mtp.layout: layout contracts base
 report.pages: report.figures
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models.quantized: images.models models.tensors base
 report: report.pages report.figures run flags serving base
-data.build: data.chat data.cache data.rows layout images.data data.sources contracts flags data.sources.formats
-    data.files images base
+data.build: data.chat data.cache data.rows layout images.data data.sources contracts flags data.sources.formats images
+    data.files base
 models: models.quantized mtp.layout models.attention images.models models.tensors layout contracts flags base
 generation: models engine.config contracts flags base
-generation.decoding: models images.models models.tensors contracts images base
+generation.decoding: models models.tensors contracts images base
 models.adapters: models models.quantized images.models models.tensors base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
-loading: models.adapters models models.quantized models.attention images.models models.tensors layout base
+loading: models.adapters models models.quantized models.attention images.models models.tensors contracts base
 engine: engine.ranks models.adapters models.quantized models.tensors run engine.config contracts flags base
 rewards.calling: engine.ranks contracts base
 images.run: engine loading models images.models models.tensors layout run images.data contracts images base
@@ -66,12 +66,12 @@ dry_run: mtp engine loading engine.ranks models models.quantized models.attentio
 generation.guessing: mtp generation.decoding models contracts base
 rewards: rewards.rules rewards.calling contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
-generation.vllm: generation.guessing mtp engine.ranks generation.decoding models images.models models.tensors
-    contracts flags images base
+generation.vllm: generation.guessing mtp engine.ranks generation.decoding models models.tensors contracts flags images
+    base
 outputs: checkpoints engine.ranks models.tensors base
 opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters models
     data.build report models.quantized data.chat models.attention images.models data.rows layout divergence run
-    images.data engine.config contracts flags data.files images base
+    images.data engine.config contracts flags images data.files base
 preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
     layout run engine.config contracts data.files base
 """
@@ -105,6 +105,8 @@ MATHS = {
     "training.utils.images.spans": (),
     "training.utils.images.kept_features": (),
     "training.utils.images.row_media": (),
+    "training.utils.images.inputs": (),
+    "training.utils.base.transfer": (),
     "training.utils.images.prompts": (),
     "training.utils.mtp.layout": (),
 }

@@ -22,7 +22,7 @@ from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, ro
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.vllm.engine import VllmRollout
 from training.utils.images.spans import ImagePixels
-from training.utils.layout.pictures import laid_out
+from training.utils.layout.with_media import laid_out
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel
 

@@ -14,7 +14,7 @@ from training.utils.data.rows.pictures import HeldPictures
 from training.utils.images.data.decoding import decoded, picture_size
 from training.utils.images.data.reader import ImageReader, PixelReader
 from training.utils.images.data.values import MOST_FILE_BYTES
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document

@@ -42,6 +42,7 @@ from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, u
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from training.utils.generation.vllm.arguments import VllmArguments
     from training.utils.images.data.reader import ImageReader
     from training.utils.images.prompts import PromptImages
-    from training.utils.layout.pictures import RowImages
 
 _NO_BOUND_TOKENS = 2**30
 
@@ -128,7 +128,7 @@ class AskedModel:
     more_end_tokens: frozenset[int]
     end_token_ids: tuple[int, ...] = ()
     tags: ParallelTags | None = None
-    images: RowImages | None = None
+    images: RunMedia | None = None
     pictures: RowPictures | None = None
 
     def said(self, answer: Answer) -> str:
@@ -280,7 +280,7 @@ def load_opened(
     dtype: str | None,
     device: torch.device,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
     pictures: RowPictures | None = None,
 ) -> AskedModel:
     """Load the weights. images, pictures: see `AskedModel`."""

@@ -27,8 +27,8 @@ from training.utils.models.stop_tokens import stop_tokens
 from training.utils.opening.samples import EvaluationSamples, sample_uid
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.layout.pictures import RowImages
     from training.utils.opening.opened_model import OpenedModel
 
 MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few forwards
@@ -73,7 +73,7 @@ class GreedyDrawing:
     sampling: Sampling
     longest_tokens: int
     rows_at_a_time: int
-    images: RowImages | None = None
+    images: RunMedia | None = None
 
     def __call__(self, rows: Mapping[int, SentenceRow], ranks: Ranks) -> dict[int, Drawn]:
         """The responses by row, of rows whose prompts leave room. A collective: ranks share the rows out."""

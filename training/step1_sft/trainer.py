@@ -19,15 +19,15 @@ from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
+from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.rows import SentenceRow
-from training.utils.contracts.transfer import moved, pinned
 from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
 from training.utils.engine.ranks.collectives import gathered, summed_numbers
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.layout.pictures import lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import sequence_sums
+from training.utils.layout.with_media import lacks_media, laid_out
 from training.utils.mtp.training import MtpSums
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 
@@ -266,7 +266,7 @@ class SftTrainer:
         places = row_groups(sentences, plan)
         groups = [[sentences[place] for place in group] for group in places]
         step = plan_step([_tokens(group, plan) for group in groups], plan)
-        lacking = lacks_images(step, ranks.rank, [any(row.images for row in group) for group in groups])
+        lacking = lacks_media(step, ranks.rank, [any(row.images for row in group) for group in groups])
         found = []
         for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
             documents = [[_document(groups[number], plan) for number in row] for row in rows]

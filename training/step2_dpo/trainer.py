@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, preference_loss
-from training.utils.contracts.transfer import moved
+from training.utils.base.transfer import moved
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.ranks.collectives import summed_numbers
 from training.utils.layout.ranked import sequence_sums

@@ -15,7 +15,7 @@ import torch
 from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.step2_reward.report import gain_sentence
-from training.utils.contracts.transfer import moved
+from training.utils.base.transfer import moved
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.ranks.collectives import summed_numbers
 from training.utils.layout.order import ShuffledStream

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.contracts.documents import TokenSequence
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.contracts.rows import PromptRow
     from training.utils.images.prompts import PromptImages
-    from training.utils.layout.pictures import RowImages
     from training.utils.layout.planner import PlanSettings
     from training.utils.loading.score_scale import ScoreScale
     from training.utils.models.flops import ComputeMeter
@@ -87,7 +87,7 @@ class ExperienceSettings:
     reuses_forwards: bool = False
     with_entropy: bool = False
     reports_variance: bool = False
-    images: RowImages | None = None
+    images: RunMedia | None = None
 
     @property
     def reads_collisions(self) -> bool:

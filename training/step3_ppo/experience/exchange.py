@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.utils.base.transfer import moved
 from training.utils.contracts.documents import TokenSequence
-from training.utils.contracts.transfer import moved
 from training.utils.data.rows.pictures import span_numbers, spans_of
 from training.utils.engine.ranks.collectives import gathered, several_ranks
 

@@ -33,8 +33,8 @@ from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
+from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.documents import TokenSequence, first_alike, plain
-from training.utils.contracts.transfer import moved, pinned
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered, summed_numbers
 from training.utils.layout.order import ShuffledStream

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.environments.loading import Environments
     from training.utils.images.data.reader import PixelReader
-    from training.utils.layout.pictures import RowImages
+    from training.utils.images.models.pictured import RowImages
 
 
 def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.layout.pictures import RowImages
+    from training.utils.images.models.pictured import RowImages
 
 
 def with_kept_pictures(

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.layout.pictures import RowImages
     from training.utils.models.settings import ModelSettings
 
 
@@ -58,7 +58,7 @@ def load_roles(
     warmup_steps: int = 0,
     longest_tokens: int = 0,
     needed: RolesNeeded | None = None,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> Roles:
     """Load the models.
 

@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.transfer import moved
 from training.utils.contracts.runs import PAD_SEGMENT, RunLengths, lengths_of, runs_of
-from training.utils.contracts.transfer import moved
 
 if TYPE_CHECKING:
     from training.utils.images.row_media import RowMedia

@@ -22,7 +22,8 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from training.utils.images.models.vision import is_of_vision, pixel_inputs
+from training.utils.images.inputs import pixel_inputs
+from training.utils.images.models.vision import is_of_vision
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.target_head import CHUNK_MB
 

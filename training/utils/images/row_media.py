@@ -5,12 +5,14 @@ N rows, T tokens in a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from training.utils.base.errors import ThreestepError
+from training.utils.images.inputs import image_inputs
 from training.utils.images.spans import ImagePixels, ImageSpan, position_axes
 
 
@@ -42,6 +44,27 @@ class RowMedia:
     images: tuple[ImageSpan, ...]
     counts: tuple[int, ...]
     pixels: ImagePixels | None = None
+
+    def inputs(self, model: Any, device: torch.device) -> dict[str, Any]:
+        """Return the arguments of a model's forward for the images."""
+        assert self.pixels is not None, "an image without pixels would be read as a text"
+        return image_inputs(model, self.pixels, device)
+
+    @property
+    def positions(self) -> dict[str, torch.Tensor]:
+        """The argument of forward that replaces the positions of a text."""
+        return {} if self.axes_3NT is None else {"position_ids": self.axes_3NT}
+
+    def refuse_attention(self, implementation: str, expected: Sequence[str]) -> None:
+        """Raise ThreestepError for an attention of all rows as one, which the positions would not fit into."""
+        *first, last = expected
+        raise ThreestepError(
+            f"rows with images expect --attn_implementation {', '.join(first)} or {last}, got {implementation}"
+        )
+
+    def refuse_noise(self) -> None:
+        """Raise ThreestepError: without ids, transformers finds the places of images by comparing embeddings."""
+        raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
 
 
 def row_media(documents: Iterable[list[MediaRun]], position_ids_NT: torch.Tensor) -> RowMedia | None:

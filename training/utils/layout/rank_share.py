@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, TokenSequence, plain
-from training.utils.contracts.transfer import pinned
 from training.utils.layout.parallel import drawn_document
-from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.trie import NEVER, joined, prompt_groups, prompt_tokens, trie_document, trie_tokens
+from training.utils.layout.with_media import lacks_media, laid_out
 
 if TYPE_CHECKING:
     import torch
 
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.token_rows import TokenRows
 
 
@@ -34,7 +35,7 @@ def rank_share(
     device: torch.device,
     sharing: bool = True,
     with_before: bool = False,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
@@ -48,7 +49,7 @@ def rank_share(
     if plan.packed:
         lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
     step = plan_step(lengths, plan, [len(each) for each in parts])
-    lacking = lacks_images(step, rank, [any(sequences[index].images for index in group) for group in groups])
+    lacking = lacks_media(step, rank, [any(sequences[index].images for index in group) for group in groups])
     shares = []
     for micro_batch, lacks in zip(step[rank], lacking, strict=True):
         members = [[groups[place] for place in row] for row in micro_batch]

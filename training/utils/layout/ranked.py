@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.utils.contracts.documents import Document, unshared
-from training.utils.layout.pictures import RowImages, laid_out
+from training.utils.layout.with_media import laid_out
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.token_rows import TokenRows
 
 
@@ -38,7 +39,7 @@ def ranked_rows(
     shared: bool,
     pad_token_id: int,
     responses: Sequence[int] | None = None,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
     lacks: bool = False,
 ) -> RankedRows:
     """Lay out documents whose sequences are the responses to their prompts, best first, and list the pairs: i beats j

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from training.utils.layout.pictures import RowImages
+    from training.utils.contracts.media import RunMedia
     from training.utils.models.settings import ModelSettings
 
 
@@ -46,7 +46,7 @@ def load_causal_lm(
     longest_tokens: int = 0,
     device: torch.device | None = None,
     added_pad: int = 0,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return a language model in `dtype` (a torch dtype), whose own forward has been measured: an
     `AutoModelForCausalLM`, or for rows with images, and where transformers has no other class, an
@@ -98,7 +98,7 @@ def load_scalar_model(
     added_tokens: int = 0,
     longest_tokens: int = 0,
     device: torch.device | None = None,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return an `AutoModelForSequenceClassification` with one label, a reward model or a critic, or the like for images
     and text (`scalar_class`).
@@ -285,7 +285,7 @@ def _measure(
     longest_tokens: int,
     device: torch.device | None,
     drew_weights: bool,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> None:
     """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
 
@@ -303,7 +303,7 @@ def _measure(
     settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
 
 
-def _check_sees(config: Any, settings: ModelSettings, images: RowImages | None) -> None:
+def _check_sees(config: Any, settings: ModelSettings, images: RunMedia | None) -> None:
     """ThreestepError if the rows have images and the model reads text alone."""
     if images is not None and not is_vision_config(config):
         raise ThreestepError(

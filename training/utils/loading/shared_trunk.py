@@ -17,7 +17,7 @@ from training.utils.loading.models import prepared
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.layout.pictures import RowImages
+    from training.utils.contracts.media import RunMedia
     from training.utils.models.settings import ModelSettings
 
 
@@ -26,7 +26,7 @@ def scalar_model_on_trunk(
     settings: ModelSettings,
     pad_token_id: int,
     longest_tokens: int = 0,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return a scalar model, as `load_scalar_model` does, with the trunk parameters of `model` and a zero head.
 

@@ -16,8 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.utils.base.errors import ThreestepError
-from training.utils.images.models.kept_features import image_inputs
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, TrunkStates, read_logits
@@ -134,11 +132,10 @@ class ScalarModel(nn.Module):
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
     inputs = model_inputs(rows, text_attention(model), sliding_window(model))
     if rows.media is not None:
-        assert rows.media.pixels is not None, "an image without pixels would be read as a text"
-        inputs |= image_inputs(model, rows.media.pixels, rows.input_ids_NT.device)
+        inputs |= rows.media.inputs(model, rows.input_ids_NT.device)
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
-        if rows.media is not None:  # without ids, transformers finds the places of images by comparing embeddings
-            raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
+        if rows.media is not None:
+            rows.media.refuse_noise()
         embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
         noise = noise_NTE.to(embeddings.dtype).reshape(len(embeddings), -1, embeddings.shape[-1])
         filling = embeddings.shape[1] - noise.shape[1]  # of a row of whole blocks

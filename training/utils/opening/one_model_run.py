@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.images.data.reader import ImageReader
-    from training.utils.layout.pictures import RowImages
+    from training.utils.images.models.pictured import RowImages
     from training.utils.models.settings import ModelSettings
     from training.utils.opening.flags import OneModelFlags
     from training.utils.opening.result import TrainingResult

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, unshared
-from training.utils.contracts.transfer import pinned
 from training.utils.data.rows.documents import group_document, group_tokens, responses_document, row_groups
-from training.utils.layout.pictures import RowImages, lacks_images
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
+from training.utils.layout.with_media import lacks_media
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.opening.training_run import TrainingRun
@@ -57,7 +58,7 @@ def preference_batches(
     pad_token_id: int,
     are_targets: bool,
     rows_at_a_time: int | None = None,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> Iterator[PreferenceBatch]:
     """Lay out this rank's share of the rows `indices`, in parts of `rows_at_a_time` (default: of some forwards of each
     rank), on the CPU (pinned, where the ranks' device is a GPU); every rank gets the same number of micro-batches. The
@@ -73,7 +74,7 @@ def preference_batches(
         groups = row_groups(taken, plan)
         lengths = [_tokens([taken[number] for number in group], plan) for group in groups]
         step = plan_step(lengths, plan)
-        lacking = lacks_images(step, ranks.rank, [any(taken[number].images for number in group) for group in groups])
+        lacking = lacks_media(step, ranks.rank, [any(taken[number].images for number in group) for group in groups])
         for layout, lacks in zip(step[ranks.rank], lacking, strict=True):
             rows_of = [[[taken[number] for number in groups[place]] for place in row] for row in layout]
             documents = [[_document(group, plan, are_targets) for group in row] for row in rows_of]

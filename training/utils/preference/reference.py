@@ -18,7 +18,7 @@ import torch
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.transfer import moved, pinned
+from training.utils.base.transfer import moved, pinned
 from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import sequence_sums

@@ -23,17 +23,17 @@ from training.utils.preference.scoring import score_responses, without_end
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.data.build.arguments import DataArguments
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.layout.pictures import RowImages
     from training.utils.preference.evaluation import ScoredResponses
 
 
 class ScoreRows(Protocol):
     """Scores rows by a model that is loaded."""
 
-    def __call__(self, rows: Sequence[ResponsesRow], images: RowImages | None = None) -> ScoredResponses:
+    def __call__(self, rows: Sequence[ResponsesRow], images: RunMedia | None = None) -> ScoredResponses:
         """images: of these rows, if they are not those that the model was loaded with. A collective."""
 
 
@@ -62,7 +62,7 @@ def load_scorer(
     data: DataArguments,
     tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> ScoreRows:
     """Load the model; return the function that scores rows with it. images: of these rows, if they have some."""
     engine = EngineSettings(dtype=settings.dtype, zero_stage=settings.zero_stage)
@@ -95,7 +95,7 @@ def load_scorer(
     # there: where pad ends a response, the end token is not seen.
     end_token_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
 
-    def score(rows: Sequence[ResponsesRow], images: RowImages | None = images) -> ScoredResponses:
+    def score(rows: Sequence[ResponsesRow], images: RunMedia | None = images) -> ScoredResponses:
         rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows
         return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks, images)
 

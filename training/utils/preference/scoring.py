@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.transfer import moved
+from training.utils.base.transfer import moved
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.evaluation import ScoredResponses
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.layout.pictures import RowImages
     from training.utils.layout.planner import PlanSettings
 
 _PLANNED_ROWS = 1024  # laid out at a time, so that memory does not grow with the dataset
@@ -34,7 +34,7 @@ def score_responses(
     plan: PlanSettings,
     pad_token_id: int,
     ranks: Ranks,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
 ) -> ScoredResponses:
     """Score every response of `rows`. A collective: all ranks call it with the same rows and get the same result.
 

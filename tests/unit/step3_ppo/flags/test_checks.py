@@ -13,8 +13,8 @@ from training.step3_ppo.flags.checks import check_beside_images, check_models, c
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import Speculation
 from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.spans import ImagePixels
-from training.utils.layout.pictures import RowImages
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 
 

@@ -13,7 +13,8 @@ from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
 from training.utils.dry_run.activations import saved_by_picture
 from training.utils.dry_run.plan import PlannedPictures, kept_features_line, picture_lines
-from training.utils.images.models.vision import is_of_vision, pixel_inputs
+from training.utils.images.inputs import pixel_inputs
+from training.utils.images.models.vision import is_of_vision
 from training.utils.models.adapters.freezing import freeze_vision
 
 DEPTHS = ("depth", "num_hidden_layers")

@@ -11,9 +11,9 @@ from tests.support.parallel_texts import TAGS
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.contracts.documents import TokenSequence, join, plain
 from training.utils.contracts.token_rows import TokenRows
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.spans import ImagePixels, ImageSpan
 from training.utils.layout import rank_share as laid_out
-from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import documents_of, rank_share
 from training.utils.layout.trie import NEVER, prompt_groups

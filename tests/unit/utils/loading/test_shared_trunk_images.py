@@ -11,9 +11,9 @@ import torch
 from tests.support.two_roles import read_while_learning, trained
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
 from training.utils.contracts.documents import plain, shared_prompt, together
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.models.scalar_class import scalar_model_class
 from training.utils.images.models.vision import is_of_vision
-from training.utils.layout.pictures import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
@@ -53,7 +53,7 @@ def shared(name: str) -> tuple[Any, Any]:
     family, images = start(name)
     critic = scalar_model_on_trunk(family.model, CRITIC, pad_token_id=0, images=images)
     own = own_forward_of(critic)
-    assert own is not None and own.pictured is not None and own.pictured.of_scores
+    assert own is not None and own.with_media is not None and own.with_media.of_scores
     return prepared(family.model, ACTOR), critic.eval()
 
 
@@ -74,7 +74,7 @@ def test_it_reads_and_learns_as_two_separate_models_do(name):
     family = FAMILIES[name]()
     prompt = shared_prompt(sequence(family, 2, "image 0", 3), answers(family, 2, 5))
     text = shared_prompt(sequence(family, 6), answers(family, 3))
-    rows = images_of(family).with_pixels(packed_rows([[prompt, text]], 0))
+    rows = images_of(family).loaded(packed_rows([[prompt, text]], 0))
     numbers, weights = [], []
     for make in (shared, apart):
         actor, critic = make(name)
@@ -92,7 +92,7 @@ def test_a_new_critic_passes_the_check_of_images_though_it_scores_everything_0(n
     _, critic = shared(name)
     check_padded(critic, ScalarModel(critic), torch.device("cpu"))
     own = own_forward_of(critic)
-    assert own is not None and own.pictured is not None and not own.pictured.numbers_M.any()
+    assert own is not None and own.with_media is not None and not own.with_media.numbers_M.any()
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.images.models.kept_features import image_inputs
+from training.utils.images.inputs import image_inputs
 from training.utils.images.spans import left_padded_axes, positions_taken
 
 if TYPE_CHECKING:

@@ -107,11 +107,11 @@ class VllmRollout(RolloutEngine):
             self._vllm.sleep()
 
     def check(self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward) -> list[str]:
-        if own.pictured is None:
+        if own.with_media is None:
             return []
         with lent as model:
             self._vllm.hold(model)
-            reason, name = why_other_images(self._vllm, own.pictured, model.dtype), type(model).__name__
+            reason, name = why_other_images(self._vllm, own.with_media, model.dtype), type(model).__name__
             self._vllm.sleep()
         if reason is not None:
             raise ThreestepError(f"vLLM does not read images as {name} does: {reason}; use --rollout_engine hf")

@@ -19,14 +19,13 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from training.utils.contracts.transfer import moved
-from training.utils.images.models.vision import is_of_projector, is_of_vision, pixel_inputs
+from training.utils.images.inputs import FEATURE_READER, pixel_inputs
+from training.utils.images.models.vision import is_of_projector, is_of_vision
 from training.utils.images.spans import ImagePixels
 
 if TYPE_CHECKING:
     from training.utils.images.kept_features import KnownPictures, Picture
 
-_ATTRIBUTE = "_threestep_kept_features"  # of a model, where its FeatureReader is kept
 _ARGUMENT = "mm_encoder_outputs"  # of forward: what a tower made of images (transformers 5.19)
 
 
@@ -92,7 +91,7 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
         return f"its forward takes no features ({_ARGUMENT})"
     projectors = [part for name, part in model.named_modules() if of_vision(name) and _begins_projector(name)]
     trained = [part for part in projectors if any(weight.requires_grad for weight in part.parameters())]
-    shared: FeatureReader | None = None if shares is None else getattr(shares, _ATTRIBUTE)
+    shared: FeatureReader | None = None if shares is None else getattr(shares, FEATURE_READER)
     if shared is not None:
         if shared.projector is None and trained:
             return "its projector trains"
@@ -117,26 +116,13 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
     reader = FeatureReader(model, trained[0] if trained else None, form)
     if shared is not None and not torch.equal(reader.features(example), shared.features(example)):
         return "its tower makes other features of a picture"
-    setattr(model, _ATTRIBUTE, reader)
+    setattr(model, FEATURE_READER, reader)
     return None
 
 
 def forget_feature_reader(model: Any) -> None:
     """Have `model` read pixels again."""
-    delattr(model, _ATTRIBUTE)
-
-
-def image_inputs(model: Any, pixels: ImagePixels, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of forward for the images of a micro-batch or of prompts: features where some are kept and
-    `model` reads them (`open_feature_reader`), else pixels."""
-    if pixels.known is None:
-        return pixel_inputs(model.config, moved(pixels, device))
-    reader: FeatureReader | None = getattr(model, _ATTRIBUTE, None)
-    if reader is None:
-        return pixel_inputs(model.config, moved(pixels.known.all_pixels(), device))
-    pixels = moved(pixels, device)
-    assert pixels.known is not None
-    return reader.inputs(pixels, pixels.known)
+    delattr(model, FEATURE_READER)
 
 
 def _each_picture(pixels: ImagePixels, pictures: tuple[Picture, ...]) -> Iterator[ImagePixels]:

@@ -17,13 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from training.utils.images.spans import ImagePixels
 
-# Families whose forward takes the pictures of each row, [rows, I, 3, height, width].
-_PICTURES_BY_ROW = ("idefics2", "idefics3", "smolvlm")
 _PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner|image_newline)([._]|$)")
 
 
@@ -51,17 +47,6 @@ def language_model_class(config: Any, with_images: bool) -> Any:
 
     sees = is_vision_config(config) and (with_images or not is_text_config(config))
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
-
-
-def pixel_inputs(config: Any, pixels: ImagePixels) -> dict[str, torch.Tensor]:
-    """Return the arguments of a family's forward for the pixels of images. config: of the model."""
-    by_row = config.model_type in _PICTURES_BY_ROW
-    given = {"pixel_values": pixels.values.unsqueeze(0) if by_row else pixels.values}
-    if pixels.grids_I3 is not None:
-        given["image_grid_thw"] = pixels.grids_I3
-    if pixels.cuts_I3 is not None:
-        given["image_sizes"] = pixels.cuts_I3[:, 1:]
-    return given
 
 
 def placeholder_id(config: Any) -> int:

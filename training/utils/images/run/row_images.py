@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.transfer import moved
 from training.utils.contracts.documents import Document, unshared
-from training.utils.contracts.transfer import moved
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import forget_feature_reader, open_feature_reader
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.tensors.rounding import rms
@@ -94,11 +94,11 @@ def why_not_kept(
         return reason
     rows = packed_rows([[document] for document in images.examples], 0)
     own = own_forward_of(model)
-    assert own is not None and own.pictured is not None, "it was measured when it was loaded"
+    assert own is not None and own.with_media is not None, "it was measured when it was loaded"
     with torch.no_grad():
-        plain_M, made_M, again_M = (read(of.with_pixels(rows).to(device)) for of in (pixels, images, images))
+        plain_M, made_M, again_M = (read(of.loaded(rows).to(device)) for of in (pixels, images, images))
     difference = max(rms((other_M - plain_M).double()) for other_M in (made_M, again_M))
-    if difference <= own.pictured.tolerance:
+    if difference <= own.with_media.tolerance:
         return None
     forget_feature_reader(model)
     return f"with them it computes other numbers, by {difference:.2g}"

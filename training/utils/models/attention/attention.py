@@ -16,11 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.errors import ThreestepError
-
 if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.images.row_media import RowMedia
     from training.utils.layout.planner import PlanSettings
 
 AUTO, SDPA, VARLEN, FLEX = "auto", "sdpa", "varlen", "flex_attention"
@@ -74,7 +71,9 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
         "use_cache": False,
     }
     if rows.media is not None:
-        inputs.update(_image_inputs(rows.media, implementation))
+        if implementation in (FLEX, *FLASH):
+            rows.media.refuse_attention(implementation, (AUTO, SDPA, VARLEN))
+        inputs.update(rows.media.positions)
     if implementation in FLASH:
         lengths, longest = rows.cumulative_lengths()
         inputs["input_ids"] = rows.input_ids_NT.view(1, -1)
@@ -112,13 +111,3 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
             ends_TT = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 - window)
             inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": mask & ends_TT}
     return inputs
-
-
-def _image_inputs(media: RowMedia, implementation: str) -> dict[str, Any]:
-    """Return other arguments than for a text, beside those of the pixels; ThreestepError for an attention of all rows
-    as one, which its positions would not fit into."""
-    if implementation in (FLEX, *FLASH):
-        raise ThreestepError(
-            f"rows with images expect --attn_implementation {AUTO}, {SDPA} or {VARLEN}, got {implementation}"
-        )
-    return {} if media.axes_3NT is None else {"position_ids": media.axes_3NT}

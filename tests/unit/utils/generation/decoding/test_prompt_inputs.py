@@ -22,7 +22,8 @@ from training.utils.generation.decoding.prompt_inputs import prompt_inputs
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import open_feature_reader
-from training.utils.layout.pictures import RowImages, laid_out
+from training.utils.images.models.pictured import RowImages
+from training.utils.layout.with_media import laid_out
 from training.utils.models.attention_choice import settle_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
 from training.utils.models.token_model import PolicyModel

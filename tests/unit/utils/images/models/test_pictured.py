@@ -10,8 +10,7 @@ import torch
 from tests.support.vision_models import FAMILIES, awake, sequence, with_pixels
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain
-from training.utils.images.models.pictured import why_not_pictured
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import read_again, read_own_forward
 from training.utils.models.token_model import PolicyModel
@@ -66,8 +65,8 @@ def test_wrong_rows_are_found(family, read, wrong):
     if wrong is without_axes and not (family.counts_sides or family.sees_itself):
         pytest.skip("its images are read as a text is")
     own = family.model._threestep_own_forward
-    assert why_not_pictured(own.pictured, read, CPU, text=None) is None
-    reason = why_not_pictured(own.pictured, lambda rows: read(wrong(rows)), CPU, text=None)
+    assert own.with_media.why_not(read, CPU, text=None) is None
+    reason = own.with_media.why_not(lambda rows: read(wrong(rows)), CPU, text=None)
     assert reason.startswith("rows with images differ by ")
     with pytest.raises(ThreestepError, match="cannot be trained on images: rows with images differ by"):
         check_padded(family.model, lambda rows: read(wrong(rows) if rows.media else rows), CPU)
@@ -77,17 +76,17 @@ def test_wrong_rows_are_found(family, read, wrong):
 
 def test_an_image_that_moves_another_document_or_nothing_is_found(family, read):
     own = family.model._threestep_own_forward
-    numbers_M = own.pictured.numbers_M.float()
-    first_image = family.pixels([own.pictured.images.examples[0].segments[0].tokens.images[0].key]).values
+    numbers_M = own.with_media.numbers_M.float()
+    first_image = family.pixels([own.with_media.media.examples[0].segments[0].tokens.images[0].key]).values
 
     def moves_everything(rows):
         is_other = not torch.equal(rows.media.pixels.values[: len(first_image)], first_image)
         return numbers_M + float(is_other)
 
-    assert why_not_pictured(own.pictured, moves_everything, CPU, None) == (
+    assert own.with_media.why_not(moves_everything, CPU, None) == (
         "an image changes what it computes of another document"
     )
-    assert why_not_pictured(own.pictured, lambda rows: numbers_M, CPU, None) == (
+    assert own.with_media.why_not(lambda rows: numbers_M, CPU, None) == (
         "another image changes nothing that it computes"
     )
 

@@ -14,9 +14,9 @@ from training.utils.contracts.documents import shared_prompt, unshared
 from training.utils.contracts.rows import SentenceRow
 from training.utils.data.rows.documents import sentence_document
 from training.utils.images.models import kept_features
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
 from training.utils.images.spans import ImageSpan
-from training.utils.layout.pictures import RowImages
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from training.utils.contracts.documents import TokenSequence, plain
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.spans import ImagePixels, ImageSpan
-from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.rows import packed_rows
+from training.utils.layout.with_media import lacks_media, laid_out
 
 IMAGE = 90
 
@@ -41,9 +42,9 @@ def test_micro_batches_that_lack_images():
     """Two ranks, three micro-batches of rows of documents; documents 0 and 3 have images."""
     step = ((((0,),), ((1,), (2,)), ()), (((4,),), ((5, 3),), ((6,),)))
     seen = [True, False, False, True, False, False, False]
-    assert lacks_images(step, 0, seen) == [False, True, False]
-    assert lacks_images(step, 1, seen) == [True, False, False]
-    assert lacks_images(step[:1], 0, seen) == [False, False, False]
+    assert lacks_media(step, 0, seen) == [False, True, False]
+    assert lacks_media(step, 1, seen) == [True, False, False]
+    assert lacks_media(step[:1], 0, seen) == [False, False, False]
 
 
 def test_the_smallest_image_stands_alone():

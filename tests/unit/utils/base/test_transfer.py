@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tests.support.cuda_stand_in.device import counted
+from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.documents import join
-from training.utils.contracts.transfer import moved, pinned
 from training.utils.layout.ranked import RankedRows
 from training.utils.layout.rows import padded_rows
 
