@@ -107,7 +107,7 @@ def ask_images(name: str, place: Path) -> list[Answer]:
     examples = tuple(unshared(document)[0] for document in documents[:2])
     images = RowImages(family.pixels, examples)
     settings = ModelSettings(str(place / "images"), takes_images=True)
-    model = load_causal_lm(settings, torch.float64, VOCABULARY, longest_tokens=LONGEST, images=images).eval()
+    model = load_causal_lm(settings, torch.float64, VOCABULARY, longest_tokens=LONGEST, media=images).eval()
     policy = PolicyModel(model)
 
     def read(rows: TokenRows) -> torch.Tensor:
@@ -161,7 +161,7 @@ def seen(
     turned = [-part if image.key == key else part for part, image in zip(parts, media.images, strict=True)]
     other = with_pixels(rows, replace(media.pixels, values=torch.cat(turned)))
     moved_M = (read(other).double() - read_M).abs()
-    has_it = [any(image.key == key for image in one.segments[0].tokens.images) for part in sequences for one in part]
+    has_it = [any(image.key == key for image in one.segments[0].tokens.media) for part in sequences for one in part]
     is_own_M = torch.tensor([has_it[index] for index in rows.sequence_M.tolist()])
     if not bool((moved_M[is_own_M] > 1e-4).all()):
         return Answer(f"{question}.seen", WRONG, None, "another image changes nothing that it computes")

@@ -274,7 +274,7 @@ def advantages(
 
 def sequence_of(row: PromptRow, response: list[int]) -> Document:
     ids = torch.from_numpy(row.flipped_prompt_ids[::-1].astype("int64"))
-    return plain_document(replace(join(ids, torch.tensor(response)), images=row.images))
+    return plain_document(replace(join(ids, torch.tensor(response)), media=row.media))
 
 
 @pytest.mark.parametrize("size, name", OF_STEP3)

@@ -66,8 +66,8 @@ class Family:
     def own_inputs(self, tokens: TokenSequence) -> dict[str, Any]:
         """What the model's own forward takes for one sequence; positions are its own."""
         inputs: dict[str, Any] = {"input_ids": tokens.input_ids.unsqueeze(0), "use_cache": False}
-        if tokens.images:
-            pixels = self.pixels([image.key for image in tokens.images])
+        if tokens.media:
+            pixels = self.pixels([image.key for image in tokens.media])
             is_image = inputs["input_ids"] == IMAGE_ID
             inputs["pixel_values"] = pixels.values.unsqueeze(0) if self.by_row else pixels.values
             if self.sees_itself:

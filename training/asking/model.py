@@ -183,7 +183,7 @@ class AskedModel:
 
     def images_of(self, rows: Sequence[PromptRow]) -> PromptImages | None:
         """What a request for answers to these prompts has of their images."""
-        return None if self.images is None else self.images.of_prompts([row.images for row in rows])
+        return None if self.images is None else self.images.of_prompts([row.media for row in rows])
 
     def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:
         """The drawn responses."""
@@ -286,7 +286,7 @@ def load_opened(
     """Load the weights. images, pictures: see `AskedModel`."""
     name, tokenizer = folder.name, folder.tokenizer
     settings = ModelSettings(name, takes_images=folder.reader is not None)
-    model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, images=images)
+    model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, media=images)
     model = model.to(device).eval().requires_grad_(False)
     own = stop_tokens(model)
     more = frozenset(own or [tokenizer.eos_token_id])
@@ -350,7 +350,7 @@ def stream_answer(
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
     sampling = asked.sampling(flags)
-    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), images=asked.images_of([prompt]))
+    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), media=asked.images_of([prompt]))
     if sampling.paths is not None:
         request = replace(request, sampling=replace(sampling, more_end_token_ids=ends[1:]))
         rollout = rolled_out(asked.engine, asked.model, request)

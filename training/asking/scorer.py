@@ -73,7 +73,7 @@ class Scorer:
         ]
         if images is None:
             return self.score_rows(rows).score_R.tolist()
-        rows = [replace(row, images=own) for row, own in zip(rows, spans, strict=True)]
+        rows = [replace(row, media=own) for row, own in zip(rows, spans, strict=True)]
         return self.score_rows(rows, images).score_R.tolist()
 
     def ids_of_text(self, prompt: str | Sequence[Message], response: str) -> tuple[Ids, Ids]:

@@ -134,7 +134,7 @@ class Talk:
         if same_tokenizer(asked.tokenizer, self.scorer.tokenizer):
             prompt = prompt_of(asked, messages)
             prompt_ids, response_ids = prompt.flipped_prompt_ids[::-1].tolist(), list(answer.token_ids)
-            pictured = (prompt.images,), asked.images if prompt.images else None
+            pictured = (prompt.media,), asked.images if prompt.media else None
         else:
             prompt_ids, response_ids = self.scorer.ids_of_text(messages, asked.said(answer))
             pictured = ((),), None

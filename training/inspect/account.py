@@ -464,7 +464,7 @@ class _PhaseLook:
     def _shown_images(self, row: Row) -> list[tuple[str, str]]:
         if self._images is None or isinstance(row, TextBlock):
             return []
-        found = shown_images(row.images, self._pictures, self._images.reader)
+        found = shown_images(row.media, self._pictures, self._images.reader)
         return [(image.words, image.uri()) for image in found]
 
     @cached_property

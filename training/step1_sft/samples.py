@@ -40,7 +40,7 @@ class Parts:
 
     prompt: list[int]
     response: list[int]
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[ImageSpan, ...] = ()
 
 
 def parts_of(row: SentenceRow) -> Parts:
@@ -48,7 +48,7 @@ def parts_of(row: SentenceRow) -> Parts:
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
     first = mask.index(True)
     end = next((place for place in range(first, len(ids)) if not mask[place]), len(ids))
-    return Parts(ids[:first], ids[first:end], images_between(row.images, 0, first))
+    return Parts(ids[:first], ids[first:end], images_between(row.media, 0, first))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class GreedyDrawing:
     sampling: Sampling
     longest_tokens: int
     rows_at_a_time: int
-    images: RunMedia | None = None
+    media: RunMedia | None = None
 
     def __call__(self, rows: Mapping[int, SentenceRow], ranks: Ranks) -> dict[int, Drawn]:
         """The responses by row, of rows whose prompts leave room. A collective: ranks share the rows out."""
@@ -90,9 +90,9 @@ class GreedyDrawing:
         flipped = [PromptRow(0, torch.tensor(part.prompt).flip(0).numpy(), "", None) for part in parts]
         batch = collate_prompts(flipped, self.sampling.pad_token_id)
         ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-        images = None if self.images is None else self.images.of_prompts([part.images for part in parts])
+        media = None if self.media is None else self.media.of_prompts([part.media for part in parts])
         seeds = [0] * len(parts)  # greedy: they are not used
-        request = RolloutRequest(ids_BP, mask_BP, self.sampling, seeds, images=images)
+        request = RolloutRequest(ids_BP, mask_BP, self.sampling, seeds, media=media)
         with torch.no_grad(), self.engine.lent(self.whole) as model:
             rollout = rolled_out(self.engine, model, request)
         ended = rollout.ended_B.tolist()
@@ -121,7 +121,7 @@ def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
         more_end_token_ids=tuple(more),
     )
     at_a_time = flags.engine.per_device_eval_batch_size
-    return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time, run.images)
+    return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time, run.media)
 
 
 def _why_not_drawn(opened: OpenedModel, whole: WholeModel) -> str | None:
@@ -147,12 +147,12 @@ def sentence_samples(
     for index, row in rows.items():
         parts = parts_of(row)
         prompt, truth = samples.text(parts.prompt), samples.text(parts.response)
-        images = samples.images(row.images)
+        media = samples.images(row.media)
         sample: dict[str, Any] = {
             "prompt_index": index,
-            "uid": sample_uid(prompt, truth, *images),
+            "uid": sample_uid(prompt, truth, *media),
             "prompt": prompt,
-            **({"images": images} if images else {}),
+            **({"images": media} if media else {}),
             "ground_truth": truth,
             "loss": losses[index],
         }

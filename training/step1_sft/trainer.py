@@ -266,11 +266,11 @@ class SftTrainer:
         places = row_groups(sentences, plan)
         groups = [[sentences[place] for place in group] for group in places]
         step = plan_step([_tokens(group, plan) for group in groups], plan)
-        lacking = lacks_media(step, ranks.rank, [any(row.images for row in group) for group in groups])
+        lacking = lacks_media(step, ranks.rank, [any(row.media for row in group) for group in groups])
         found = []
         for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
             documents = [[_document(groups[number], plan) for number in row] for row in rows]
-            token_rows = laid_out(documents, run.settings.pad_token_id, run.images, lacks, run.mtp.trains)
+            token_rows = laid_out(documents, run.settings.pad_token_id, run.media, lacks, run.mtp.trains)
             found.append(
                 SentenceBatch(
                     pinned(token_rows, ranks.device),

@@ -79,7 +79,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageRead
             kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, texts.end_id)
             prompt = np.array(pair.prompt, np.int32)[kept]
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
-            rows.append(ResponsesRow(place, prompt, as_arrays, images=after_cut(pair.images, kept)))
+            rows.append(ResponsesRow(place, prompt, as_arrays, media=after_cut(pair.images, kept)))
         except Dropped as reason:
             left_out[place] = str(reason)
         except TooLong as long:

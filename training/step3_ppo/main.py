@@ -79,7 +79,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log, components.environments)
-    check_beside_images(flags, components, inputs.images)
+    check_beside_images(flags, components, inputs.media)
     loaded = load_roles(
         replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),
         tokenizers,
@@ -92,7 +92,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
             reference=components.algorithm.wants_reference,
             reward_model=components.with_reward_model,
         ),
-        inputs.images,
+        inputs.media,
     )
     roles = with_head(checked_roles(flags, loaded), flags, inputs.optimizer_steps - inputs.warmup_steps)
     rollout_engine, evaluator_of, loop = make_parts(flags, components, inputs, roles, tokenizers.actor, scale)

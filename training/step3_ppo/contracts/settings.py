@@ -87,7 +87,7 @@ class ExperienceSettings:
     reuses_forwards: bool = False
     with_entropy: bool = False
     reports_variance: bool = False
-    images: RunMedia | None = None
+    media: RunMedia | None = None
 
     @property
     def reads_collisions(self) -> bool:
@@ -96,7 +96,7 @@ class ExperienceSettings:
 
     def images_of(self, prompts: Sequence[PromptRow]) -> PromptImages | None:
         """Return what a rollout reads of the images of prompts; None where none has one."""
-        return None if self.images is None else self.images.of_prompts([row.images for row in prompts])
+        return None if self.media is None else self.media.of_prompts([row.media for row in prompts])
 
     def share(
         self,
@@ -106,8 +106,8 @@ class ExperienceSettings:
         with_before: bool = False,
     ) -> list[SequenceRows]:
         """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
-        plan, pad, rank, images = self.plan, self.pad_token_id, self.rank, self.images
-        return rank_share(sequences, plan, pad, rank, device, sharing, with_before, images)
+        plan, pad, rank, media = self.plan, self.pad_token_id, self.rank, self.media
+        return rank_share(sequences, plan, pad, rank, device, sharing, with_before, media)
 
 
 @dataclass(frozen=True)

@@ -172,10 +172,10 @@ def _joined(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) 
     joined: dict[str, Any] = {"seconds": sum(part.seconds for part in parts)}
     records = [record for part in parts for record in part.conversations or ()]
     joined["conversations"] = tuple(records[index] for index in taken_B.tolist()) if records else None
-    joined["images"] = None
-    if any(part.images is not None for part in parts):
-        spans = [own for part in parts for own in part.images or ((),) * len(part.response_lengths_B)]
-        joined["images"] = tuple(spans[index] for index in taken_B.tolist())
+    joined["media"] = None
+    if any(part.media is not None for part in parts):
+        spans = [own for part in parts for own in part.media or ((),) * len(part.response_lengths_B)]
+        joined["media"] = tuple(spans[index] for index in taken_B.tolist())
     for name in (field.name for field in fields(Rollout) if field.name not in joined):
         values = [getattr(part, name) for part in parts]
         if all(value is None for value in values):  # one engine drew all: none has paths, or turns

@@ -26,13 +26,13 @@ _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
 
 def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
     columns = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
-    images = packed_values([torch.from_numpy(span_numbers(each.images)) for each in sequences])
-    return {**columns, "images": images, "forks": [sequence.forks for sequence in sequences]}
+    media = packed_values([torch.from_numpy(span_numbers(each.media)) for each in sequences])
+    return {**columns, "images": media, "forks": [sequence.forks for sequence in sequences]}
 
 
 def unpacked_sequences(packed: Packed) -> list[TokenSequence]:
-    *columns, images = (unpacked_values(packed[name], torch.device("cpu")) for name in (*_FIELDS, "images"))
-    spans = [spans_of(numbers.numpy()) for numbers in images]
+    *columns, media = (unpacked_values(packed[name], torch.device("cpu")) for name in (*_FIELDS, "images"))
+    spans = [spans_of(numbers.numpy()) for numbers in media]
     return [TokenSequence(*each) for each in zip(*columns, spans, packed["forks"], strict=True)]
 
 

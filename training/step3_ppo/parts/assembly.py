@@ -114,7 +114,7 @@ def make_parts(
         experience=replace(
             experience,
             length=replace(experience.length, max_prompt_tokens=longest_prompt),
-            images=with_kept_pictures(inputs.images, flags.roles.kept_image_features_mb, roles, log),
+            media=with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log),
         ),
         learning=learning_settings(components.algorithm, ppo),
         evaluates_first=ppo.val_before_train or ppo.val_only,
@@ -161,7 +161,7 @@ def make_parts(
 
 def _unwritten(inputs: Inputs, model: PreTrainedModel) -> tuple[tuple[int, ...], ...]:
     """The token that stands for images, where prompts have some: in a response it would be an image without pixels."""
-    return () if inputs.images is None else ((placeholder_id(model.config),),)
+    return () if inputs.media is None else ((placeholder_id(model.config),),)
 
 
 def _engine(

@@ -105,7 +105,7 @@ class Inputs:
     end_token_ids: tuple[int, ...]
     data_fingerprint: str
     data_report: BuildReport
-    images: RowImages | None = None
+    media: RowImages | None = None
     pixels: PixelReader | None = None
     pictures_of: Callable[[PromptRow], Sequence[Any]] | None = None
 
@@ -166,7 +166,7 @@ def load_inputs(
         end_token_ids=ends,
         data_fingerprint=" ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None),
         data_report=phase.report,
-        images=images,
+        media=images,
         pixels=phase.pixels_of,
         pictures_of=None if phase.pixels_of is None else partial(pictures_of, phase.pixels_of),
     )
@@ -174,7 +174,7 @@ def load_inputs(
 
 def pictures_of(pixels: PixelReader, row: PromptRow) -> DecodedPictures:
     """Return the pictures of a prompt, for a reward to look at. One that is cut up has several spans, of one key."""
-    keys = dict.fromkeys(span.key for span in row.images)
+    keys = dict.fromkeys(span.key for span in row.media)
     key_of = dict(zip(dict.fromkeys(row.picture_digests), keys, strict=True))
     return DecodedPictures(tuple(pixels.encoded(key_of[digest]) for digest in row.picture_digests))
 

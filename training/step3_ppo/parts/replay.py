@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _FORMAT = "threestep rollout 1"
 _OPTIONAL = ("inserted_BR", "positions_B", "fork_begins_BR", "turn_rewards_BR")  # None without paths or turns
 _RECORDS, _PICTURES = "conversations", "pictures"
-_OTHERS = ("seconds", "images", _RECORDS, *_OPTIONAL)
+_OTHERS = ("seconds", "media", _RECORDS, *_OPTIONAL)
 _TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)
 _ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
@@ -88,7 +88,7 @@ class DumpingRollout(_NumberedRollouts):
         rollout = self._engine.roll_out(model, request)
         fields = {name: getattr(rollout, name) for name in (*_TENSORS, *_OPTIONAL)}
         metadata = _metadata(request, self._more)
-        if request.images is not None:
+        if request.media is not None:
             metadata[_PICTURES] = _pictures(request)
         if rollout.conversations is not None:
             fields |= zip(_ASKED, request.repeated(), strict=True)
@@ -165,7 +165,7 @@ def _pictures(request: RolloutRequest) -> str:
 
 
 def _check_pictures(path: Path, drawn: str | None, request: RolloutRequest) -> None:
-    if drawn != (None if request.images is None else _pictures(request)):
+    if drawn != (None if request.media is None else _pictures(request)):
         raise ThreestepError(
             f"--rollout_replay: {path} holds responses to prompts with other pictures than those that this run asks "
             "for; replay with the data of the run that dumped, or dump again"

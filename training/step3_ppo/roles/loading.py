@@ -58,7 +58,7 @@ def load_roles(
     warmup_steps: int = 0,
     longest_tokens: int = 0,
     needed: RolesNeeded | None = None,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> Roles:
     """Load the models.
 
@@ -69,10 +69,10 @@ def load_roles(
     images: of the prompts, if some have one.
     """
     needed = needed or RolesNeeded()
-    if images is not None:
+    if media is not None:
         _check_same_pixels(flags, tokenizers)
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
-    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": images}
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": media}
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
         size = len(tokenizers.actor)
@@ -103,7 +103,7 @@ def load_roles(
         trunk = language_model(actor_settings.as_it_is())
         pad = tokenizers.actor.pad_token_id
         on_trunk = replace(critic_settings, name_or_path=actor_settings.name_or_path)
-        critic_model = scalar_model_on_trunk(trunk, on_trunk, pad, longest_tokens, images)
+        critic_model = scalar_model_on_trunk(trunk, on_trunk, pad, longest_tokens, media)
         actor_model = prepared(trunk, actor_settings)
     else:
         actor_model = language_model(actor_settings)

@@ -75,7 +75,7 @@ class Rollout:
     turn_rewards_BR: float32, the environment's reward of each turn at its last token, 0 elsewhere; None without one.
     conversations: of each response; None where all have one turn and no environment.
     seconds: time to draw the responses on this rank, prompts included.
-    images: of the prompt of each sequence, counted from its first token; None where no prompt has one.
+    media: the images of the prompt of each sequence, counted from its first token; None where no prompt has one.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -90,7 +90,7 @@ class Rollout:
     turn_rewards_BR: torch.Tensor | None = None
     conversations: tuple[ConversationRecord, ...] | None = None
     seconds: float = 0.0
-    images: tuple[tuple[ImageSpan, ...], ...] | None = None
+    media: tuple[tuple[ImageSpan, ...], ...] | None = None
 
     @cached_property
     def response_mask_BR(self) -> torch.Tensor:
@@ -142,8 +142,8 @@ class Rollout:
         """Prompt and response of each row, without padding, on the CPU; the tokens that were drawn are the targets,
         each in one part."""
         found = [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
-        if self.images is not None:
-            found = [replace(sequence, images=own) for sequence, own in zip(found, self.images, strict=True)]
+        if self.media is not None:
+            found = [replace(sequence, media=own) for sequence, own in zip(found, self.media, strict=True)]
         if self.inserted_BR is not None:
             for sequence, response, inserted_R in zip(found, self._ids[3], self.inserted_BR.cpu(), strict=True):
                 sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]

@@ -35,7 +35,7 @@ def rank_share(
     device: torch.device,
     sharing: bool = True,
     with_before: bool = False,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
@@ -49,12 +49,12 @@ def rank_share(
     if plan.packed:
         lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
     step = plan_step(lengths, plan, [len(each) for each in parts])
-    lacking = lacks_media(step, rank, [any(sequences[index].images for index in group) for group in groups])
+    lacking = lacks_media(step, rank, [any(sequences[index].media for index in group) for group in groups])
     shares = []
     for micro_batch, lacks in zip(step[rank], lacking, strict=True):
         members = [[groups[place] for place in row] for row in micro_batch]
         filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in members]
-        rows = laid_out([row for each in filled for row in each], pad_token_id, images, lacks, with_before)
+        rows = laid_out([row for each in filled for row in each], pad_token_id, media, lacks, with_before)
         indices = [index for row in members for group in row for index in group]
         if any(sequences[index].forks for index in indices):
             rows = rows.of_whole_sequences([len(sequences[index].parts) for index in indices])

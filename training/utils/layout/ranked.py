@@ -39,7 +39,7 @@ def ranked_rows(
     shared: bool,
     pad_token_id: int,
     responses: Sequence[int] | None = None,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
     lacks: bool = False,
 ) -> RankedRows:
     """Lay out documents whose sequences are the responses to their prompts, best first, and list the pairs: i beats j
@@ -59,7 +59,7 @@ def ranked_rows(
     if not shared:
         rows = [[alone] for row in rows for document in row for alone in unshared(document)]
     return RankedRows(
-        rows=laid_out(rows, pad_token_id, images, lacks),
+        rows=laid_out(rows, pad_token_id, media, lacks),
         better_Q=torch.tensor(better, dtype=torch.int64),
         worse_Q=torch.tensor(worse, dtype=torch.int64),
         weight_Q=torch.tensor(weights, dtype=torch.float32),

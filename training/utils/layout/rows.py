@@ -97,7 +97,7 @@ def _media(rows: Sequence[Sequence[Document]]) -> Iterator[list[MediaRun]]:
         for document in row:
             runs = list[MediaRun]()
             for part in document.segments:
-                runs.append(MediaRun(n, column, len(part.tokens), part.first_position, part.tokens.images))
+                runs.append(MediaRun(n, column, len(part.tokens), part.first_position, part.tokens.media))
                 column += len(part.tokens)
             yield runs
 

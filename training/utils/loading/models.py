@@ -46,7 +46,7 @@ def load_causal_lm(
     longest_tokens: int = 0,
     device: torch.device | None = None,
     added_pad: int = 0,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return a language model in `dtype` (a torch dtype), whose own forward has been measured: an
     `AutoModelForCausalLM`, or for rows with images, and where transformers has no other class, an
@@ -63,8 +63,8 @@ def load_causal_lm(
     config = _config_of(settings)
     _refuse_encoder(config, settings)
     check_reads_text(config, settings.name_or_path, settings.takes_images)
-    _check_sees(config, settings, images)
-    auto_class = language_model_class(config, with_images=images is not None)
+    _check_sees(config, settings, media)
+    auto_class = language_model_class(config, with_images=media is not None)
     plan = _adapter_plan(auto_class, settings, config)
     wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(auto_class, settings, dtype, wanted)
@@ -74,7 +74,7 @@ def load_causal_lm(
     if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
     _round_weights(model, settings, device)
-    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0, images=images)
+    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -98,7 +98,7 @@ def load_scalar_model(
     added_tokens: int = 0,
     longest_tokens: int = 0,
     device: torch.device | None = None,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return an `AutoModelForSequenceClassification` with one label, a reward model or a critic, or the like for images
     and text (`scalar_class`).
@@ -111,7 +111,7 @@ def load_scalar_model(
     """
     config = _config_of(settings)
     check_reads_text(config, settings.name_or_path, settings.takes_images)
-    _check_sees(config, settings, images)
+    _check_sees(config, settings, media)
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
@@ -139,7 +139,7 @@ def load_scalar_model(
     _check_vocabulary(model, settings, len(tokenizer))
     set_pad_token(model.config, tokenizer.pad_token_id)
     _round_weights(model, settings, device)
-    _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head, images=images)
+    _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -285,7 +285,7 @@ def _measure(
     longest_tokens: int,
     device: torch.device | None,
     drew_weights: bool,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> None:
     """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
 
@@ -299,13 +299,13 @@ def _measure(
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
-    own = read_own_forward(model, longest_tokens, images)
+    own = read_own_forward(model, longest_tokens, media)
     settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
 
 
-def _check_sees(config: Any, settings: ModelSettings, images: RunMedia | None) -> None:
+def _check_sees(config: Any, settings: ModelSettings, media: RunMedia | None) -> None:
     """ThreestepError if the rows have images and the model reads text alone."""
-    if images is not None and not is_vision_config(config):
+    if media is not None and not is_vision_config(config):
         raise ThreestepError(
             f"'{settings.name_or_path}': expected a model of images and text, as rows of the data have images, got "
             f"{config.model_type}, which reads text alone; give another model, or data without images"

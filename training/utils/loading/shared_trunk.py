@@ -26,7 +26,7 @@ def scalar_model_on_trunk(
     settings: ModelSettings,
     pad_token_id: int,
     longest_tokens: int = 0,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return a scalar model, as `load_scalar_model` does, with the trunk parameters of `model` and a zero head.
 
@@ -58,5 +58,5 @@ def scalar_model_on_trunk(
     setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**copied, **same}))
     scalar.score.to_empty(device=model.device).to(model.dtype)
     torch.nn.init.zeros_(scalar.score.weight)
-    read_own_forward(scalar, longest_tokens, images)
+    read_own_forward(scalar, longest_tokens, media)
     return prepared(scalar, settings)

@@ -88,7 +88,7 @@ class TrainingRun(Generic[Row]):
     routers: RouterLoss = field(default_factory=RouterLoss)
     mtp: MultiTokenPrediction = field(default_factory=MultiTokenPrediction)
     samples: EvaluationSamples = EvaluationSamples()
-    images: RunMedia | None = None
+    media: RunMedia | None = None
 
     @property
     def ranks(self) -> Ranks:

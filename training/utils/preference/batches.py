@@ -58,7 +58,7 @@ def preference_batches(
     pad_token_id: int,
     are_targets: bool,
     rows_at_a_time: int | None = None,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> Iterator[PreferenceBatch]:
     """Lay out this rank's share of the rows `indices`, in parts of `rows_at_a_time` (default: of some forwards of each
     rank), on the CPU (pinned, where the ranks' device is a GPU); every rank gets the same number of micro-batches. The
@@ -74,13 +74,13 @@ def preference_batches(
         groups = row_groups(taken, plan)
         lengths = [_tokens([taken[number] for number in group], plan) for group in groups]
         step = plan_step(lengths, plan)
-        lacking = lacks_media(step, ranks.rank, [any(taken[number].images for number in group) for group in groups])
+        lacking = lacks_media(step, ranks.rank, [any(taken[number].media for number in group) for group in groups])
         for layout, lacks in zip(step[ranks.rank], lacking, strict=True):
             rows_of = [[[taken[number] for number in groups[place]] for place in row] for row in layout]
             documents = [[_document(group, plan, are_targets) for group in row] for row in rows_of]
             numbers = [number for row in layout for place in row for number in groups[place]]
             responses = [len(taken[number].response_ids) for number in numbers]
-            ranked = ranked_rows(documents, plan.packed, pad_token_id, responses, images, lacks)
+            ranked = ranked_rows(documents, plan.packed, pad_token_id, responses, media, lacks)
             sequences = [
                 (part[number], place, tokens)
                 for number in numbers
@@ -119,7 +119,7 @@ def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targ
     """Lay out an optimizer step on the training rows `taken`. MFU counts the trained model's own forward and
     backward."""
     plan, pad = run.settings.train_plan, run.settings.pad_token_id
-    batches = list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, len(taken), run.images))
+    batches = list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, len(taken), run.media))
     documents = [document for batch in batches for document in batch.documents]
     if not plan.packed:
         documents = [alone for document in documents for alone in unshared(document)]
@@ -131,7 +131,7 @@ def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[
     """This rank's micro-batches of all evaluation rows."""
     plan, pad = run.settings.eval_plan, run.settings.pad_token_id
     rows = run.eval_rows
-    return preference_batches(rows, range(len(rows)), plan, run.ranks, pad, are_targets, images=run.images)
+    return preference_batches(rows, range(len(rows)), plan, run.ranks, pad, are_targets, media=run.media)
 
 
 def response_tokens(row: ResponsesRow) -> list[int]:

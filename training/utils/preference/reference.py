@@ -73,7 +73,7 @@ def read_rows(
     logprobs_RK = torch.zeros(len(indices), most, dtype=torch.float32, device=engine.ranks.device)
     engine.eval()
     with torch.no_grad(), progress_bar(len(indices), name, engine.ranks.is_main, unit="row") as bar:
-        for laid_out in preference_batches(rows, indices, plan, engine.ranks, pad, True, images=run.images):
+        for laid_out in preference_batches(rows, indices, plan, engine.ranks, pad, True, media=run.media):
             batch = moved(laid_out, engine.ranks.device)
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
             logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch)

@@ -45,7 +45,7 @@ def ranked_samples(
             samples.text(row.prompt_ids.tolist()),
             [samples.text(ids.tolist()) for ids in row.response_ids],
         )
-        images = samples.images(row.images)
+        images = samples.images(row.media)
         found.append(
             {
                 "prompt_index": index,

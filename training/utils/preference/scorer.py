@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class ScoreRows(Protocol):
     """Scores rows by a model that is loaded."""
 
-    def __call__(self, rows: Sequence[ResponsesRow], images: RunMedia | None = None) -> ScoredResponses:
+    def __call__(self, rows: Sequence[ResponsesRow], media: RunMedia | None = None) -> ScoredResponses:
         """images: of these rows, if they are not those that the model was loaded with. A collective."""
 
 
@@ -62,7 +62,7 @@ def load_scorer(
     data: DataArguments,
     tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> ScoreRows:
     """Load the model; return the function that scores rows with it. images: of these rows, if they have some."""
     engine = EngineSettings(dtype=settings.dtype, zero_stage=settings.zero_stage)
@@ -70,7 +70,7 @@ def load_scorer(
     check_positions(loading, data.rows.max_seq_len, "--max_seq_len")
     own_pad_token_id = load_config(settings.model_name_or_path).get_text_config().pad_token_id
     longest_tokens = data.rows.max_seq_len
-    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": images}
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": media}
     model = load_under(
         engine, ranks, lambda dtype: load_scalar_model(loading, dtype, tokenizer, must_have_head=True, **reading)
     )
@@ -95,8 +95,8 @@ def load_scorer(
     # there: where pad ends a response, the end token is not seen.
     end_token_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
 
-    def score(rows: Sequence[ResponsesRow], images: RunMedia | None = images) -> ScoredResponses:
+    def score(rows: Sequence[ResponsesRow], media: RunMedia | None = media) -> ScoredResponses:
         rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows
-        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks, images)
+        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks, media)
 
     return score

@@ -34,7 +34,7 @@ def score_responses(
     plan: PlanSettings,
     pad_token_id: int,
     ranks: Ranks,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
 ) -> ScoredResponses:
     """Score every response of `rows`. A collective: all ranks call it with the same rows and get the same result.
 
@@ -42,7 +42,7 @@ def score_responses(
     Raises ThreestepError where a score is not finite.
     """
     mine, everywhere = [], range(len(rows))
-    for batch in preference_batches(rows, everywhere, plan, ranks, pad_token_id, False, _PLANNED_ROWS, images):
+    for batch in preference_batches(rows, everywhere, plan, ranks, pad_token_id, False, _PLANNED_ROWS, media):
         with torch.no_grad():
             scores_B = read(moved(batch.ranked.rows, ranks.device))
         found = scores_B.double().cpu().numpy()[: len(batch.row_B)]

@@ -38,7 +38,7 @@ def made() -> tuple[Any, RowImages, Any, Any, Any]:
     scorer = scalar_model_class(config).from_config(config, dtype=torch.float64).eval().requires_grad_(False)
     scorer.load_state_dict(PlainScorer(family).state_dict())
     for model in (family.model, reference, scorer):
-        read_own_forward(model, images=images)
+        read_own_forward(model, media=images)
     return family, images, family.model, reference, scorer
 
 
@@ -102,7 +102,7 @@ def test_a_model_with_another_projector_reads_features_where_they_go_into_it(tra
     actor.model.multi_modal_projector.requires_grad_(trains)
     with torch.no_grad():
         next(scorer.model.multi_modal_projector.parameters()).flatten()[0] += 1.0
-    read_own_forward(scorer, images=images)
+    read_own_forward(scorer, media=images)
     _, said = opened(images, actor, reference, scorer)
     assert said[-1].endswith("actor, reference, reward model" if trains else "actor, reference")
 
@@ -124,9 +124,9 @@ def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
     family = awake(llava())
     documents = [shared_prompt(sequence(family, 2, f"image {key}", 3), answers(family, 4)) for key in (0, 1)]
     images = RowImages(family.pixels, tuple(alone for document in documents for alone in unshared(document)))
-    read_own_forward(family.model, images=images)
+    read_own_forward(family.model, media=images)
     settings = ModelSettings("", lora_dim=2)
-    critic: Any = scalar_model_on_trunk(family.model, settings, pad_token_id=0, images=images).eval()
+    critic: Any = scalar_model_on_trunk(family.model, settings, pad_token_id=0, media=images).eval()
     actor: Any = prepared(family.model, settings).eval()
     for number, model in enumerate((actor, critic)):  # adapters start with 0
         torch.manual_seed(number)

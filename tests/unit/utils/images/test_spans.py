@@ -73,7 +73,7 @@ def test_parts_of_a_sequence_keep_their_images_and_cut_none():
     assert images_between(images, 5, 6) == ()
     whole = run(9, *images)
     parts = [whole.part(0, 5), whole.part(5, 6), whole.part(6, 9)]
-    assert together(parts).images == images and together(parts).input_ids.equal(whole.input_ids)
+    assert together(parts).media == images and together(parts).input_ids.equal(whole.input_ids)
     for cut in (2, 7):
         for begin, end in ((0, cut), (cut, 9)):
             with pytest.raises(AssertionError, match="cut an image"):
@@ -90,7 +90,7 @@ def test_responses_go_on_from_the_largest_position_of_a_prompt():
     assert rows.media.axes_3NT[2, 0].tolist() == [0, 1, 0, 1, 2, 3, 1, 2, 3, 4, 5, 6, 5, 6, 7]
     for alone, response in zip(unshared(document), (2, 3), strict=True):
         (segment,) = alone.segments
-        axes_3T = position_axes(len(segment.tokens), segment.tokens.images)
+        axes_3T = position_axes(len(segment.tokens), segment.tokens.media)
         assert axes_3T[:, 8:].tolist() == [list(range(5, 5 + response))] * 3
 
 

@@ -85,11 +85,11 @@ def test_a_rank_without_images_gets_one_where_another_has_some(packed):
     """Three samples of a prompt with an image, one in a forward beside a text: rows have its pixels once for each
     document, and the image that is added is no sequence."""
     spans = (ImageSpan(1, 2, (1, 2), key=5),)
-    samples = [replace(join(torch.arange(4), torch.arange(3) + 50 + own), images=spans) for own in range(3)]
+    samples = [replace(join(torch.arange(4), torch.arange(3) + 50 + own), media=spans) for own in range(3)]
     texts = [join(torch.arange(6) + 10, torch.arange(2) + 60)]
     images = RowImages(lambda keys: ImagePixels(torch.tensor(keys)[:, None]), (plain(samples[0]),))
     plan = PlanSettings(2, 13, 8, True, 13) if packed else PlanSettings(2, max_rows_per_micro_batch=2)
-    shares = [rank_share([*samples, *texts], plan, PAD, rank, CPU, images=images) for rank in range(2)]
+    shares = [rank_share([*samples, *texts], plan, PAD, rank, CPU, media=images) for rank in range(2)]
     assert sorted(index for laid in shares for indices, _ in laid for index in indices) == [0, 1, 2, 3]
     added = 0
     for laid in zip(*shares, strict=True):

@@ -176,7 +176,7 @@ def test_images_are_shared_where_they_are_the_same():
 
     document = trie_document([seen(7, "sT"), seen(8, "sT"), seen(7, "sU")], least_tokens=1)
     assert texts(document) == ["pq", "----s", "t", "u", "----st"]
-    assert [len(part.tokens.images) for part in document.segments] == [0, 1, 0, 0, 1]
+    assert [len(part.tokens.media) for part in document.segments] == [0, 1, 0, 0, 1]
     assert [part.first_position for part in document.segments] == [0, 2, 5, 5, 2]  # a grid of 2 x 2 takes 2 positions
     assert [span.key for span in packed_rows([[document]], 0).media.images] == [7, 8]
 

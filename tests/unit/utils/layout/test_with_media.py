@@ -51,7 +51,7 @@ def test_the_smallest_image_stands_alone():
     (segment,) = IMAGES.alone.segments
     assert segment.tokens.input_ids.tolist() == [IMAGE]
     assert not segment.tokens.is_target.any()
-    assert segment.tokens.images == (ImageSpan(0, 1, (1, 1), key=3),)
+    assert segment.tokens.media == (ImageSpan(0, 1, (1, 1), key=3),)
 
 
 def test_a_micro_batch_that_lacks_images_gets_one_that_nothing_sees():
@@ -84,4 +84,4 @@ def test_a_picture_that_was_cut_up_stays_whole():
     cut_up = document([5, IMAGE, 6, IMAGE, 7], ImageSpan(1, 1, key=3), ImageSpan(3, 1, key=3))
     (segment,) = RowImages(pixels_of, (LARGE, cut_up)).alone.segments
     assert segment.tokens.input_ids.tolist() == [IMAGE, 6, IMAGE]
-    assert [(image.begin, image.key) for image in segment.tokens.images] == [(0, 3), (2, 3)]
+    assert [(image.begin, image.key) for image in segment.tokens.media] == [(0, 3), (2, 3)]

@@ -49,7 +49,7 @@ def row(family, *parts, seed):
 
 def load(folder, images=None, must_have_head=True, **settings):
     settings = ModelSettings(str(folder), takes_images=True, **settings)
-    return load_scalar_model(settings, torch.float64, TOKENIZER, must_have_head, images=images).eval()
+    return load_scalar_model(settings, torch.float64, TOKENIZER, must_have_head, media=images).eval()
 
 
 @pytest.fixture(
@@ -152,7 +152,7 @@ def test_a_language_model_is_no_reward_model_and_the_other_way_round(made):
         load(made.place / "language")
     settings = ModelSettings(str(made.folder), takes_images=True)
     with pytest.raises(ThreestepError, match="expected a language model, got a model for sequence classification"):
-        load_causal_lm(settings, torch.float64, 96, images=made.images)
+        load_causal_lm(settings, torch.float64, 96, media=made.images)
 
 
 def test_adapters_stand_on_the_language_model_alone(made):
@@ -166,7 +166,7 @@ def test_adapters_stand_on_the_language_model_alone(made):
 def test_a_critic_on_the_trunk_of_a_policy(made):
     """The same weights, of images too."""
     settings = ModelSettings(str(made.place / "language"), takes_images=True)
-    policy = load_causal_lm(settings, torch.float64, 96, images=made.images)
-    critic = scalar_model_on_trunk(policy, ModelSettings("", freeze_vision_tower=False), 0, images=made.images)
+    policy = load_causal_lm(settings, torch.float64, 96, media=made.images)
+    critic = scalar_model_on_trunk(policy, ModelSettings("", freeze_vision_tower=False), 0, media=made.images)
     assert own_forward_of(critic).with_media.of_scores and type(critic).__name__ == type(made.model).__name__
     assert critic.model.get_input_embeddings().weight is policy.model.get_input_embeddings().weight

@@ -45,13 +45,13 @@ def start(name: str) -> tuple[Family, RowImages]:
     """A family as it is loaded: its own forward is measured before adapters are put on."""
     family = awake(FAMILIES[name]())
     images = images_of(family)
-    read_own_forward(family.model, images=images)
+    read_own_forward(family.model, media=images)
     return family, images
 
 
 def shared(name: str) -> tuple[Any, Any]:
     family, images = start(name)
-    critic = scalar_model_on_trunk(family.model, CRITIC, pad_token_id=0, images=images)
+    critic = scalar_model_on_trunk(family.model, CRITIC, pad_token_id=0, media=images)
     own = own_forward_of(critic)
     assert own is not None and own.with_media is not None and own.with_media.of_scores
     return prepared(family.model, ACTOR), critic.eval()
@@ -64,7 +64,7 @@ def apart(name: str) -> tuple[Any, Any]:
     config.num_labels = 1
     critic = scalar_model_class(config).from_config(config).double().eval()
     critic.base_model.load_state_dict(family.model.base_model.state_dict())
-    read_own_forward(critic, images=images)
+    read_own_forward(critic, media=images)
     return prepared(family.model, ACTOR), prepared(critic, CRITIC)
 
 

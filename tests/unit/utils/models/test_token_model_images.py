@@ -134,11 +134,11 @@ def test_positions_are_those_of_the_models_own_function():
             parts += [f"image {key}", int(torch.randint(1, 5, (), generator=draw))]
         tokens = sequence(family, *parts)
         ids = tokens.input_ids.unsqueeze(0)
-        grids_I3 = family.pixels([image.key for image in tokens.images]).grids_I3 if count else None
+        grids_I3 = family.pixels([image.key for image in tokens.media]).grids_I3 if count else None
         expected, _ = family.model.model.get_rope_index(
             ids, mm_token_type_ids=(ids == IMAGE_ID).int(), image_grid_thw=grids_I3
         )
-        assert torch.equal(position_axes(len(tokens), tokens.images), expected[:, 0])
+        assert torch.equal(position_axes(len(tokens), tokens.media), expected[:, 0])
         assert tokens.positions == int(expected.max()) + 1
 
 

@@ -213,7 +213,7 @@ class RowMaker:
             self._count_ends(zip(one.sample.pieces[prompts:], responses, strict=True))
         response_ids = tuple(np.array(own, np.int32) for own in responses)
         prompt = np.array(prompt_ids, np.int32)
-        return ResponsesRow(one.row_id, prompt, response_ids, one.margins, tags, images=spans)
+        return ResponsesRow(one.row_id, prompt, response_ids, one.margins, tags, media=spans)
 
     def _count_ends(self, learnt: Iterable[tuple[TextPiece, Ids]]) -> None:
         """Count the special tokens in what is learnt: those at the end of a response, and those before it."""

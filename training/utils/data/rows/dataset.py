@@ -161,7 +161,7 @@ def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name == "loss_spans":
         return _spans([row.loss_mask for row in rows])
     if name == "images":
-        return _ragged([span_numbers(row.images) for row in rows])
+        return _ragged([span_numbers(row.media) for row in rows])
     values = [getattr(row, name) for row in rows]
     if name == "response_ids":
         return pa.ListArray.from_arrays(

@@ -38,7 +38,7 @@ def document_of(row: Row) -> Document:
     ids = row.flipped_prompt_ids[::-1] if isinstance(row, PromptRow) else row.input_ids
     is_target = torch.full((len(ids),), not isinstance(row, PromptRow))
     is_target[0] = False
-    images = row.images if isinstance(row, PromptRow) else ()
+    images = row.media if isinstance(row, PromptRow) else ()
     return plain(TokenSequence(torch.tensor(ids.copy(), dtype=torch.int64), is_target, images))
 
 
@@ -68,7 +68,7 @@ def row_as_data(row: Row, decode: Decode) -> dict[str, Any]:
     worst again as `chosen` and `rejected`. Other phases have `text`, and `loss_texts`: the runs that carry loss."""
     document = document_of(row)
     data: dict[str, Any] = {"row_id": row.row_id, "tokens": row.length_tokens, **layout_of(document)}
-    if images := [asdict(image) for segment in document.segments for image in segment.tokens.images]:
+    if images := [asdict(image) for segment in document.segments for image in segment.tokens.media]:
         data["images"] = images
     if isinstance(row, ResponsesRow):
         prompt, responses = response_texts(row, decode)

@@ -158,7 +158,7 @@ def _pictured_cases(own: OwnForward, pictured: MediaForward) -> tuple[list[_Case
         begin = target_M[0]
         count = next((place for place, target in enumerate(target_M) if target != begin + place), len(target_M))
         count = min(count, _MOST_GIVEN)
-        ids, images = tokens.input_ids.tolist(), images_between(tokens.images, 0, begin)
+        ids, images = tokens.input_ids.tolist(), images_between(tokens.media, 0, begin)
         case = _Case(tokens.input_ids[:begin], ids[begin : begin + count], True, images)
         cases += [replace(case, response_ids=ids[begin : begin + 1], is_known=False), case]
         numbers.append(pictured.numbers_M[at : at + count])
@@ -173,7 +173,7 @@ def _decoded(
     """Return, for each case, the log-probabilities (float64) of its response's tokens, given one by one."""
     request = _request(cases, model.device)
     if pixels_of is not None:
-        request = replace(request, images=PromptImages(tuple(case.images for case in cases[::_SAMPLES]), pixels_of))
+        request = replace(request, media=PromptImages(tuple(case.images for case in cases[::_SAMPLES]), pixels_of))
     parts = [(list(range(len(cases))), request)] if way.padded else list(of_one_length(request))
     read: list[list[torch.Tensor]] = [[] for _ in cases]
     for rows, part in parts:

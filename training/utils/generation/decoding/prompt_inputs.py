@@ -39,7 +39,7 @@ class PromptInputs:
 
 def prompt_inputs(model: Any, request: RolloutRequest, accepted: Container[str]) -> PromptInputs:
     """accepted: names of the arguments of the model's forward."""
-    mask_BP, images = request.prompt_mask_BP, request.images
+    mask_BP, images = request.prompt_mask_BP, request.media
     position_ids_BP = (mask_BP.long().cumsum(-1) - 1).clamp(min=0)
     if images is None or not any(images.spans):
         return PromptInputs(position_ids_BP, position_ids_BP[:, -1:])

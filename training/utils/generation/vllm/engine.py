@@ -166,7 +166,7 @@ class VllmRollout(RolloutEngine):
         """One per sequence; ThreestepError if one is too long. dtype: of pixels."""
         ids_BP, mask_BP = request.repeated()
         most, count = request.sampling.max_new_tokens, request.samples_per_prompt
-        images = [()] * len(request.prompt_ids_BP) if request.images is None else placed_images(request.images, dtype)
+        images = [()] * len(request.prompt_ids_BP) if request.media is None else placed_images(request.media, dtype)
         images_B = [own for own in images for _ in range(count)]
         rows = zip(ids_BP.cpu(), mask_BP.cpu(), request.seeds, images_B, strict=True)
         requests = [_Request(ids[mask].tolist(), seed, own) for ids, mask, seed, own in rows]

@@ -29,7 +29,7 @@ def why_other_images(vllm: VllmInstance, pictured: MediaForward, dtype: torch.dt
     """Return None if vLLM, which holds the weights that `pictured` was read from, gives its numbers, and others for
     another image; else the reason why not. dtype: of the weights."""
     documents = pictured.media.examples
-    spans = tuple(document.segments[0].tokens.images for document in documents)
+    spans = tuple(document.segments[0].tokens.media for document in documents)
     placed = placed_images(PromptImages(spans, pictured.media.pixels_of), dtype)
     read_M = _read(vllm, documents, placed)
     # Another kernel rounds as often as the model's own forward does; so both may be off by as much.

@@ -56,7 +56,7 @@ class RowImages:
         pictures = [
             (tokens, list(images))
             for tokens in parts
-            for _, images in groupby(tokens.images, key=lambda image: image.key)
+            for _, images in groupby(tokens.media, key=lambda image: image.key)
         ]
         tokens, images = min(pictures, key=lambda found: found[1][-1].end - found[1][0].begin)
         cut = tokens.part(images[0].begin, images[-1].end)
@@ -145,7 +145,7 @@ def read_pictured(model: Any, images: RowImages) -> PicturedForward:
 
 
 def _keys(document: Document) -> set[int]:
-    return {image.key for segment in document.segments for image in segment.tokens.images}
+    return {image.key for segment in document.segments for image in segment.tokens.media}
 
 
 def _with_another(rows: TokenRows, key: int) -> TokenRows:
@@ -198,8 +198,8 @@ def own_inputs(
     """
     ids_1T = tokens.input_ids.unsqueeze(0)
     is_image_1T = torch.zeros_like(ids_1T)
-    for image in tokens.images:
+    for image in tokens.media:
         is_image_1T[0, image.begin : image.end] = 1
-    pixels = pixels_of([image.key for image in tokens.images])
+    pixels = pixels_of([image.key for image in tokens.media])
     inputs = {"input_ids": ids_1T, **pixel_inputs(config, pixels)}
     return inputs | {name: is_image_1T for name in _TYPES if name in accepted}

@@ -41,7 +41,7 @@ def images_of(
     """
     if pixels_of is None:
         return None
-    found = list(islice((document_of(row) for row in rows if row.images), _LOOKED_AT))
+    found = list(islice((document_of(row) for row in rows if row.media), _LOOKED_AT))
     shortest = sorted((unshared(document)[0] for document in found), key=lambda document: document.tokens)
     return RowImages(pixels_of, tuple(_unlike(shortest)[:_EXAMPLES])) if found else None
 
@@ -88,7 +88,7 @@ def why_not_kept(
     """Have `model` read the features of these images that are kept, where it reads some rows so and otherwise alike;
     or return why it cannot. model: in eval mode. shares: a model that reads them already."""
     pixels = replace(images, kept=None)
-    example = pixels.pixels_of([image.key for image in images.alone.segments[0].tokens.images])
+    example = pixels.pixels_of([image.key for image in images.alone.segments[0].tokens.media])
     reason = open_feature_reader(model, moved(example, device), shares)
     if reason is not None:
         return reason
@@ -108,7 +108,7 @@ def _unlike(documents: Sequence[Document]) -> list[Document]:
     """Those whose first image is that of none before them, then the others."""
     keys, first, others = set[int](), list[Document](), list[Document]()
     for document in documents:
-        key = document.segments[0].tokens.images[0].key
+        key = document.segments[0].tokens.media[0].key
         (others if key in keys else first).append(document)
         keys.add(key)
     return [*first, *others]

@@ -33,7 +33,7 @@ def family(request):
 def read(family):
     """The model is measured with two rows, whose first images are of the same size."""
     examples = (row(family, 2, "image 0", 4), row(family, 3, "image 3", 1, "image 2", 5))
-    read_own_forward(family.model, images=RowImages(family.pixels, examples))
+    read_own_forward(family.model, media=RowImages(family.pixels, examples))
     policy = PolicyModel(family.model)
     return lambda rows: policy(rows).logprobs_M
 
@@ -77,7 +77,7 @@ def test_wrong_rows_are_found(family, read, wrong):
 def test_an_image_that_moves_another_document_or_nothing_is_found(family, read):
     own = family.model._threestep_own_forward
     numbers_M = own.with_media.numbers_M.float()
-    first_image = family.pixels([own.with_media.media.examples[0].segments[0].tokens.images[0].key]).values
+    first_image = family.pixels([own.with_media.media.examples[0].segments[0].tokens.media[0].key]).values
 
     def moves_everything(rows):
         is_other = not torch.equal(rows.media.pixels.values[: len(first_image)], first_image)
@@ -99,4 +99,4 @@ def test_what_is_not_made_for_the_model_is_told(family):
         return replace(pixels, values=pixels.values[..., :-1])
 
     with pytest.raises(ThreestepError, match="cannot be read: its own forward of a row with images fails"):
-        read_own_forward(family.model, images=RowImages(of_another_size, examples))
+        read_own_forward(family.model, media=RowImages(of_another_size, examples))
