@@ -69,7 +69,7 @@ def build(family: str, folder: Path) -> PreTrainedModel:
 
 def ask_rows(subject: Subject, skipped: Sequence[str]) -> list[Answer]:
     """Rows of texts alone, and rollouts of texts, of a model that is loaded as one of images and text."""
-    model = load(subject.folder, subject.dtype, takes_images=True)
+    model = load(subject.folder, subject.dtype, takes_media=True)
     policy = PolicyModel(model)
 
     def read(rows: TokenRows) -> torch.Tensor:
@@ -106,7 +106,7 @@ def ask_images(name: str, place: Path) -> list[Answer]:
     documents = documents_of(family)
     examples = tuple(unshared(document)[0] for document in documents[:2])
     images = RowImages(family.pixels, examples)
-    settings = ModelSettings(str(place / "images"), takes_images=True)
+    settings = ModelSettings(str(place / "images"), takes_media=True)
     model = load_causal_lm(settings, torch.float64, VOCABULARY, longest_tokens=LONGEST, media=images).eval()
     policy = PolicyModel(model)
 

@@ -301,7 +301,7 @@ def load(case: Case, models: Path, dtype: Any, images: Any) -> Any:
 
     named = ("freeze_vision_tower", "freeze_projector", "lora_dim", "gradient_checkpointing")
     flags = {name: getattr(case, name) for name in named}
-    start = ModelSettings(str(models / case.start), takes_images=True, lora_alpha=LORA_ALPHA, **flags)
+    start = ModelSettings(str(models / case.start), takes_media=True, lora_alpha=LORA_ALPHA, **flags)
     if case.kind == "reward":
         return load_scalar_model(start, dtype, Vocabulary(), must_have_head=True, media=images)
     return load_causal_lm(start, dtype, VOCAB, media=images)

@@ -17,6 +17,7 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
+models.families:
 serving:
 compat: base
 data.files: base
@@ -32,36 +33,37 @@ data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
 divergence: run base
-layout: contracts images base
+layout: contracts base
 models.tensors: contracts
 report.figures: run flags base
 data.rows: layout contracts flags images base
-images.models: models.tensors layout contracts images base
+images.models: models.tensors layout contracts images models.families base
 models.attention: layout contracts base
+models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
 report.pages: report.figures
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
-models.quantized: images.models models.tensors base
+models: mtp.layout models.quantized models.attention models.tensors layout contracts flags models.families base
 report: report.pages report.figures run flags serving base
 data.build: data.chat data.cache data.rows layout images.data data.sources contracts flags data.sources.formats images
     data.files base
-models: models.quantized mtp.layout models.attention images.models models.tensors layout contracts flags base
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts images base
-models.adapters: models models.quantized images.models models.tensors base
+models.adapters: models models.quantized models.tensors models.families base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
-loading: models.adapters models models.quantized models.attention images.models models.tensors contracts base
+loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 engine: engine.ranks models.adapters models.quantized models.tensors run engine.config contracts flags base
 rewards.calling: engine.ranks contracts base
-images.run: engine loading models images.models models.tensors layout run images.data contracts images base
+images.run: engine loading models images.models models.tensors layout run images.data contracts images models.families
+    base
 mtp: engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors contracts flags
     base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks contracts base
-checkpoints: mtp engine engine.ranks models.adapters report images.models models.tensors layout run flags base
-dry_run: mtp engine loading engine.ranks models models.quantized models.attention images.models engine.config images
+checkpoints: mtp engine engine.ranks models.adapters report models.tensors layout run flags models.families base
+dry_run: mtp engine loading engine.ranks models models.quantized models.attention engine.config images models.families
     base
 generation.guessing: mtp generation.decoding models contracts base
 rewards: rewards.rules rewards.calling contracts flags base
@@ -69,10 +71,10 @@ generation.engines: generation.guessing generation.decoding models models.attent
 generation.vllm: generation.guessing mtp engine.ranks generation.decoding models models.tensors contracts flags images
     base
 outputs: checkpoints engine.ranks models.tensors base
-opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters models
-    data.build report models.quantized data.chat models.attention images.models data.rows layout divergence run
-    images.data engine.config contracts flags images data.files base
-preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
+opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters data.build
+    report models data.chat models.quantized models.attention data.rows layout divergence run images.data
+    engine.config contracts flags images data.files models.families base
+preference: opening engine loading engine.ranks models.adapters data.build models data.chat models.attention data.rows
     layout run engine.config contracts data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {

@@ -29,12 +29,12 @@ from training.utils.flags.flags import settings_of
 from training.utils.generation.arguments import SamplingArguments, check_path_flags
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.table import checked_engine
-from training.utils.images.models.vision import placeholder_id
 from training.utils.images.run.image_reader import reader_of_model
 from training.utils.layout.parallel import drawn_blocks
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.models.families.parts import placeholder_id
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, unused_stop_tokens
@@ -285,7 +285,7 @@ def load_opened(
 ) -> AskedModel:
     """Load the weights. images, pictures: see `AskedModel`."""
     name, tokenizer = folder.name, folder.tokenizer
-    settings = ModelSettings(name, takes_images=folder.reader is not None)
+    settings = ModelSettings(name, takes_media=folder.reader is not None)
     model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, media=images)
     model = model.to(device).eval().requires_grad_(False)
     own = stop_tokens(model)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.console import log
+from training.utils.contracts.media import media_between
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.rows.collate import collate_prompts
@@ -21,7 +22,6 @@ from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.images.spans import ImageSpan, images_between
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens
 from training.utils.opening.samples import EvaluationSamples, sample_uid
@@ -36,11 +36,11 @@ MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few fo
 
 @dataclass(frozen=True)
 class Parts:
-    """Token ids of a row up to its first response, and of that response. images: of the prompt."""
+    """Token ids of a row up to its first response, and of that response. media: of the prompt."""
 
     prompt: list[int]
     response: list[int]
-    media: tuple[ImageSpan, ...] = ()
+    media: tuple[Any, ...] = ()
 
 
 def parts_of(row: SentenceRow) -> Parts:
@@ -48,7 +48,7 @@ def parts_of(row: SentenceRow) -> Parts:
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
     first = mask.index(True)
     end = next((place for place in range(first, len(ids)) if not mask[place]), len(ids))
-    return Parts(ids[:first], ids[first:end], images_between(row.media, 0, first))
+    return Parts(ids[:first], ids[first:end], media_between(row.media, 0, first))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class GreedyDrawing:
 
     longest_tokens: a prompt that leaves less than `sampling.max_new_tokens` of them is not drawn from.
     rows_at_a_time: of one rank, as in an evaluation's forward.
-    images: of the rows; None where no row has one.
+    media: of the rows; None where no row has some.
     """
 
     engine: RolloutEngine
@@ -147,12 +147,12 @@ def sentence_samples(
     for index, row in rows.items():
         parts = parts_of(row)
         prompt, truth = samples.text(parts.prompt), samples.text(parts.response)
-        media = samples.images(row.media)
+        media = samples.media(row.media)
         sample: dict[str, Any] = {
             "prompt_index": index,
-            "uid": sample_uid(prompt, truth, *media),
+            "uid": sample_uid(prompt, truth, *media.names),
             "prompt": prompt,
-            **({"images": media} if media else {}),
+            **media.columns,
             "ground_truth": truth,
             "loss": losses[index],
         }

@@ -245,7 +245,7 @@ class RolesArguments:
     def model(self, role: str) -> ModelSettings:
         """role: actor or critic."""
         path = getattr(self, f"{role}_model_name_or_path")
-        return settings_of(ModelSettings, self, role, name_or_path=path, takes_images=True)
+        return settings_of(ModelSettings, self, role, name_or_path=path, takes_media=True)
 
     def engine(self, role: str) -> EngineSettings:
         return settings_of(EngineSettings, self, role)

@@ -21,13 +21,13 @@ from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.files.digests import digest_files
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
-from training.utils.images.models.processors import write_beside
-from training.utils.images.models.vision import placeholder_id
 from training.utils.loading.configurations import model_files
 from training.utils.loading.models import check_no_dropout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.attention.attention import plan_for
+from training.utils.models.families.parts import placeholder_id
+from training.utils.models.families.processors import write_beside
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of

@@ -66,13 +66,13 @@ def load_roles(
         train the critic alone.
     longest_tokens: of the sequences that the models will read; 0 if unknown.
     needed: all by default.
-    images: of the prompts, if some have one.
+    media: of the prompts, if some have some.
     """
     needed = needed or RolesNeeded()
     if media is not None:
         _check_same_pixels(flags, tokenizers)
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
-    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": media}
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
         size = len(tokenizers.actor)

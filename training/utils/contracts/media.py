@@ -5,8 +5,11 @@ M numbers: log-probabilities of targets, or scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from training.utils.images.row_media import MediaRun, RowMedia, row_media
+from training.utils.images.spans import ImageSpan, images_between
 
 if TYPE_CHECKING:
     import torch
@@ -14,11 +17,25 @@ if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.token_rows import TokenRows
 
+
+def media_of_rows(documents: Iterable[list[MediaRun]], position_ids_NT: torch.Tensor) -> RowMedia | None:
+    """Return the media of rows that hold these documents, each given by its segments; None without any."""
+    return row_media(documents, position_ids_NT)
+
+
+def media_between(media: Sequence[ImageSpan], begin: int, end: int) -> tuple[ImageSpan, ...]:
+    """Return the media of the tokens [begin, end) of a sequence, counted from `begin`; AssertionError if that cuts
+    one."""
+    return images_between(media, begin, end)
+
+
 Read = Callable[["TokenRows"], "torch.Tensor"]
 
 
 class RunMedia(Protocol):
-    """The media of a run's rows."""
+    """The media of a run's rows. name: in messages, in the plural."""
+
+    name: ClassVar[str]
 
     @property
     def alone(self) -> Document:

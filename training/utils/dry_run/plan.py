@@ -13,9 +13,9 @@ from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
-from training.utils.images.models.vision import is_of_vision
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
+from training.utils.models.families.parts import is_beside_language
 from training.utils.models.quantized.quantized import count_weights, quantized_layers
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.mtp.head import new_head
@@ -141,8 +141,8 @@ def picture_lines(
     beside: bytes that the language model's forward saves for a backward, after the pictures are read; None: it has no
     backward. Then, and while a frozen tower reads, one of its blocks is held at a time.
     """
-    of_vision = is_of_vision(model)
-    if pictures is None or not any(of_vision(name) for name, _ in model.named_parameters()):
+    is_beside = is_beside_language(model)
+    if pictures is None or not any(is_beside(name) for name, _ in model.named_parameters()):
         return []
     values, size = pictures.pixels.values, model.dtype.itemsize
     own = values.numel() * (values.element_size() + (size if model.dtype != values.dtype else 0))

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.images.inputs import image_inputs
 from training.utils.images.spans import ImagePixels, ImageSpan, position_axes
 
 
@@ -48,6 +47,8 @@ class RowMedia:
     def inputs(self, model: Any, device: torch.device) -> dict[str, Any]:
         """Return the arguments of a model's forward for the images."""
         assert self.pixels is not None, "an image without pixels would be read as a text"
+        from training.utils.images.inputs import image_inputs  # rows that are laid out do without
+
         return image_inputs(model, self.pixels, device)
 
     @property

@@ -40,7 +40,7 @@ def rank_share(
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
     responses; those to one prompt share it, and what else `plan` says, if documents may share rows. with_before: the
-    rows have `before_NT`. images: of the sequences, whose rows get their pixels; None where none has one."""
+    rows have `before_NT`. media: of the sequences, which their rows get; None where none has some."""
     if not sharing:  # tags are of drawn responses alone: other texts may quote them
         plan = replace(plan, tags=None)
     groups = _groups(sequences, plan, sharing)

@@ -44,7 +44,7 @@ def ranked_rows(
 ) -> RankedRows:
     """Lay out documents whose sequences are the responses to their prompts, best first, and list the pairs: i beats j
     for i < j of one prompt. shared: the prompt once for all its responses; otherwise each response has its own row.
-    responses: how many each prompt has, where a document may have several prompts; None: each has one. images, lacks:
+    responses: how many each prompt has, where a document may have several prompts; None: each has one. media, lacks:
     see `laid_out`."""
     better: list[int] = []
     worse: list[int] = []

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from training.utils.contracts.documents import Document, plain
+from training.utils.contracts.media import MediaRun, media_of_rows
 from training.utils.contracts.runs import PAD_SEGMENT
 from training.utils.contracts.token_rows import RepeatedTargets, SegmentMap, TokenRows
-from training.utils.images.row_media import MediaRun, row_media
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import TokenSequence
@@ -86,7 +86,7 @@ def packed_rows(
         end_B=torch.tensor(ends, dtype=torch.int64),
         segments=segments,
         before_NT=before_NT,
-        media=row_media(_media(rows), position_ids_NT),
+        media=media_of_rows(_media(rows), position_ids_NT),
     )
 
 

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.images.models.scalar_class import scalar_model_class
-from training.utils.images.models.vision import is_vision_config, language_model_class
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import check_reads_text, errors_explained, load_config, set_pad_token
+from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.quantized_folders import forget_quantization
-from training.utils.models.adapters.freezing import freeze_vision
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
+from training.utils.models.families.parts import is_media_config, language_model_class
+from training.utils.models.families.scalar_class import scalar_model_class
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +62,9 @@ def load_causal_lm(
     """
     config = _config_of(settings)
     _refuse_encoder(config, settings)
-    check_reads_text(config, settings.name_or_path, settings.takes_images)
+    check_reads_text(config, settings.name_or_path, settings.takes_media)
     _check_sees(config, settings, media)
-    auto_class = language_model_class(config, with_images=media is not None)
+    auto_class = language_model_class(config, with_media=media is not None)
     plan = _adapter_plan(auto_class, settings, config)
     wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(auto_class, settings, dtype, wanted)
@@ -110,7 +110,7 @@ def load_scalar_model(
     added_tokens, longest_tokens, device, images: see `load_causal_lm`.
     """
     config = _config_of(settings)
-    check_reads_text(config, settings.name_or_path, settings.takes_images)
+    check_reads_text(config, settings.name_or_path, settings.takes_media)
     _check_sees(config, settings, media)
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
@@ -305,7 +305,7 @@ def _measure(
 
 def _check_sees(config: Any, settings: ModelSettings, media: RunMedia | None) -> None:
     """ThreestepError if the rows have images and the model reads text alone."""
-    if media is not None and not is_vision_config(config):
+    if media is not None and not is_media_config(config):
         raise ThreestepError(
             f"'{settings.name_or_path}': expected a model of images and text, as rows of the data have images, got "
             f"{config.model_type}, which reads text alone; give another model, or data without images"
@@ -395,7 +395,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = add_lora(model, settings)
-    freeze_vision(model, settings)
+    freeze_parts(model, settings)
     train_as_given(model, settings, embeddings_train)
     if embeddings_train:
         for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):

@@ -93,7 +93,7 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     if flex is None and not has_triton():
         flex = "Triton, which compiles it, cannot be used here"
     if flex is None and own.with_media is not None:
-        flex = "it takes all rows as one, and images do not"
+        flex = f"it takes all rows as one, and {own.with_media.media.name} do not"
     if reason is None:
         own.others.extend([*([FLEX] if flex is None else []), SDPA])
         own.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")

@@ -62,7 +62,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
         reason = own.with_media.why_not(read, device, text=None)
         if reason is not None:
             raise ThreestepError(
-                f"{type(model).__name__} cannot be trained on images: {reason}; use another --dtype, or another family"
+                f"{type(model).__name__} cannot be trained on {own.with_media.media.name}: {reason}; use another "
+                "--dtype, or another family"
             )
 
 

@@ -22,7 +22,6 @@ from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.images.data.shown import counting_placeholders
-from training.utils.images.models.processors import write_beside
 from training.utils.images.run.image_reader import processor_of, reader_of_model, why_unread
 from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
 from training.utils.images.run.sample_pictures import SamplePictures
@@ -32,6 +31,7 @@ from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.attention.attention import plan_for
+from training.utils.models.families.processors import write_beside
 from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.contracts.media import RunMedia
     from training.utils.images.data.reader import ImageReader
     from training.utils.images.models.pictured import RowImages
     from training.utils.models.settings import ModelSettings
@@ -158,7 +159,7 @@ def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[I
     """What reads images of rows for the start model, None where the model or the step reads text alone; and why, for
     the sentence on a row with some."""
     start = (flags.start.name_or_path, flags.start.trust_remote_code)
-    return reader_of_model(*start, tokenizer) if flags.step.reads_images else None, why_unread(*start)
+    return reader_of_model(*start, tokenizer) if flags.step.reads_media else None, why_unread(*start)
 
 
 def _checked_images(
@@ -242,11 +243,11 @@ def _engine(
     scores: bool,
     total_steps: int,
     ranks: Ranks,
-    images: RowImages | None,
+    media: RunMedia | None,
 ) -> tuple[PreTrainedModel, TrainingEngine]:
     """The transformers model, and the engine that trains it."""
     settings = flags.engine.settings(flags.own.learning_rate)
-    reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "images": images}
+    reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "media": media}
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:

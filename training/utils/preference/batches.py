@@ -65,7 +65,7 @@ def preference_batches(
     same rows, plan and parts give the same micro-batches, and so bit-identical numbers.
 
     are_targets: whether a policy reads log-probabilities of the responses; a reward model predicts no tokens.
-    images: of the rows, if they have some.
+    media: of the rows, if they have some.
     """
     at_a_time = rows_at_a_time or _FORWARDS_AT_A_TIME * plan.ranks * (plan.max_rows_per_micro_batch or 1)
     for start in range(0, len(indices), at_a_time):

@@ -34,7 +34,7 @@ class ScoreRows(Protocol):
     """Scores rows by a model that is loaded."""
 
     def __call__(self, rows: Sequence[ResponsesRow], media: RunMedia | None = None) -> ScoredResponses:
-        """images: of these rows, if they are not those that the model was loaded with. A collective."""
+        """media: of these rows, if they are not those that the model was loaded with. A collective."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def load_scorer(
     ranks: Ranks,
     media: RunMedia | None = None,
 ) -> ScoreRows:
-    """Load the model; return the function that scores rows with it. images: of these rows, if they have some."""
+    """Load the model; return the function that scores rows with it. media: of these rows, if they have some."""
     engine = EngineSettings(dtype=settings.dtype, zero_stage=settings.zero_stage)
-    loading = ModelSettings(settings.model_name_or_path, takes_images=True)
+    loading = ModelSettings(settings.model_name_or_path, takes_media=True)
     check_positions(loading, data.rows.max_seq_len, "--max_seq_len")
     own_pad_token_id = load_config(settings.model_name_or_path).get_text_config().pad_token_id
     longest_tokens = data.rows.max_seq_len
-    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": media}
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}
     model = load_under(
         engine, ranks, lambda dtype: load_scalar_model(loading, dtype, tokenizer, must_have_head=True, **reading)
     )

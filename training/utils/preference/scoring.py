@@ -38,7 +38,7 @@ def score_responses(
 ) -> ScoredResponses:
     """Score every response of `rows`. A collective: all ranks call it with the same rows and get the same result.
 
-    read: TokenRows -> float32 [sequences], in eval mode. images: of the rows, if they have some.
+    read: TokenRows -> float32 [sequences], in eval mode. media: of the rows, if they have some.
     Raises ThreestepError where a score is not finite.
     """
     mine, everywhere = [], range(len(rows))

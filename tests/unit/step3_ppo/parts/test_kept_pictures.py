@@ -15,11 +15,11 @@ from training.step3_ppo.parts.kept_pictures import with_kept_pictures
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
 from training.utils.images.models.pictured import RowImages
-from training.utils.images.models.scalar_class import scalar_model_class
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.adapters.lora import adapters_off
+from training.utils.models.families.scalar_class import scalar_model_class
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel

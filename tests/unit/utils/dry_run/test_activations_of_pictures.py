@@ -14,8 +14,8 @@ from tests.support.vision_models import FAMILIES
 from training.utils.dry_run.activations import saved_by_picture
 from training.utils.dry_run.plan import PlannedPictures, kept_features_line, picture_lines
 from training.utils.images.inputs import pixel_inputs
-from training.utils.images.models.vision import is_of_vision
-from training.utils.models.adapters.freezing import freeze_vision
+from training.utils.loading.freezing import freeze_parts
+from training.utils.models.families.parts import is_beside_language
 
 DEPTHS = ("depth", "num_hidden_layers")
 
@@ -51,7 +51,7 @@ def deep(name: str) -> Any:
 def test_it_is_what_a_real_tower_keeps(name, tower, projector):
     family = deep(name)
     settings: Any = SimpleNamespace(freeze_vision_tower=tower, freeze_projector=projector)
-    freeze_vision(family.model, settings)
+    freeze_parts(family.model, settings)
     pixels = family.pixels([0, 2])
     counted = saved_by_picture(on_meta(family.model), pixels)
     assert len(counted.layers) == 4
@@ -60,7 +60,7 @@ def test_it_is_what_a_real_tower_keeps(name, tower, projector):
 
 def test_pictures_fill_a_forward_by_their_tokens():
     family = deep("qwen2_vl")
-    freeze_vision(family.model, SimpleNamespace(freeze_vision_tower=True, freeze_projector=False))
+    freeze_parts(family.model, SimpleNamespace(freeze_vision_tower=True, freeze_projector=False))
     model, pixels = on_meta(family.model), family.pixels([0])  # 6 tokens of 4 patches
     pictures = PlannedPictures(pixels, tokens=6, most=60, at_once=180)
     block = 10 * saved_by_picture(model, pixels, trains=True).layers[0]
@@ -87,6 +87,6 @@ def test_a_model_of_text_takes_nothing_for_them():
 
 def test_the_models_own_weights_stay_without_memory():
     model = on_meta(FAMILIES["llava"]().model)
-    of_vision = is_of_vision(model)
+    of_vision = is_beside_language(model)
     saved_by_picture(model, FAMILIES["llava"]().pixels([0]))
     assert all(part.is_meta for name, part in model.named_parameters() if of_vision(name))

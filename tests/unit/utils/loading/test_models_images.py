@@ -48,7 +48,7 @@ def row(family, *parts, seed):
 
 
 def load(folder, images=None, must_have_head=True, **settings):
-    settings = ModelSettings(str(folder), takes_images=True, **settings)
+    settings = ModelSettings(str(folder), takes_media=True, **settings)
     return load_scalar_model(settings, torch.float64, TOKENIZER, must_have_head, media=images).eval()
 
 
@@ -150,7 +150,7 @@ def test_a_tensor_that_is_not_there_is_refused(made, tmp_path):
 def test_a_language_model_is_no_reward_model_and_the_other_way_round(made):
     with pytest.raises(ThreestepError, match="expected a model for sequence classification, got "):
         load(made.place / "language")
-    settings = ModelSettings(str(made.folder), takes_images=True)
+    settings = ModelSettings(str(made.folder), takes_media=True)
     with pytest.raises(ThreestepError, match="expected a language model, got a model for sequence classification"):
         load_causal_lm(settings, torch.float64, 96, media=made.images)
 
@@ -165,7 +165,7 @@ def test_adapters_stand_on_the_language_model_alone(made):
 
 def test_a_critic_on_the_trunk_of_a_policy(made):
     """The same weights, of images too."""
-    settings = ModelSettings(str(made.place / "language"), takes_images=True)
+    settings = ModelSettings(str(made.place / "language"), takes_media=True)
     policy = load_causal_lm(settings, torch.float64, 96, media=made.images)
     critic = scalar_model_on_trunk(policy, ModelSettings("", freeze_vision_tower=False), 0, media=made.images)
     assert own_forward_of(critic).with_media.of_scores and type(critic).__name__ == type(made.model).__name__

@@ -12,18 +12,18 @@ from tests.support.two_roles import read_while_learning, trained
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
 from training.utils.contracts.documents import plain, shared_prompt, together
 from training.utils.images.models.pictured import RowImages
-from training.utils.images.models.scalar_class import scalar_model_class
-from training.utils.images.models.vision import is_of_vision
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
+from training.utils.models.families.parts import is_beside_language
+from training.utils.models.families.scalar_class import scalar_model_class
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of, read_own_forward
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 
-ACTOR = ModelSettings("", lora_dim=3, takes_images=True)
-CRITIC = ModelSettings("", lora_dim=2, lora_alpha=6.0, takes_images=True)
+ACTOR = ModelSettings("", lora_dim=3, takes_media=True)
+CRITIC = ModelSettings("", lora_dim=2, lora_alpha=6.0, takes_media=True)
 
 
 def images_of(family: Family) -> RowImages:
@@ -100,7 +100,7 @@ def test_tower_and_projector_are_there_once_and_frozen(name):
     actor, critic = shared(name)
     places = []
     for model in (actor, critic):
-        of_vision = is_of_vision(model)
+        of_vision = is_beside_language(model)
         weights = [weight for part, weight in model.named_parameters() if of_vision(part)]
         assert weights and not any(weight.requires_grad for weight in weights)
         places.append({weight.data_ptr() for weight in weights})

@@ -62,7 +62,7 @@ def test_many_before_and_after_training_and_some_between(step, most, written, mo
     monkeypatch.setattr(ranked, "MOST_ROWS", most)
     lines: list[Any] = []
     samples = SimpleNamespace(rows=lambda total, seed: [3, 7], write=lambda metrics, step, own: lines.extend(own))
-    samples.text, samples.images = TEXT.text, TEXT.images
+    samples.text, samples.media = TEXT.text, TEXT.media
     settings = SimpleNamespace(seed=1, total_steps=10)
     run: Any = SimpleNamespace(samples=samples, eval_rows=rows(*[2] * 9), settings=settings, metrics=None)
     write_ranked_samples(run, step, scored(*[2] * 9))

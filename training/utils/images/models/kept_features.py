@@ -20,8 +20,8 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from training.utils.images.inputs import FEATURE_READER, pixel_inputs
-from training.utils.images.models.vision import is_of_projector, is_of_vision
 from training.utils.images.spans import ImagePixels
+from training.utils.models.families.parts import is_beside_language, is_of_projector
 
 if TYPE_CHECKING:
     from training.utils.images.kept_features import KnownPictures, Picture
@@ -79,8 +79,8 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
 
     example: pixels of a picture. shares: a model that reads kept features, whose `model` is to read too.
     """
-    of_vision = is_of_vision(model)
-    weights = {name: part for name, part in model.named_parameters() if of_vision(name)}
+    is_beside = is_beside_language(model)
+    weights = {name: part for name, part in model.named_parameters() if is_beside(name)}
     if any(part.requires_grad for name, part in weights.items() if not is_of_projector(name)):
         return "its vision tower trains"
     if any(hasattr(part, "ds_id") for part in weights.values()):
@@ -89,7 +89,7 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
         return "its vision tower has dropout"
     if _ARGUMENT not in inspect.signature(model.base_model.forward).parameters:
         return f"its forward takes no features ({_ARGUMENT})"
-    projectors = [part for name, part in model.named_modules() if of_vision(name) and _begins_projector(name)]
+    projectors = [part for name, part in model.named_modules() if is_beside(name) and _begins_projector(name)]
     trained = [part for part in projectors if any(weight.requires_grad for weight in part.parameters())]
     shared: FeatureReader | None = None if shares is None else getattr(shares, FEATURE_READER)
     if shared is not None:
@@ -153,9 +153,9 @@ def _same_weights(one: Any, other: Any, with_projector: bool) -> bool:
 
 
 def _tower(model: Any, with_projector: bool) -> list[torch.Tensor]:
-    of_vision = is_of_vision(model)
+    is_beside = is_beside_language(model)
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    return [part for name, part in tensors if of_vision(name) and (with_projector or not is_of_projector(name))]
+    return [part for name, part in tensors if is_beside(name) and (with_projector or not is_of_projector(name))]
 
 
 def _one_tensor(embedded: Any) -> torch.Tensor:

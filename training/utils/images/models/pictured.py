@@ -1,5 +1,5 @@
-"""The images of a run's rows on their way to a model, and what a model of images and text computes of a few such rows by
-its own forward: rows that are laid out must give the same.
+"""The images of a run's rows on their way to a model, and what a model of images and text computes of a few such rows
+by its own forward: rows that are laid out must give the same.
 
 The model's own processor arguments (which tokens are images, their grids) stand for what the layout gives instead:
 positions and a mask. Knows no files: `pixels_of` decodes.
@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -44,6 +44,7 @@ class RowImages:
     kept: features of pictures, of a model that reads them; None where it reads all pixels in every forward.
     """
 
+    name: ClassVar[str] = "images"
     pixels_of: PixelsOf
     examples: tuple[Document, ...]
     kept: KeptFeatures | None = None

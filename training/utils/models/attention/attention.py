@@ -33,12 +33,12 @@ def long_rows_are_free(implementation: str) -> bool:
 
 
 def text_attention(model: Any) -> str:
-    """The attention implementation of a transformers model, where it reads images too: of its language model."""
+    """The attention implementation of a transformers model, where it reads more than text: of its language model."""
     return str(model.config.get_text_config()._attn_implementation)
 
 
 def set_text_attention(model: Any, name: str) -> None:
-    """Give a transformers model the attention `name`. A vision tower keeps its own: its patches all see each other."""
+    """Give a transformers model the attention `name`. What else it reads keeps its own: there all see each other."""
     text_config = model.config.get_text_config()
     parts = [part for part in model.config.sub_configs if getattr(model.config, part, None) is text_config]
     model.set_attn_implementation({parts[0]: name} if parts else name)

@@ -15,7 +15,7 @@ from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import open_feature_reader
 from training.utils.images.models.pictured import RowImages
 from training.utils.layout.rows import packed_rows
-from training.utils.models.adapters.freezing import freeze_vision
+from training.utils.loading.freezing import freeze_parts
 from training.utils.models.token_model import PolicyModel
 
 # Families that cannot, while their projector trains, and when it does not.
@@ -28,7 +28,7 @@ REFUSED |= {("qwen3_vl", False): DEEP, ("qwen3_vl", True): DEEP}
 def frozen(family: Any, projector: bool) -> Any:
     family = awake(family)
     settings: Any = SimpleNamespace(freeze_vision_tower=True, freeze_projector=projector)
-    freeze_vision(family.model, settings)
+    freeze_parts(family.model, settings)
     return family
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
-from training.utils.images.models.vision import is_of_projector, is_of_vision
 from training.utils.models.adapters.lora import is_adapter_tensor
+from training.utils.models.families.parts import is_beside_language, is_of_projector
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from training.utils.models.settings import ModelSettings
 
 
-def freeze_vision(model: PreTrainedModel, settings: ModelSettings) -> None:
+def freeze_parts(model: PreTrainedModel, settings: ModelSettings) -> None:
     """Freeze tower and projector where `settings` say so, but for adapters that they have. A text model has neither.
 
     ThreestepError for `--freeze_projector` where there is none.
     """
-    of_vision = is_of_vision(model)
-    weights = {name: part for name, part in model.named_parameters() if of_vision(name)}
+    is_beside = is_beside_language(model)
+    weights = {name: part for name, part in model.named_parameters() if is_beside(name)}
     if settings.freeze_projector and not any(map(is_of_projector, weights)):
         raise ThreestepError(
             f"--freeze_projector expects a model of images and text with a projector that is known by its name, got "
