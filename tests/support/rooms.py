@@ -17,11 +17,11 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
-models.families:
 serving:
 compat: base
 data.files: base
 images: base
+models.families: base
 data.sources.formats: data.files base
 flags: compat base
 contracts: flags images base
@@ -37,7 +37,7 @@ layout: contracts base
 models.tensors: contracts
 report.figures: run flags base
 data.rows: layout contracts flags images base
-images.models: models.tensors layout contracts images models.families base
+images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
@@ -56,15 +56,15 @@ environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 engine: engine.ranks models.adapters models.quantized models.tensors run engine.config contracts flags base
 rewards.calling: engine.ranks contracts base
-images.run: engine loading models images.models models.tensors layout run images.data contracts images models.families
+images.run: engine loading models images.models models.tensors layout run images.data contracts models.families images
     base
 mtp: engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors contracts flags
     base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks contracts base
 checkpoints: mtp engine engine.ranks models.adapters report models.tensors layout run flags models.families base
-dry_run: mtp engine loading engine.ranks models models.quantized models.attention engine.config images models.families
-    base
+dry_run: mtp images.run engine loading engine.ranks models models.quantized models.attention engine.config
+    models.families images base
 generation.guessing: mtp generation.decoding models contracts base
 rewards: rewards.rules rewards.calling contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
@@ -72,8 +72,8 @@ generation.vllm: generation.guessing mtp engine.ranks generation.decoding models
     base
 outputs: checkpoints engine.ranks models.tensors base
 opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters data.build
-    report models data.chat models.quantized models.attention data.rows layout divergence run images.data
-    engine.config contracts flags images data.files models.families base
+    report models data.chat models.quantized models.attention images.models data.rows layout divergence run
+    images.data engine.config contracts flags models.families images data.files base
 preference: opening engine loading engine.ranks models.adapters data.build models data.chat models.attention data.rows
     layout run engine.config contracts data.files base
 """

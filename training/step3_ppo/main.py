@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
 
 def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     """Load prompts and models, train, save. A collective."""
-    from training.step3_ppo.flags.checks import check_beside_images, check_models
+    from training.step3_ppo.flags.checks import check_beside_media, check_models
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.assembly import (
         check_roles_saving,
@@ -79,7 +79,7 @@ def run(flags: PpoFlags, components: Components, ranks: Ranks) -> None:
     folder = start_run(run, plan.flags_in_use, ranks)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     inputs = load_inputs(flags, tokenizers.actor, ranks, log, components.environments)
-    check_beside_images(flags, components, inputs.media)
+    check_beside_media(flags, components, inputs.media)
     loaded = load_roles(
         replace(flags.roles, head_chunk_mb=plan.settings["head_chunk_mb"]),
         tokenizers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import LogPace
 from training.utils.layout.rank_share import SequenceRows, rank_share
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.contracts.rows import PromptRow
-    from training.utils.images.prompts import PromptImages
     from training.utils.layout.planner import PlanSettings
     from training.utils.loading.score_scale import ScoreScale
     from training.utils.models.flops import ComputeMeter
@@ -66,7 +65,7 @@ class ExperienceSettings:
     reuses_forwards: read with graphs, from which the one update learns; excludes dropout.
     with_entropy: of the forwards that are reused.
     reports_variance: variance proxies of the gradient, from the policy's distributions.
-    images: of the prompts; None where none has one.
+    media: of the prompts; None where none has some.
     """
 
     temperature: float
@@ -94,8 +93,8 @@ class ExperienceSettings:
         """Whether the old policy's forward sums the squares of its probabilities."""
         return self.estimator.needs_policy or self.reports_variance
 
-    def images_of(self, prompts: Sequence[PromptRow]) -> PromptImages | None:
-        """Return what a rollout reads of the images of prompts; None where none has one."""
+    def media_of(self, prompts: Sequence[PromptRow]) -> Any:
+        """Return what a rollout reads of the media of prompts (`RolloutRequest.media`); None where none has some."""
         return None if self.media is None else self.media.of_prompts([row.media for row in prompts])
 
     def share(

@@ -243,7 +243,7 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
     )
 
 
-def check_beside_images(flags: PpoFlags, components: Components, images: RunMedia | None) -> None:
+def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia | None) -> None:
     """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
     if images is None:
         return

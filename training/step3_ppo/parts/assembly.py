@@ -95,7 +95,7 @@ def make_parts(
         columns=tuple(inputs.columns),
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
         turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
-        pictures_of=inputs.pictures_of,
+        media_of=inputs.media_of,
     )
     experience = experience_settings(
         components.algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, ranks.rank

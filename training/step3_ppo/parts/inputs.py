@@ -90,8 +90,8 @@ class Inputs:
         those of the optimizer_steps that train the critic alone.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
     data_fingerprint, data_report: of the build.
-    images: of the prompts; pixels: of their pictures; pictures_of: what shows those of a row to a reward; all None
-        where no prompt has one.
+    media: of the prompts; pixels: of their pictures; media_of: the column that shows those of a row to a reward; all
+        None where no prompt has one.
     """
 
     train: PromptSource
@@ -107,7 +107,7 @@ class Inputs:
     data_report: BuildReport
     media: RowImages | None = None
     pixels: PixelReader | None = None
-    pictures_of: Callable[[PromptRow], Sequence[Any]] | None = None
+    media_of: Callable[[PromptRow], dict[str, Any]] | None = None
 
 
 def load_inputs(
@@ -168,8 +168,13 @@ def load_inputs(
         data_report=phase.report,
         media=images,
         pixels=phase.pixels_of,
-        pictures_of=None if phase.pixels_of is None else partial(pictures_of, phase.pixels_of),
+        media_of=None if phase.pixels_of is None else partial(media_of, phase.pixels_of),
     )
+
+
+def media_of(pixels: PixelReader, row: PromptRow) -> dict[str, Any]:
+    """Return the column `images` of a prompt for reward functions."""
+    return {"images": pictures_of(pixels, row)}
 
 
 def pictures_of(pixels: PixelReader, row: PromptRow) -> DecodedPictures:

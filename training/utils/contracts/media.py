@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from training.utils.images.numbers import span_numbers, spans_of
 from training.utils.images.row_media import MediaRun, RowMedia, row_media
 from training.utils.images.spans import ImageSpan, images_between
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from training.utils.contracts.documents import Document
@@ -27,6 +29,16 @@ def media_between(media: Sequence[ImageSpan], begin: int, end: int) -> tuple[Ima
     """Return the media of the tokens [begin, end) of a sequence, counted from `begin`; AssertionError if that cuts
     one."""
     return images_between(media, begin, end)
+
+
+def media_numbers(media: Sequence[ImageSpan]) -> np.ndarray:
+    """Return media as int32 numbers."""
+    return span_numbers(media)
+
+
+def media_of_numbers(numbers: np.ndarray) -> tuple[ImageSpan, ...]:
+    """Return the media that `media_numbers` made numbers of."""
+    return spans_of(numbers)
 
 
 Read = Callable[["TokenRows"], "torch.Tensor"]

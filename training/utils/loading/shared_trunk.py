@@ -33,7 +33,7 @@ def scalar_model_on_trunk(
     `model` has no adapters yet; `settings` define those of the scalar model. ThreestepError if the family has no such
     class, or one with another trunk.
 
-    longest_tokens, images: see `load_causal_lm`.
+    longest_tokens, media: see `load_causal_lm`.
     """
     import torch
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
