@@ -15,13 +15,13 @@ from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
-from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.views import document_of
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.images.data.reader import PixelReader
+from training.utils.images.data.row_pictures import RowPictures
+from training.utils.images.stored import HeldPictures
 from training.utils.layout.rows import packed_rows
 
 PART, TEXT = {"type": "image"}, {"type": "text", "text": "What?"}

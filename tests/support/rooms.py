@@ -27,7 +27,6 @@ flags: compat base
 contracts: flags images base
 data.sources: flags data.sources.formats data.files base
 engine.config: flags base
-images.data: data.sources.formats images data.files base
 run: flags base
 data: data.sources base
 data.sources.hub: data.sources data.files base
@@ -35,34 +34,35 @@ data.sources.made: data.sources base
 divergence: run base
 layout: contracts base
 models.tensors: contracts
-report.figures: run flags base
 data.rows: layout contracts flags images base
 images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
-report.pages: report.figures
-data.cache: data.rows run contracts flags data.files base
+data.cache: data.rows run contracts flags images data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: mtp.layout models.quantized models.attention models.tensors layout contracts flags models.families base
-report: report.pages report.figures run flags serving base
-data.build: data.chat data.cache data.rows layout images.data data.sources contracts flags data.sources.formats images
-    data.files base
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts images base
+images.data: data.chat data.rows run data.sources.formats images data.files base
 models.adapters: models models.quantized models.tensors models.families base
+data.build: images.data data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats images
+    data.files base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
+report.figures: images.data run flags base
 engine: engine.ranks models.adapters models.quantized models.tensors run engine.config contracts flags base
+report.pages: report.figures images.data
 rewards.calling: engine.ranks contracts base
-images.run: engine loading models images.models models.tensors layout run images.data contracts models.families images
-    base
+images.run: engine loading data.build images.data models images.models data.rows models.tensors layout run contracts
+    models.families images base
 mtp: engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors contracts flags
     base
+report: report.pages report.figures run flags serving base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks contracts base
-checkpoints: mtp engine engine.ranks models.adapters report models.tensors layout run flags models.families base
+checkpoints: report mtp engine engine.ranks models.adapters models.tensors layout run flags models.families base
 dry_run: mtp images.run engine loading engine.ranks models models.quantized models.attention engine.config
     models.families images base
 generation.guessing: mtp generation.decoding models contracts base
@@ -71,10 +71,10 @@ generation.engines: generation.guessing generation.decoding models models.attent
 generation.vllm: generation.guessing mtp engine.ranks generation.decoding models models.tensors contracts flags images
     base
 outputs: checkpoints engine.ranks models.tensors base
-opening: outputs dry_run checkpoints routers mtp images.run engine loading engine.ranks models.adapters data.build
-    report models data.chat models.quantized models.attention images.models data.rows layout divergence run
-    images.data engine.config contracts flags models.families images data.files base
-preference: opening engine loading engine.ranks models.adapters data.build models data.chat models.attention data.rows
+opening: outputs dry_run checkpoints routers report mtp images.run engine loading engine.ranks data.build
+    models.adapters images.data models data.chat models.quantized models.attention images.models data.rows layout
+    divergence run engine.config contracts flags models.families images data.files base
+preference: opening engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
     layout run engine.config contracts data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
@@ -107,6 +107,7 @@ MATHS = {
     "training.utils.images.spans": (),
     "training.utils.images.kept_features": (),
     "training.utils.images.row_media": (),
+    "training.utils.images.numbers": ("numpy",),
     "training.utils.images.inputs": (),
     "training.utils.base.transfer": (),
     "training.utils.images.prompts": (),
@@ -116,6 +117,21 @@ MATHS_MAY_IMPORT = ("training.utils.base.errors", "training.utils.base.tables", 
 # What rooms hand to each other: the files that importing one of them may load, itself included.
 CONTRACTS = ("training.utils.contracts",)
 MOST_FILES_OF_A_CONTRACT = 5
+# Words of images, the names of their flags aside: they stand in their rooms, in modules of flags, and in no other rooms
+# than these. Everybody else hands `media` on. The list may only shrink.
+IMAGE_WORDS = re.compile(r"(?<![a-z])(image|picture|pixel|vision)|Image|Picture|Pixel|(?<![A-Z])(IMAGE|PICTURE|PIXEL)")
+IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_image_urls")
+FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
+ROOMS_WITH_IMAGES = frozenset(
+    """
+training training.asking training.inspect training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
+training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.rows
+training.utils.data.sources training.utils.data.sources.formats training.utils.data.sources.made
+training.utils.dry_run training.utils.generation.decoding training.utils.generation.engines
+training.utils.generation.vllm training.utils.models.families training.utils.opening training.utils.report
+training.utils.report.figures training.utils.report.pages training.utils.run
+""".split()
+)
 MOST_MODULES_OF_A_ROOM = 15
 SERVES = re.compile(r"\b[Ss]erves\b")
 
@@ -296,6 +312,21 @@ def contracts_load_little(sources: Mapping[str, str]) -> list[str]:
         for module, size in sizes.items()
         if size > MOST_FILES_OF_A_CONTRACT
     ]
+
+
+def images_stay_home(sources: Mapping[str, str]) -> list[str]:
+    """Words of images stand in their rooms, in flags, and in the rooms listed, each of which does have some."""
+    found: dict[str, str] = {}
+    for module, source in sources.items():
+        name = plain_name(module)
+        if inside(name, "training.utils.images") or FLAG_MODULES.search(name) or not inside(name, "training"):
+            continue
+        if word := IMAGE_WORDS.search(IMAGE_FLAGS.sub("", source)):
+            room = module.rpartition(".")[0]
+            found.setdefault(room, f"{module} has the word {word[0]!r}; outside of utils.images it is `media`")
+    problems = [sentence for room, sentence in found.items() if room not in ROOMS_WITH_IMAGES]
+    unused = ROOMS_WITH_IMAGES - found.keys() if "training.utils.images.spans" in sources else ()
+    return [*problems, *(f"{room} is in ROOMS_WITH_IMAGES and has none" for room in sorted(unused))]
 
 
 def rooms_have_floors(sources: Mapping[str, str]) -> list[str]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.utils import logging
 
-from training.asking.chat_images import chat_images
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import PathSampling, RolloutEngine, RolloutRequest, Sampling, rolled_out
@@ -29,6 +28,7 @@ from training.utils.flags.flags import settings_of
 from training.utils.generation.arguments import SamplingArguments, check_path_flags
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.table import checked_engine
+from training.utils.images.run.chat_images import chat_images
 from training.utils.images.run.image_reader import reader_of_model
 from training.utils.layout.parallel import drawn_blocks
 from training.utils.loading.configurations import load_config, positions_of
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.build.row_pictures import RowPictures
     from training.utils.data.sources.formats.messages import Message
     from training.utils.generation.vllm.arguments import VllmArguments
     from training.utils.images.data.reader import ImageReader
+    from training.utils.images.data.row_pictures import RowPictures
     from training.utils.images.prompts import PromptImages
 
 _NO_BOUND_TOKENS = 2**30

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.asking.acting import Acting, stream_acted
-from training.asking.chat_images import Picture, open_picture
 from training.asking.model import Answer, AskedModel, prompt_of, stream_answer
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import parse_json
 from training.utils.flags.flags import note_mistakes
+from training.utils.images.run.chat_images import Picture, open_picture
 from training.utils.loading.tokenizers import same_tokenizer
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ import numpy as np
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.row_pictures import RowPictures, after_cut
 from training.utils.data.build.strategies import ChatText
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
-from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.formats.messages import BadConversation
 from training.utils.images.data.reader import ImageReader, PixelReader
+from training.utils.images.data.row_pictures import RowPictures, after_cut
+from training.utils.images.stored import HeldPictures
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments

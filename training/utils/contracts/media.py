@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from training.utils.images.numbers import span_numbers, spans_of
 from training.utils.images.row_media import MediaRun, RowMedia, row_media
 from training.utils.images.spans import ImageSpan, images_between
 
@@ -33,11 +32,15 @@ def media_between(media: Sequence[ImageSpan], begin: int, end: int) -> tuple[Ima
 
 def media_numbers(media: Sequence[ImageSpan]) -> np.ndarray:
     """Return media as int32 numbers."""
+    from training.utils.images.numbers import span_numbers
+
     return span_numbers(media)
 
 
 def media_of_numbers(numbers: np.ndarray) -> tuple[ImageSpan, ...]:
     """Return the media that `media_numbers` made numbers of."""
+    from training.utils.images.numbers import spans_of
+
     return spans_of(numbers)
 
 

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from training.utils.base.storage import HashedFile, share
 from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
-from training.utils.data.rows.pictures import PictureStore
 from training.utils.images.numbers import KEY_AT, SPAN_NUMBERS, span_numbers, spans_of
+from training.utils.images.stored import PictureStore
 
 ROWS_PER_BATCH = 2048
 

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from tests.support.image_readers import picture, reader_of, tokenizer_of
-from training.utils.data.rows.pictures import HeldPictures
 from training.utils.images.data.reader import PixelReader
 from training.utils.images.run import sample_pictures
 from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.images.spans import ImageSpan
+from training.utils.images.stored import HeldPictures
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.run.run_folder import RunFolder
 
