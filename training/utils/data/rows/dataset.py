@@ -236,6 +236,8 @@ class _Batch:
         """The fields of a row, by name."""
         read = {name: column[index] for name, column in self.columns.items()}
         read |= {name: _FIELDS[name](value) for name, value in read.items() if name in _FIELDS}
+        if "images" in read:
+            read["media"] = spans_of(read.pop("images"))
         if "loss_spans" in read:
             read["loss_mask"] = np.zeros(len(read["input_ids"]), dtype=bool)
             for begin, end in read.pop("loss_spans").reshape(-1, 2):
@@ -247,7 +249,6 @@ class _Batch:
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "margins": lambda margins: margins if len(margins) else None,
     "parallel_tags": lambda tags: tuple(tags.tolist()) or None,
-    "images": spans_of,
     "prompt_text": lambda text: text.as_py(),
     "reference": lambda text: json.loads(text.as_py()) if text.is_valid else None,
     "columns": lambda text: json.loads(text.as_py()) if text.is_valid else {},
