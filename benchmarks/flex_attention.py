@@ -16,7 +16,8 @@ import torch
 from torch.nn import functional
 
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.flex_attention import FlexAttention, block_mask
 
 MODELS = ((4, 2, 16), (6, 2, 32))  # heads, heads of keys, head size

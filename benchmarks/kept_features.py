@@ -25,13 +25,14 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2VLConf
 from benchmarks.pictured import make_pictured
 from benchmarks.workload import SHAPES, Workload, config_of, make_workload
 from training.utils.contracts.documents import TokenSequence, join, plain
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.data.reader import PixelReader, open_image_reader
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import open_feature_reader
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.prompts import PixelsOf
 from training.utils.images.spans import ImagePixels, ImageSpan
-from training.utils.layout.pictures import RowImages
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 
@@ -140,13 +141,13 @@ def _rows(image_id: int, sides: tuple[int, int] | None) -> TokenRows:
 
 def _learn(policy: PolicyModel, images: RowImages, rows: TokenRows) -> None:
     policy.zero_grad()
-    policy(images.with_pixels(rows)).logprobs_M.mean().backward()
+    policy(images.loaded(rows)).logprobs_M.mean().backward()
 
 
 def _rollout(policy: PolicyModel, reference: PolicyModel, images: RowImages, rows: TokenRows) -> None:
     with torch.no_grad():
-        policy(images.with_pixels(rows.without_targets()))  # the prompts; what is drawn has no pictures
-        read = images.with_pixels(rows)
+        policy(images.loaded(rows.without_targets()))  # the prompts; what is drawn has no pictures
+        read = images.loaded(rows)
         policy(read), reference(read)
     for _ in range(2):
         _learn(policy, images, rows)

@@ -210,6 +210,15 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         {f"training.a.x{number}": "" for number in range(rooms.MOST_MODULES_OF_A_ROOM)} | {"training.a.__init__": ""},
     ),
     (
+        rooms.images_stay_home,
+        {"training.utils.layout.x": "def rows_of(pictures): ..."},
+        {
+            "training.utils.layout.x": "def division(media): ...",
+            "training.utils.images.x": "from PIL import Image",
+            "training.utils.x.arguments": "image = 1",
+        },
+    ),
+    (
         rooms.contracts_load_little,
         {
             "training.utils.contracts.x": "\n".join(f"import training.y{number}" for number in range(5)),

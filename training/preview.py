@@ -98,7 +98,7 @@ class Shown:
 
         if self.reader is None or self.split.pictures is None:
             return []
-        return list(shown_images(self.split[place].images, self.split.pictures, self.reader))
+        return list(shown_images(self.split[place].media, self.split.pictures, self.reader))
 
 
 def main(argv: Sequence[str]) -> None:

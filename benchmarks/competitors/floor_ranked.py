@@ -19,8 +19,9 @@ from benchmarks.competitions import prompts_of
 from benchmarks.workload import Workload
 from training.step2_reward.loss import LossOptions, ranking_loss
 from training.utils.contracts.documents import Document, TokenSequence, shared_prompt, unshared
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import forward_plan, plan_step
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings

@@ -16,7 +16,8 @@ from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.models import SHAPES, random_model, sequence
 from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.attention import FLASH, FLEX, IMPLEMENTATIONS, SDPA
 from training.utils.models.token_model import PolicyModel
 

@@ -32,10 +32,11 @@ from tests.families.subjects import (
     true_scores,
 )
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.engine.config.arguments import ADAM_BETAS, EngineSettings
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, full_tensors
-from training.utils.layout.rows import TokenRows, padded_rows
+from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import load_scalar_model
 from training.utils.models.layout_check import notes_on
 from training.utils.models.settings import ModelSettings

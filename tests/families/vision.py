@@ -22,11 +22,12 @@ from tests.families.configs import PAD, VOCABULARY, tiny_vision_config
 from tests.families.judge import refused, verdict, why_not_built
 from tests.families.reading import CPU, answers_of_rollout, answers_of_rows, load
 from tests.families.subjects import Subject, alone, known, true_logprobs
-from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
+from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence, with_pixels
 from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.data.reader import unread_because
-from training.utils.layout.pictures import RowImages
-from training.utils.layout.rows import TokenRows, packed_rows, padded_rows
+from training.utils.images.models.pictured import RowImages
+from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.settings import ModelSettings
@@ -68,7 +69,7 @@ def build(family: str, folder: Path) -> PreTrainedModel:
 
 def ask_rows(subject: Subject, skipped: Sequence[str]) -> list[Answer]:
     """Rows of texts alone, and rollouts of texts, of a model that is loaded as one of images and text."""
-    model = load(subject.folder, subject.dtype, takes_images=True)
+    model = load(subject.folder, subject.dtype, takes_media=True)
     policy = PolicyModel(model)
 
     def read(rows: TokenRows) -> torch.Tensor:
@@ -105,8 +106,8 @@ def ask_images(name: str, place: Path) -> list[Answer]:
     documents = documents_of(family)
     examples = tuple(unshared(document)[0] for document in documents[:2])
     images = RowImages(family.pixels, examples)
-    settings = ModelSettings(str(place / "images"), takes_images=True)
-    model = load_causal_lm(settings, torch.float64, VOCABULARY, longest_tokens=LONGEST, images=images).eval()
+    settings = ModelSettings(str(place / "images"), takes_media=True)
+    model = load_causal_lm(settings, torch.float64, VOCABULARY, longest_tokens=LONGEST, media=images).eval()
     policy = PolicyModel(model)
 
     def read(rows: TokenRows) -> torch.Tensor:
@@ -130,7 +131,7 @@ def ask_images(name: str, place: Path) -> list[Answer]:
         if reason is not None:
             found.append(Answer(question, REFUSED, None, reason))
             continue
-        laid_out = images.with_pixels(packed_rows(rows, PAD))
+        laid_out = images.loaded(packed_rows(rows, PAD))
         read_M = read(laid_out).double()
         found.append(compared(question, float((read_M - expected).abs().max()), TOLERANCE))
         found.append(seen(question, laid_out, read_M, read, [unshared(one) for row in rows for one in row]))
@@ -153,12 +154,14 @@ def seen(
     question: str, rows: TokenRows, read_M: torch.Tensor, read: Any, sequences: Sequence[Sequence[Document]]
 ) -> Answer:
     """The negatives of all pictures of one key move the sequences with it and no others."""
-    assert rows.pixels is not None
-    key = rows.images[0].key
-    parts = rows.pixels.values.split(rows.pixels.counts)
-    turned = [-part if image.key == key else part for part, image in zip(parts, rows.images, strict=True)]
-    moved_M = (read(replace(rows, pixels=replace(rows.pixels, values=torch.cat(turned)))).double() - read_M).abs()
-    has_it = [any(image.key == key for image in one.segments[0].tokens.images) for part in sequences for one in part]
+    media = rows.media
+    assert media is not None and media.pixels is not None
+    key = media.images[0].key
+    parts = media.pixels.values.split(media.pixels.counts)
+    turned = [-part if image.key == key else part for part, image in zip(parts, media.images, strict=True)]
+    other = with_pixels(rows, replace(media.pixels, values=torch.cat(turned)))
+    moved_M = (read(other).double() - read_M).abs()
+    has_it = [any(image.key == key for image in one.segments[0].tokens.media) for part in sequences for one in part]
     is_own_M = torch.tensor([has_it[index] for index in rows.sequence_M.tolist()])
     if not bool((moved_M[is_own_M] > 1e-4).all()):
         return Answer(f"{question}.seen", WRONG, None, "another image changes nothing that it computes")

@@ -9,11 +9,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.utils.contracts.documents import TokenSequence
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.ranks.collectives import summed
 from training.utils.engine.ranks.startup import started_process_group
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.layout.rows import TokenRows, padded_rows
+from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
 from training.utils.opening.setup import load_under
 

@@ -10,7 +10,8 @@ from torch.nn import functional
 from tests.support.random_rows import parallel_row, random_rows
 from tests.support.varlen_reference import varlen_attn as reference
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.attention_forms import FORMS, attention_of
 from training.utils.models.attention.varlen_attention import torch_kernel
 
@@ -98,7 +99,7 @@ def test_every_form_is_the_dense_mask_forward_and_backward(form, layout, heads, 
 
 def test_lengths_are_made_without_a_wait():
     rows = long_prompts().to("cuda")
-    assert rows.run_lengths is not None and rows.run_lengths.key_tokens.is_cuda
+    assert rows.segments.run_lengths is not None and rows.segments.run_lengths.key_tokens.is_cuda
     torch.cuda.set_sync_debug_mode("error")
     try:
         attention_of("varlen", rows)

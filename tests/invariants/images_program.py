@@ -163,7 +163,7 @@ def rows_of(family: Any) -> list[Any]:
         tokens = sequence(family, *shapes[index % len(shapes)], seed=index)
         mask = np.zeros(len(tokens), dtype=bool)
         mask[-2 - index % 2 :] = True
-        rows.append(SentenceRow(index, tokens.input_ids.numpy().astype(np.int32), mask, images=tokens.images))
+        rows.append(SentenceRow(index, tokens.input_ids.numpy().astype(np.int32), mask, media=tokens.media))
     return rows
 
 
@@ -177,7 +177,7 @@ def pairs_of(family: Any) -> list[Any]:
     rows = []
     for row in rows_of(family):
         responses = (answer.input_ids.numpy().astype(np.int32) for answer in answers(family, 2 + row.row_id % 3, 6))
-        rows.append(ResponsesRow(row.row_id, row.input_ids, tuple(responses), images=row.images))
+        rows.append(ResponsesRow(row.row_id, row.input_ids, tuple(responses), media=row.media))
     return rows
 
 
@@ -221,7 +221,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks, pad_token_id=0)
     folder = out / name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        run = TrainingRun("test", engine, rows, [], loop, metrics, images=images)
+        run = TrainingRun("test", engine, rows, [], loop, metrics, media=images)
         trainer = make_trainer(case, run)
         lacking = counted_lacking(trainer, of_pairs)
         trainer.train()
@@ -266,8 +266,8 @@ def counted_lacking(trainer: Any, of_pairs: bool) -> int:
             batch = [run.train_rows[index] for index in step]
             parts = [(part.rows, part) for part in trainer._micro_batches(batch, run.settings.train_plan)]
         for token_rows, part in parts:
-            own = any(segment.tokens.images for document in part.documents for segment in document.segments)
-            count += bool(token_rows.images) and not own
+            own = any(segment.tokens.media for document in part.documents for segment in document.segments)
+            count += token_rows.media is not None and not own
     return count
 
 
@@ -301,10 +301,10 @@ def load(case: Case, models: Path, dtype: Any, images: Any) -> Any:
 
     named = ("freeze_vision_tower", "freeze_projector", "lora_dim", "gradient_checkpointing")
     flags = {name: getattr(case, name) for name in named}
-    start = ModelSettings(str(models / case.start), takes_images=True, lora_alpha=LORA_ALPHA, **flags)
+    start = ModelSettings(str(models / case.start), takes_media=True, lora_alpha=LORA_ALPHA, **flags)
     if case.kind == "reward":
-        return load_scalar_model(start, dtype, Vocabulary(), must_have_head=True, images=images)
-    return load_causal_lm(start, dtype, VOCAB, images=images)
+        return load_scalar_model(start, dtype, Vocabulary(), must_have_head=True, media=images)
+    return load_causal_lm(start, dtype, VOCAB, media=images)
 
 
 class Vocabulary:

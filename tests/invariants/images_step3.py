@@ -37,7 +37,7 @@ def prompts_of(family: Any) -> list[Any]:
     for index in range(ITERATIONS * PROMPTS):
         tokens = sequence(family, *shapes[index % len(shapes)], seed=index)
         flipped = tokens.input_ids.flip(0).numpy().astype("int32")
-        rows.append(PromptRow(index, flipped, f"prompt {index}", None, images=tokens.images))
+        rows.append(PromptRow(index, flipped, f"prompt {index}", None, media=tokens.media))
     return rows
 
 
@@ -76,7 +76,7 @@ def counted_towers(trainer: Any, family: Any) -> list[int]:
     """Grows by one whenever the tower of a model runs, for a case that keeps features of pictures."""
     from dataclasses import replace
 
-    kept, ran = trainer.settings.experience.images.kept, []
+    kept, ran = trainer.settings.experience.media.kept, []
     if kept is None:
         return ran
     ran += [0] * len(kept)  # those that the check has made
@@ -96,7 +96,8 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
     parts = [unpacked_sequences(part) for part in gathered(packed_sequences(rollout.sequences()))]
     sequences = [sequence for part in parts for sequence in part]
     shares = trainer.settings.experience.share(sequences, trainer.ranks.device)
-    return sum(bool(rows.images) and not any(sequences[index].images for index in indices) for indices, rows in shares)
+    owned = [(rows, any(sequences[index].media for index in indices)) for indices, rows in shares]
+    return sum(rows.media is not None and not own for rows, own in owned)
 
 
 def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> Any:
@@ -139,7 +140,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     seed_everything(SEED, ranks.rank)
     needed = RolesNeeded(critic=case.kind == "ppo", reward_model=case.kind == "ppo")
     total = ITERATIONS * EPOCHS
-    roles = load_roles(flags, Tokenizers(tokenizer, tokenizer), ranks, total, needed=needed, images=images)
+    roles = load_roles(flags, Tokenizers(tokenizer, tokenizer), ranks, total, needed=needed, media=images)
     said: list[str] = []
     images = with_kept_pictures(images, case.kept_mb, roles, lambda text, is_main: said.append(text))
     if case.kept_mb:
@@ -199,7 +200,7 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         rewards=Rewards(
             (Reward("model" if is_ppo else "rule", 1.0, None if is_ppo else rule),), 60.0, texts_of=texts_of
         ),
-        images=images,
+        media=images,
     )
     learning = LearningSettings(
         policy_loss=POLICY_LOSSES["ppo"],

@@ -15,13 +15,13 @@ from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
-from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.views import document_of
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.images.data.reader import PixelReader
+from training.utils.images.data.row_pictures import RowPictures
+from training.utils.images.stored import HeldPictures
 from training.utils.layout.rows import packed_rows
 
 PART, TEXT = {"type": "image"}, {"type": "text", "text": "What?"}
@@ -119,12 +119,12 @@ def read_rows(number: int, families: list[Any], rows_a_file: int = 4) -> list[st
 def check(row: Any, reader: Any, held: HeldPictures) -> None:
     """The row lays out, and its images have pixels; Qwen's as many patches as its tokens need."""
     rows = packed_rows([[document_of(row)]], 0)
-    assert (rows.input_ids_NT == reader.family.placeholder_id).sum() == sum(image.tokens for image in row.images)
-    if row.images:
-        pixels = PixelReader(reader, held)([image.key for image in rows.images])
-        assert len(pixels.counts) == len(row.images) and sum(pixels.counts) == len(pixels.values)
+    assert (rows.input_ids_NT == reader.family.placeholder_id).sum() == sum(image.tokens for image in row.media)
+    if row.media:
+        pixels = PixelReader(reader, held)([image.key for image in rows.media.images])
+        assert len(pixels.counts) == len(row.media) and sum(pixels.counts) == len(pixels.values)
         if pixels.grids_I3 is not None:
-            assert (pixels.grids_I3.prod(1) // 4).tolist() == [image.tokens for image in row.images]
+            assert (pixels.grids_I3.prod(1) // 4).tolist() == [image.tokens for image in row.media]
 
 
 @pytest.mark.parametrize("count", [250, pytest.param(5000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])

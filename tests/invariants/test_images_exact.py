@@ -24,7 +24,7 @@ from training.utils.contracts.documents import Document, join, unshared
 from training.utils.contracts.documents import plain as plain_document
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.rows.documents import responses_document, sentence_document
-from training.utils.images.models.scalar_class import scalar_model_class
+from training.utils.models.families.scalar_class import scalar_model_class
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(2400)]  # the long form on a busy machine
 
@@ -274,7 +274,7 @@ def advantages(
 
 def sequence_of(row: PromptRow, response: list[int]) -> Document:
     ids = torch.from_numpy(row.flipped_prompt_ids[::-1].astype("int64"))
-    return plain_document(replace(join(ids, torch.tensor(response)), images=row.images))
+    return plain_document(replace(join(ids, torch.tensor(response)), media=row.media))
 
 
 @pytest.mark.parametrize("size, name", OF_STEP3)

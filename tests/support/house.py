@@ -162,6 +162,7 @@ PACKAGE_RULES: tuple[PackageRule, ...] = (
     rooms.rooms_close_no_circle,
     rooms.rooms_stay_small,
     rooms.contracts_load_little,
+    rooms.images_stay_home,
     rooms.every_file_serves_somebody,
     class_names_are_used_once,
     flags_are_declared_once,

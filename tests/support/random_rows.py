@@ -7,8 +7,9 @@ import torch
 from tests.support.parallel_texts import TAGS, Path, Text
 from tests.support.tiny_models import VOCABULARY
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.parallel import parallel_document
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 
 
 def random_rows(generator: torch.Generator, rows: int, longest: int, with_before: bool = False) -> TokenRows:

@@ -17,61 +17,64 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
-images:
 serving:
 compat: base
 data.files: base
+images: base
+models.families: base
 data.sources.formats: data.files base
 flags: compat base
 contracts: flags images base
 data.sources: flags data.sources.formats data.files base
 engine.config: flags base
-images.data: data.sources.formats data.files images base
 run: flags compat base
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
 divergence: run base
-layout: contracts images base
+layout: contracts base
 models.tensors: contracts
-report.figures: run flags base
 data.rows: layout contracts flags images base
-images.models: models.tensors layout contracts images base
-models.attention: layout base
+images.models: models.tensors layout contracts models.families images base
+models.attention: layout contracts base
+models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
-report.pages: report.figures
-data.cache: data.rows run contracts flags data.files base
+data.cache: data.rows run contracts flags images data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
-models.quantized: images.models models.tensors base
-report: report.pages report.figures run flags serving base
-data.build: data.chat data.cache data.rows layout images.data data.sources contracts flags data.sources.formats
-    data.files images base
-models: models.quantized models.attention images.models models.tensors layout contracts flags base
+models: models.quantized models.attention models.tensors layout contracts flags models.families base
 generation: models engine.config contracts flags base
-generation.decoding: models images.models models.tensors contracts images base
-models.adapters: models models.quantized images.models models.tensors base
+generation.decoding: models models.tensors contracts images base
+images.data: data.chat data.rows run data.sources.formats images data.files base
+models.adapters: models models.quantized models.tensors models.families base
+data.build: images.data data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats images
+    data.files base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
-loading: models.adapters models models.quantized models.attention images.models models.tensors layout base
-engine: engine.ranks models.adapters models.quantized models.tensors layout run engine.config contracts flags base
+loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
+report.figures: images.data run flags base
+engine: engine.ranks models.adapters models.quantized models.tensors run engine.config contracts flags base
+report.pages: report.figures images.data
 rewards.calling: engine.ranks contracts base
-checkpoints: engine engine.ranks models.adapters report images.models models.tensors layout run contracts flags base
-dry_run: engine loading engine.ranks models models.quantized models.attention images.models engine.config images base
-images.run: engine loading models images.models models.tensors layout run images.data contracts images base
+images.run: engine loading data.build images.data models images.models data.rows models.tensors layout run contracts
+    models.families images base
+report: report.pages report.figures run flags serving base
 rewards.rules: rewards.calling data.sources.made base
-routers: engine engine.ranks layout contracts base
-mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
-    layout engine.config contracts flags base
-outputs: checkpoints engine.ranks models.tensors base
+routers: engine engine.ranks contracts base
+checkpoints: report engine engine.ranks models.adapters models.tensors layout run contracts flags models.families base
+dry_run: images.run engine loading engine.ranks models models.quantized models.attention engine.config models.families
+    images base
 rewards: rewards.rules rewards.calling contracts flags base
+mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
+    engine.config contracts flags base
+outputs: checkpoints engine.ranks models.tensors base
 generation.guessing: mtp generation.decoding models contracts base
-opening: outputs mtp routers images.run dry_run checkpoints engine loading engine.ranks models.adapters models
-    data.build report models.quantized data.chat data.cache models.attention images.models data.rows layout divergence
-    run images.data engine.config contracts flags data.files images base
+opening: outputs mtp dry_run checkpoints routers report images.run engine loading engine.ranks data.build
+    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models data.rows
+    layout divergence run engine.config contracts flags models.families images data.files base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
-generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models images.models models.tensors
-    contracts flags images base
-preference: opening engine loading engine.ranks models.adapters models data.build data.chat models.attention data.rows
+generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models models.tensors contracts
+    flags images base
+preference: opening engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
     layout run engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
@@ -126,6 +129,10 @@ MATHS = {
     "training.utils.contracts": ("numpy",),
     "training.utils.images.spans": (),
     "training.utils.images.kept_features": (),
+    "training.utils.images.row_media": (),
+    "training.utils.images.numbers": ("numpy",),
+    "training.utils.images.inputs": (),
+    "training.utils.base.transfer": (),
     "training.utils.images.prompts": (),
     "training.utils.mtp.layout": (),
 }
@@ -133,6 +140,21 @@ MATHS_MAY_IMPORT = ("training.utils.base.errors", "training.utils.base.tables", 
 # What rooms hand to each other: the files that importing one of them may load, itself included.
 CONTRACTS = ("training.utils.contracts",)
 MOST_FILES_OF_A_CONTRACT = 5
+# Words of images, the names of their flags aside: they stand in their rooms, in modules of flags, and in no other rooms
+# than these. Everybody else hands `media` on. The list may only shrink.
+IMAGE_WORDS = re.compile(r"(?<![a-z])(image|picture|pixel|vision)|Image|Picture|Pixel|(?<![A-Z])(IMAGE|PICTURE|PIXEL)")
+IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_image_urls")
+FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
+ROOMS_WITH_IMAGES = frozenset(
+    """
+training training.asking training.inspect training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
+training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.rows
+training.utils.data.sources training.utils.data.sources.formats training.utils.data.sources.made
+training.utils.dry_run training.utils.generation.decoding training.utils.generation.engines
+training.utils.generation.vllm training.utils.models.families training.utils.opening training.utils.report
+training.utils.report.figures training.utils.report.pages training.utils.run
+""".split()
+)
 MOST_MODULES_OF_A_ROOM = 15
 SERVES = re.compile(r"\b[Ss]erves\b")
 
@@ -373,6 +395,21 @@ def contracts_load_little(sources: Mapping[str, str]) -> list[str]:
         for module, size in sizes.items()
         if size > MOST_FILES_OF_A_CONTRACT
     ]
+
+
+def images_stay_home(sources: Mapping[str, str]) -> list[str]:
+    """Words of images stand in their rooms, in flags, and in the rooms listed, each of which does have some."""
+    found: dict[str, str] = {}
+    for module, source in sources.items():
+        name = plain_name(module)
+        if inside(name, "training.utils.images") or FLAG_MODULES.search(name) or not inside(name, "training"):
+            continue
+        if word := IMAGE_WORDS.search(IMAGE_FLAGS.sub("", source)):
+            room = module.rpartition(".")[0]
+            found.setdefault(room, f"{module} has the word {word[0]!r}; outside of utils.images it is `media`")
+    problems = [sentence for room, sentence in found.items() if room not in ROOMS_WITH_IMAGES]
+    unused = ROOMS_WITH_IMAGES - found.keys() if "training.utils.images.spans" in sources else ()
+    return [*problems, *(f"{room} is in ROOMS_WITH_IMAGES and has none" for room in sorted(unused))]
 
 
 def rooms_have_floors(sources: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,8 @@ import torch
 
 from tests.support.tiny_models import VOCABULARY
 from training.utils.contracts.documents import TokenSequence
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import trie_document
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from training.utils.contracts.documents import Document, TokenSequence
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.spans import ImagePixels, ImageSpan
 
 IMAGE_ID = 90
@@ -65,8 +66,8 @@ class Family:
     def own_inputs(self, tokens: TokenSequence) -> dict[str, Any]:
         """What the model's own forward takes for one sequence; positions are its own."""
         inputs: dict[str, Any] = {"input_ids": tokens.input_ids.unsqueeze(0), "use_cache": False}
-        if tokens.images:
-            pixels = self.pixels([image.key for image in tokens.images])
+        if tokens.media:
+            pixels = self.pixels([image.key for image in tokens.media])
             is_image = inputs["input_ids"] == IMAGE_ID
             inputs["pixel_values"] = pixels.values.unsqueeze(0) if self.by_row else pixels.values
             if self.sees_itself:
@@ -313,3 +314,9 @@ def sequence(family: Family, *parts: int | str, is_target: bool = False, seed: i
 
 def answers(family: Family, *lengths: int) -> list[TokenSequence]:
     return [sequence(family, length, is_target=True, seed=length) for length in lengths]
+
+
+def with_pixels(rows: TokenRows, pixels: ImagePixels | None) -> TokenRows:
+    """Return rows that have images with these pixels of them."""
+    assert rows.media is not None
+    return replace(rows, media=replace(rows.media, pixels=pixels))

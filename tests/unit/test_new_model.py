@@ -200,14 +200,14 @@ def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
     from training.utils.engine.training_engine import full_tensors
-    from training.utils.images.models.processors import copy_files, processor_files
     from training.utils.loading.configurations import check_positions
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.adapters.saving import save_model
+    from training.utils.models.families.processors import copy_files, processor_files
     from training.utils.models.settings import ModelSettings
 
     folder = make("seeing", "--vision")
-    settings, tokenizer = ModelSettings(str(folder), takes_images=True), AutoTokenizer.from_pretrained(folder)
+    settings, tokenizer = ModelSettings(str(folder), takes_media=True), AutoTokenizer.from_pretrained(folder)
     check_positions(settings, 8, "--max_seq_len")
     model = load_causal_lm(settings, torch.float32, len(tokenizer))
     tensors = {name: tensor.detach().clone() for name, tensor in full_tensors(model, zero_stage=0)}

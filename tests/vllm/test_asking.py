@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.asking.test_chat_images import answered, own_answer, seen
+from tests.unit.utils.images.run.test_chat_images import answered, own_answer, seen
 from tests.vllm.conftest import SHAPES
 from training import chat, evaluate
 from training.asking.model import engine_maker, load_asked_model

@@ -22,7 +22,7 @@ from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, ro
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.vllm.engine import VllmRollout
 from training.utils.images.spans import ImagePixels
-from training.utils.layout.pictures import laid_out
+from training.utils.layout.with_media import laid_out
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel
 
@@ -78,7 +78,7 @@ def test_greedy_rollouts_are_those_of_hf(pair):
     expected, got = draw(TransformersRollout(), family, GREEDY), draw(engine, family, GREEDY)
     assert responses(got) == responses(expected)
     torch.testing.assert_close(got.sampled_logprobs_BR, expected.sampled_logprobs_BR, rtol=0, atol=TOLERANCE)
-    assert torch.equal(got.prompt_ids_BP, expected.prompt_ids_BP) and got.images == expected.images
+    assert torch.equal(got.prompt_ids_BP, expected.prompt_ids_BP) and got.media == expected.media
 
 
 def test_logprobs_are_the_training_forwards(pair):
@@ -88,7 +88,7 @@ def test_logprobs_are_the_training_forwards(pair):
     read, images = PolicyModel(family.model), row_images(family)
     with torch.no_grad():
         for row, sequence in enumerate(rollout.sequences()):
-            rows = laid_out([[plain(sequence)]], 0, images if sequence.images else None)
+            rows = laid_out([[plain(sequence)]], 0, images if sequence.media else None)
             sampled_R = rollout.sampled_logprobs_BR[row]
             torch.testing.assert_close(sampled_R, read(rows).logprobs_M, rtol=0, atol=TOLERANCE)
 
@@ -120,11 +120,11 @@ def test_what_vllm_computes_otherwise_is_refused_before_training(name):
 def request_with(family: Single, *pictures: int, samples: int = SAMPLES) -> RolloutRequest:
     """Prompts of the same 36 tokens, more than a cache block, each with one picture of the same size."""
     first = vision_models.sequence(family, 26, "image 3", 6, seed=5)
-    spans = tuple((replace(first.images[0], key=key),) for key in pictures)
+    spans = tuple((replace(first.media[0], key=key),) for key in pictures)
     images = row_images(family).of_prompts(spans)
     ids_BP = first.input_ids.repeat(len(pictures), 1)
     seeds = list(range(len(pictures) * samples))
-    return RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), GREEDY, seeds, samples, images=images)
+    return RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), GREEDY, seeds, samples, media=images)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.utils import logging
 
-from training.asking.chat_images import chat_images
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import (
@@ -38,12 +37,13 @@ from training.utils.flags.flags import settings_of
 from training.utils.generation.arguments import SamplingArguments, check_path_flags
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.table import checked_engine
-from training.utils.images.models.vision import placeholder_id
+from training.utils.images.run.chat_images import chat_images
 from training.utils.images.run.image_reader import reader_of_model
 from training.utils.layout.parallel import drawn_blocks
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.models.families.parts import placeholder_id
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, unused_stop_tokens
@@ -51,16 +51,16 @@ from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, u
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.build.row_pictures import RowPictures
     from training.utils.data.sources.formats.messages import Message
     from training.utils.generation.table import RolloutEngineArguments
     from training.utils.images.data.reader import ImageReader
+    from training.utils.images.data.row_pictures import RowPictures
     from training.utils.images.prompts import PromptImages
-    from training.utils.layout.pictures import RowImages
 
 _NO_BOUND_TOKENS = 2**30
 
@@ -137,7 +137,7 @@ class AskedModel:
     more_end_tokens: frozenset[int]
     end_token_ids: tuple[int, ...] = ()
     tags: ParallelTags | None = None
-    images: RowImages | None = None
+    images: RunMedia | None = None
     pictures: RowPictures | None = None
 
     def said(self, answer: Answer) -> str:
@@ -193,7 +193,7 @@ class AskedModel:
 
     def images_of(self, rows: Sequence[PromptRow]) -> PromptImages | None:
         """What a request for answers to these prompts has of their images."""
-        return None if self.images is None else self.images.of_prompts([row.images for row in rows])
+        return None if self.images is None else self.images.of_prompts([row.media for row in rows])
 
     def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:
         """The drawn responses."""
@@ -291,13 +291,13 @@ def load_opened(
     dtype: str | None,
     device: torch.device,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
     pictures: RowPictures | None = None,
 ) -> AskedModel:
     """Load the weights. images, pictures: see `AskedModel`."""
     name, tokenizer = folder.name, folder.tokenizer
-    settings = ModelSettings(name, takes_images=folder.reader is not None)
-    model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, images=images)
+    settings = ModelSettings(name, takes_media=folder.reader is not None)
+    model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, media=images)
     model = model.to(device).eval().requires_grad_(False)
     own = stop_tokens(model)
     more = frozenset(own or [tokenizer.eos_token_id])
@@ -361,7 +361,7 @@ def stream_answer(
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
     sampling = asked.sampling(flags)
-    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), images=asked.images_of([prompt]))
+    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), media=asked.images_of([prompt]))
     if sampling.paths is not None:
         request = replace(request, sampling=replace(sampling, ends=Ends(token_ids=ends[1:])))
         rollout = rolled_out(asked.engine, asked.model, request)

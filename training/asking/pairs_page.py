@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from training.utils.report.figures.sample_pictures import pictures_shown, sample_pictures
+from training.utils.images.data.page_pictures import pictures_shown, sample_pictures
 from training.utils.report.pages.document import document, table, tiles
 
 _MOST_BYTES = 2**22  # of pictures on a page

@@ -11,15 +11,15 @@ from training.asking.model import AskedModel, check_room
 from training.asking.sharing import ALONE, Sharers
 from training.utils.base.console import log
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.layout.pictures import laid_out
 from training.utils.layout.planner import plan_step
+from training.utils.layout.with_media import laid_out
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.token_model import PolicyModel
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 _PLANNED_ROWS = 256  # planned together, so that rows of similar length share a forward
 

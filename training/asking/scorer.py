@@ -26,13 +26,13 @@ from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.paths import ParallelTags
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.rows.tokenize import Ids, TextTokenizer
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.images.data.reader import ImageReader
     from training.utils.images.spans import ImageSpan
-    from training.utils.layout.pictures import RowImages
 
 _LONGEST_TOKENS = 2**20  # of a model without a limit
 _WHERE = "the conversation"
@@ -58,7 +58,7 @@ class Scorer:
         prompts: Sequence[Ids],
         responses: Sequence[Ids],
         spans: Sequence[tuple[ImageSpan, ...]] = (),
-        images: RowImages | None = None,
+        images: RunMedia | None = None,
     ) -> list[float]:
         """The scores of responses in this model's tokens, end token included. A collective.
 
@@ -73,7 +73,7 @@ class Scorer:
         ]
         if images is None:
             return self.score_rows(rows).score_R.tolist()
-        rows = [replace(row, images=own) for row, own in zip(rows, spans, strict=True)]
+        rows = [replace(row, media=own) for row, own in zip(rows, spans, strict=True)]
         return self.score_rows(rows, images).score_R.tolist()
 
     def ids_of_text(self, prompt: str | Sequence[Message], response: str) -> tuple[Ids, Ids]:
@@ -128,7 +128,7 @@ def load_answer_scorer(
     dtype: str | None,
     data: DataArguments,
     ranks: Ranks,
-    images: RowImages | None = None,
+    images: RunMedia | None = None,
     unread: str | None = None,
 ) -> Scorer:
     """Load a reward model that reads conversations in data's style; float32 by default.

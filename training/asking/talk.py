@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.asking.acting import Acting, stream_acted
-from training.asking.chat_images import Picture, open_picture
 from training.asking.model import Answer, AskedModel, prompt_of, stream_answer
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import parse_json
 from training.utils.flags.flags import note_mistakes
+from training.utils.images.run.chat_images import Picture, open_picture
 from training.utils.loading.tokenizers import same_tokenizer
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Talk:
         if same_tokenizer(asked.tokenizer, self.scorer.tokenizer):
             prompt = prompt_of(asked, messages)
             prompt_ids, response_ids = prompt.flipped_prompt_ids[::-1].tolist(), list(answer.token_ids)
-            pictured = (prompt.images,), asked.images if prompt.images else None
+            pictured = (prompt.media,), asked.images if prompt.media else None
         else:
             prompt_ids, response_ids = self.scorer.ids_of_text(messages, asked.said(answer))
             pictured = ((),), None

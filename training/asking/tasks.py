@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
     from training.asking.arguments import AskedArguments
     from training.utils.contracts.documents import Document
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.data.build.arguments import DataArguments
     from training.utils.generation.table import RolloutEngineArguments
     from training.utils.images.data.reader import PixelReader
-    from training.utils.layout.pictures import RowImages
     from training.utils.rewards.arguments import ScoringArguments
     from training.utils.run.run_arguments import RunArguments
 
@@ -204,7 +204,7 @@ def load(
     flags: Evaluated,
     folder: AskedFolder,
     start_engine: Callable[[PreTrainedModel], RolloutEngine],
-    images: RowImages | None,
+    images: RunMedia | None,
 ) -> AskedModel:
     """Load a model that answers in the prompt style of the data flags. images: of the rows; None if no row has one."""
     return load_opened(folder, flags.sampling.dtype, start_alone().device, start_engine, images)
@@ -215,7 +215,7 @@ class Built:
     """rows: of one phase, for one model. images: of the rows; None if no row has one. pixels: of their pictures."""
 
     rows: Any
-    images: RowImages | None
+    images: RunMedia | None
     pixels: PixelReader | None
 
 
@@ -267,7 +267,7 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
     return write(flags, [model.name], {**figures, "token_accuracy": accuracy}, None)
 
 
-def _documents(flags: Evaluated, folder: AskedFolder, longest: int) -> tuple[list[Document], RowImages | None]:
+def _documents(flags: Evaluated, folder: AskedFolder, longest: int) -> tuple[list[Document], RunMedia | None]:
     """Step 1's sentences with their images, or blocks of text if --unsupervised_dataset_name is given."""
     if flags.data.source.unsupervised_dataset_name is None:
         built = _built(flags, 1, folder)

@@ -20,14 +20,14 @@ from training.utils.contracts.rows import PHASE_NAMES, PromptRow, ResponsesRow, 
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
-from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.views import Decode, document_of, layout_of, response_names, response_texts, runs_of
 from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.images.data.row_pictures import RowPictures
 from training.utils.images.data.shown import counting_placeholders, shown_images
+from training.utils.images.stored import HeldPictures
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
@@ -464,7 +464,7 @@ class _PhaseLook:
     def _shown_images(self, row: Row) -> list[tuple[str, str]]:
         if self._images is None or isinstance(row, TextBlock):
             return []
-        found = shown_images(row.images, self._pictures, self._images.reader)
+        found = shown_images(row.media, self._pictures, self._images.reader)
         return [(image.words, image.uri()) for image in found]
 
     @cached_property

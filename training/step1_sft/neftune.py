@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 
 def embedding_noise(rows: TokenRows, seeds_B: Sequence[int], alpha: float, width: int) -> torch.Tensor:

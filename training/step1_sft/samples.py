@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.console import log
+from training.utils.contracts.media import media_between
 from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.rows.collate import collate_prompts
@@ -21,14 +22,13 @@ from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.images.spans import ImageSpan, images_between
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens
 from training.utils.opening.samples import EvaluationSamples, sample_uid
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.layout.pictures import RowImages
     from training.utils.opening.opened_model import OpenedModel
 
 MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few forwards
@@ -36,11 +36,11 @@ MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few fo
 
 @dataclass(frozen=True)
 class Parts:
-    """Token ids of a row up to its first response, and of that response. images: of the prompt."""
+    """Token ids of a row up to its first response, and of that response. media: of the prompt."""
 
     prompt: list[int]
     response: list[int]
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[Any, ...] = ()
 
 
 def parts_of(row: SentenceRow) -> Parts:
@@ -48,7 +48,7 @@ def parts_of(row: SentenceRow) -> Parts:
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
     first = mask.index(True)
     end = next((place for place in range(first, len(ids)) if not mask[place]), len(ids))
-    return Parts(ids[:first], ids[first:end], images_between(row.images, 0, first))
+    return Parts(ids[:first], ids[first:end], media_between(row.media, 0, first))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class GreedyDrawing:
 
     longest_tokens: a prompt that leaves less than `sampling.max_new_tokens` of them is not drawn from.
     rows_at_a_time: of one rank, as in an evaluation's forward.
-    images: of the rows; None where no row has one.
+    media: of the rows; None where no row has some.
     """
 
     engine: RolloutEngine
@@ -73,7 +73,7 @@ class GreedyDrawing:
     sampling: Sampling
     longest_tokens: int
     rows_at_a_time: int
-    images: RowImages | None = None
+    media: RunMedia | None = None
 
     def __call__(self, rows: Mapping[int, SentenceRow], ranks: Ranks) -> dict[int, Drawn]:
         """The responses by row, of rows whose prompts leave room. A collective: ranks share the rows out."""
@@ -90,9 +90,9 @@ class GreedyDrawing:
         flipped = [PromptRow(0, torch.tensor(part.prompt).flip(0).numpy(), "", None) for part in parts]
         batch = collate_prompts(flipped, self.sampling.pad_token_id)
         ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-        images = None if self.images is None else self.images.of_prompts([part.images for part in parts])
+        media = None if self.media is None else self.media.of_prompts([part.media for part in parts])
         seeds = [0] * len(parts)  # greedy: they are not used
-        request = RolloutRequest(ids_BP, mask_BP, self.sampling, seeds, images=images)
+        request = RolloutRequest(ids_BP, mask_BP, self.sampling, seeds, media=media)
         with torch.no_grad(), self.engine.lent(self.whole) as model:
             rollout = rolled_out(self.engine, model, request)
         ended = rollout.ended_B.tolist()
@@ -121,7 +121,7 @@ def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
         ends=Ends(token_ids=tuple(more)),
     )
     at_a_time = flags.engine.per_device_eval_batch_size
-    return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time, run.images)
+    return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time, run.media)
 
 
 def _why_not_drawn(opened: OpenedModel, whole: WholeModel) -> str | None:
@@ -147,12 +147,12 @@ def sentence_samples(
     for index, row in rows.items():
         parts = parts_of(row)
         prompt, truth = samples.text(parts.prompt), samples.text(parts.response)
-        images = samples.images(row.images)
+        media = samples.media(row.media)
         sample: dict[str, Any] = {
             "prompt_index": index,
-            "uid": sample_uid(prompt, truth, *images),
+            "uid": sample_uid(prompt, truth, *media.names),
             "prompt": prompt,
-            **({"images": images} if images else {}),
+            **media.columns,
             "ground_truth": truth,
             "loss": losses[index],
         }

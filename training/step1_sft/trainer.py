@@ -20,21 +20,21 @@ from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
+from training.utils.base.transfer import pinned
 from training.utils.contracts.rows import SentenceRow
 from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums, gathered
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.layout.pictures import lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.transfer import pinned
+from training.utils.layout.with_media import lacks_media, laid_out
 from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
     from training.utils.opening.result import TrainingResult
 
@@ -253,11 +253,11 @@ class SftTrainer:
         places = row_groups(sentences, plan)
         groups = [[sentences[place] for place in group] for group in places]
         step = plan_step([_tokens(group, plan) for group in groups], plan)
-        lacking = lacks_images(step, ranks.rank, [any(row.images for row in group) for group in groups])
+        lacking = lacks_media(step, ranks.rank, [any(row.media for row in group) for group in groups])
         found = []
         for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
             documents = [[_document(groups[number], plan) for number in row] for row in rows]
-            token_rows = laid_out(documents, run.settings.pad_token_id, run.images, lacks, run.guests.needs_before)
+            token_rows = laid_out(documents, run.settings.pad_token_id, run.media, lacks, run.guests.needs_before)
             found.append(
                 SentenceBatch(
                     pinned(token_rows, ranks.device),

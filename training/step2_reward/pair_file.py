@@ -13,14 +13,14 @@ import numpy as np
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.row_pictures import RowPictures, after_cut
 from training.utils.data.build.strategies import ChatText
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
-from training.utils.data.rows.pictures import HeldPictures
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.formats.messages import BadConversation
 from training.utils.images.data.reader import ImageReader, PixelReader
+from training.utils.images.data.row_pictures import RowPictures, after_cut
+from training.utils.images.stored import HeldPictures
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
@@ -79,7 +79,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageRead
             kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, texts.end_id)
             prompt = np.array(pair.prompt, np.int32)[kept]
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
-            rows.append(ResponsesRow(place, prompt, as_arrays, images=after_cut(pair.images, kept)))
+            rows.append(ResponsesRow(place, prompt, as_arrays, media=after_cut(pair.images, kept)))
         except Dropped as reason:
             left_out[place] = str(reason)
         except TooLong as long:

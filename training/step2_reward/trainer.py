@@ -118,7 +118,7 @@ class RewardTrainer:
     def _scored(self, rows: Sequence[ResponsesRow]) -> ScoredResponses:
         engine, settings = self.run.engine, self.run.settings
         engine.eval()
-        return score_responses(engine, rows, settings.eval_plan, settings.pad_token_id, engine.ranks, self.run.images)
+        return score_responses(engine, rows, settings.eval_plan, settings.pad_token_id, engine.ranks, self.run.media)
 
     def _optimizer_step(self, step: NextStep[PreferenceStep]) -> dict[str, float]:
         run = self.run

@@ -13,7 +13,7 @@ STEP = Step(
     label="PPO",
     title="PPO",
     groups=tuple(get_type_hints(PpoFlags).values()),
-    reads_images=True,
+    reads_media=True,
     first_flags=(
         "actor_model_name_or_path",
         "critic_model_name_or_path",

@@ -13,13 +13,11 @@ from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
+from training.utils.dry_run.media import PlannedMedia, kept_features_line, media_lines, planned_media
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.dry_run.plan import (
     LargestForward,
     PlannedModel,
-    PlannedPictures,
-    kept_features_line,
-    picture_lines,
     plan_training,
     planned_limits,
     rows_at_most,
@@ -30,7 +28,6 @@ from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.flags.arguments import resolved_settings
-from training.utils.images.run.image_reader import picture_of_model
 from training.utils.models.quantized.quantized import rounded_elements
 
 if TYPE_CHECKING:
@@ -61,9 +58,9 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
         trained["critic"] = _trained("critic", critic, replace(forward, with_entropy=False), roles, ranks, device)
     held = [line for planned in trained.values() for line in planned.engine.held]
     frozen_lines, scoring = _frozen(actor, scorer, roles, components, (ranks, device, trained["actor"].layer_bytes))
-    held += [*frozen_lines, kept_features_line(forward.pictures, roles.kept_image_features_mb)]
+    held += [*frozen_lines, kept_features_line(forward.media, roles.kept_image_features_mb)]
 
-    rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, forward.pictures)
+    rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, forward.media)
     held += asleep
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]
@@ -105,19 +102,17 @@ def _whole_logits(actor: Any, forward: LargestForward, components: Components) -
 
 
 def _forward(flags: PpoFlags, components: Components) -> LargestForward:
-    """A sequence is a prompt and a response; only responses are predicted, and prompts alone hold pictures."""
+    """A sequence is a prompt and a response; only responses are predicted, and prompts alone hold media."""
     ppo, longest = flags.ppo, flags.longest_tokens
     sequences = ppo.per_device_training_batch_size
     rows = rows_at_most(sequences, longest, not ppo.padded, ppo.max_tokens_per_micro_batch)
     with_entropy = components.algorithm.flags.entropy_coef > 0
     targets = rows * ppo.max_answer_seq_len
-    seen = picture_of_model(flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
-    pictures = None
-    if seen is not None:  # packed rows share a prompt's
-        prompts = ppo.sequences_per_rollout // (1 if ppo.padded else ppo.num_samples_per_prompt)
-        longest_prompt = flags.data.rows.max_prompt_seq_len
-        pictures = PlannedPictures(*seen, rows * longest_prompt, prompts * longest_prompt)
-    return LargestForward(rows, longest, targets, not ppo.padded, with_entropy, pictures)
+    prompts = ppo.sequences_per_rollout // (1 if ppo.padded else ppo.num_samples_per_prompt)  # packed rows share theirs
+    model, longest_prompt = flags.roles.actor_model_name_or_path, flags.data.rows.max_prompt_seq_len
+    most, at_once = rows * longest_prompt, prompts * longest_prompt
+    media = planned_media(model, flags.roles.trust_remote_code, most, at_once)
+    return LargestForward(rows, longest, targets, not ppo.padded, with_entropy, media)
 
 
 def _trained(
@@ -184,9 +179,9 @@ def _rollout(
     flags: PpoFlags,
     engine: type[RolloutEngine],
     device: PlannedDevice,
-    pictures: PlannedPictures | None,
+    media: PlannedMedia | None,
 ) -> tuple[list[MemoryLine], list[MemoryLine]]:
-    """What drawing responses adds, and what the engine keeps besides between rollouts. pictures: of a forward that
+    """What drawing responses adds, and what the engine keeps besides between rollouts. media: of a forward that
     learns."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
@@ -210,9 +205,9 @@ def _rollout(
         MemoryLine("rollout: the layer of the cache that is copied", cached(largest_layer=True)),
         MemoryLine("rollout: logits of a token", sequences * config.vocab_size * (size + 4 * _DRAWING_COPIES)),
     ]
-    if pictures is not None:
+    if media is not None:
         drawn = ppo.per_device_generation_batch_size * flags.data.rows.max_prompt_seq_len
-        seen = picture_lines(actor, replace(pictures, most=drawn, at_once=drawn))
+        seen = media_lines(actor, replace(media, most=drawn, at_once=drawn))
         lines += [replace(line, name=f"rollout: {line.name}") for line in seen]
     if is_sharded:
         lines.append(MemoryLine("rollout: the actor's weights, whole", weights))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
-from training.step3_ppo.flags.checks import check_beside_images, check_models
+from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
 from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
@@ -37,7 +37,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         opened = planned.opened(style, flags.roles.model("actor"), flags.roles.dtype)
         scale = wanted_score_scale(flags.roles, ppo)
         inputs = load_inputs(flags, tokenizer, ranks, log, components.environments)
-        check_beside_images(flags, components, inputs.images)
+        check_beside_media(flags, components, inputs.media)
         roles = open_roles(flags, components, tokenizers, inputs, opened.model.head_chunk_mb, ranks)
         settings = loop_settings(flags, components, inputs, roles, tokenizer, scale)
         engine = open_rollout_engine(flags, components, inputs, roles, tokenizer)

@@ -305,8 +305,8 @@ class PpoTrainer:
         ):
             ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
             sampling = replace(self.settings.sampling, temperature=temperature)
-            images = self.settings.experience.images_of(prompts.rows)
-            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows, images)
+            media = self.settings.experience.media_of(prompts.rows)
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows, media)
             return rolled_out(self.rollout_engine, model, request)
 
 

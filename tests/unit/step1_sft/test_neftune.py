@@ -11,8 +11,9 @@ from tests.support.parallel_texts import TAGS, Path, Text
 from tests.support.tiny_models import tiny_causal_lm
 from training.step1_sft.neftune import embedding_noise
 from training.utils.contracts.documents import Document, TokenSequence, plain
+from training.utils.contracts.runs import PAD_SEGMENT
 from training.utils.layout.parallel import parallel_document
-from training.utils.layout.rows import PAD_SEGMENT, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 
 PAD = 0

@@ -88,7 +88,7 @@ def test_lines_of_a_drawn_row_and_of_one_that_was_not():
 def test_rows_with_the_same_texts_and_other_pictures_are_told_apart():
     pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
     samples = EvaluationSamples(8, decode=lambda ids: "text", pictures=pictures)
-    rows = {key: replace(row(2, 2, 2), images=(ImageSpan(0, 1, key=key),)) for key in (4, 7)}
+    rows = {key: replace(row(2, 2, 2), media=(ImageSpan(0, 1, key=key),)) for key in (4, 7)}
     one, other = sentence_samples(rows, {4: 0.5, 7: 0.5}, {}, samples)
     assert (one["images"], other["images"]) == (["sha 4"], ["sha 7"]) and one["uid"] != other["uid"]
     assert one["prompt"] == other["prompt"]
@@ -98,7 +98,7 @@ def opened(model, zero_stage: int = 0, loss_on: str = "response", count: int = 8
     engine = SimpleNamespace(settings=SimpleNamespace(zero_stage=zero_stage))
     run = SimpleNamespace(
         samples=EvaluationSamples(count), eval_rows=[row(0, 3)], engine=engine, ranks=Ranks(0, 0, 1, CPU),
-        settings=SimpleNamespace(pad_token_id=0), images=images,
+        settings=SimpleNamespace(pad_token_id=0), media=images,
     )  # fmt: skip
     data = SimpleNamespace(rows=SimpleNamespace(loss_on=loss_on, max_seq_len=100))
     flags = SimpleNamespace(data=data, engine=SimpleNamespace(per_device_eval_batch_size=4))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
 
 

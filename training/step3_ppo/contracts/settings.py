@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import LogPace
 from training.utils.layout.rank_share import SequenceRows, rank_share
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.contracts.documents import TokenSequence
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.contracts.rows import PromptRow
-    from training.utils.images.prompts import PromptImages
-    from training.utils.layout.pictures import RowImages
     from training.utils.layout.planner import PlanSettings
     from training.utils.loading.score_scale import ScoreScale
     from training.utils.models.flops import ComputeMeter
@@ -66,7 +65,7 @@ class ExperienceSettings:
     reuses_forwards: read with graphs, from which the one update learns; excludes dropout.
     with_entropy: of the forwards that are reused.
     reports_variance: variance proxies of the gradient, from the policy's distributions.
-    images: of the prompts; None where none has one.
+    media: of the prompts; None where none has some.
     """
 
     temperature: float
@@ -87,16 +86,16 @@ class ExperienceSettings:
     reuses_forwards: bool = False
     with_entropy: bool = False
     reports_variance: bool = False
-    images: RowImages | None = None
+    media: RunMedia | None = None
 
     @property
     def reads_collisions(self) -> bool:
         """Whether the old policy's forward sums the squares of its probabilities."""
         return self.estimator.needs_policy or self.reports_variance
 
-    def images_of(self, prompts: Sequence[PromptRow]) -> PromptImages | None:
-        """Return what a rollout reads of the images of prompts; None where none has one."""
-        return None if self.images is None else self.images.of_prompts([row.images for row in prompts])
+    def media_of(self, prompts: Sequence[PromptRow]) -> Any:
+        """Return what a rollout reads of the media of prompts (`RolloutRequest.media`); None where none has some."""
+        return None if self.media is None else self.media.of_prompts([row.media for row in prompts])
 
     def share(
         self,
@@ -106,8 +105,8 @@ class ExperienceSettings:
         with_before: bool = False,
     ) -> list[SequenceRows]:
         """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
-        plan, pad, rank, images = self.plan, self.pad_token_id, self.rank, self.images
-        return rank_share(sequences, plan, pad, rank, device, sharing, with_before, images)
+        plan, pad, rank, media = self.plan, self.pad_token_id, self.rank, self.media
+        return rank_share(sequences, plan, pad, rank, device, sharing, with_before, media)
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,9 @@ def _picked(parts: Sequence[_Part], groups: Sequence[int], settings: ExperienceS
 def _joined(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
     """Return the sequences of these numbers, counted through all parts, padded to one width; prompts on the left."""
     joined: dict[str, Any] = {"seconds": sum(part.seconds for part in parts)}
-    if any(part.images is not None for part in parts):
-        spans = [own for part in parts for own in part.images or ((),) * len(part.response_lengths_B)]
-        joined["images"] = tuple(spans[index] for index in taken_B.tolist())
+    if any(part.media is not None for part in parts):
+        spans = [own for part in parts for own in part.media or ((),) * len(part.response_lengths_B)]
+        joined["media"] = tuple(spans[index] for index in taken_B.tolist())
     if parts[0].paths is not None:  # one engine drew all: all have paths, or turns, or none
         joined["paths"] = DrawnPaths(**_joined_columns([part.paths for part in parts], taken_B, pad_token_id))
     if parts[0].conversations is not None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.utils.base.transfer import moved
 from training.utils.contracts.documents import TokenSequence
-from training.utils.data.rows.pictures import span_numbers, spans_of
+from training.utils.contracts.media import media_numbers, media_of_numbers
 from training.utils.engine.ranks.collectives import gathered, several_ranks
-from training.utils.layout.transfer import moved
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 Packed = dict[str, Any]
 _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
@@ -26,13 +26,13 @@ _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
 
 def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
     columns = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
-    images = packed_values([torch.from_numpy(span_numbers(each.images)) for each in sequences])
-    return {**columns, "images": images, "forks": [sequence.forks for sequence in sequences]}
+    media = packed_values([torch.from_numpy(media_numbers(each.media)) for each in sequences])
+    return {**columns, "media": media, "forks": [sequence.forks for sequence in sequences]}
 
 
 def unpacked_sequences(packed: Packed) -> list[TokenSequence]:
-    *columns, images = (unpacked_values(packed[name], torch.device("cpu")) for name in (*_FIELDS, "images"))
-    spans = [spans_of(numbers.numpy()) for numbers in images]
+    *columns, media = (unpacked_values(packed[name], torch.device("cpu")) for name in (*_FIELDS, "media"))
+    spans = [media_of_numbers(numbers.numpy()) for numbers in media]
     return [TokenSequence(*each) for each in zip(*columns, spans, packed["forks"], strict=True)]
 
 

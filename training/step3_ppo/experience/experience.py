@@ -21,8 +21,8 @@ from training.step3_ppo.mismatch.weights import corrected
 from training.step3_ppo.roles.roles import Roles
 from training.utils.contracts.documents import first_alike
 from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.engine.ranks.collectives import summed
-from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import environment_weight
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
     from training.utils.run.phase_clock import PhaseClock
 

@@ -77,13 +77,14 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
 
 def further_columns(rows: Sequence[PromptRow], rollout: Rollout, rewards: Rewards) -> dict[str, list[Any]]:
     """Return the columns of reward functions that no row holds, one entry for each response: `drawn_turns`, of
-    conversations, the texts of its turns; and `images`, where prompts have some, those of its prompt."""
+    conversations, the texts of its turns; and those of the media of its prompt, where prompts have some."""
     found: dict[str, list[Any]] = {}
     if rollout.conversations is not None and rewards.turns_of is not None:
         found["drawn_turns"] = list(rewards.turns_of(rollout))
-    if rewards.pictures_of is not None:
+    if rewards.media_of is not None:
         each = len(rollout.response_lengths_B) // len(rows)
-        found["images"] = [pictures for row in rows for pictures in [rewards.pictures_of(row)] * each]
+        columns = [media for row in rows for media in [rewards.media_of(row)] * each]
+        found |= {name: [of_one[name] for of_one in columns] for name in columns[0]}
     return found
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.utils.layout.pictures import RowImages
+    from training.utils.contracts.media import RunMedia
     from training.utils.rewards.calling.calling import Rule
 
 _VLLM_SPECULATE = "--vllm_speculate"
@@ -246,7 +246,7 @@ def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm,
     )
 
 
-def check_beside_images(flags: PpoFlags, components: Components, images: RowImages | None) -> None:
+def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia | None) -> None:
     """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
     if images is None:
         return

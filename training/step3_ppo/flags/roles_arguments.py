@@ -209,7 +209,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         """role: actor or critic."""
         path = getattr(self, f"{role}_model_name_or_path")
         others = ("attn_implementation", "torch_compile", "trains_adapter_on", "new_head")
-        return settings_of(ModelSettings, self, role, name_or_path=path, takes_images=True, defaults=others)
+        return settings_of(ModelSettings, self, role, name_or_path=path, takes_media=True, defaults=others)
 
     def engine(self, role: str) -> EngineSettings:
         return settings_of(EngineSettings, self, role, defaults=("deepspeed_config",))

@@ -33,20 +33,20 @@ from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
+from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.documents import TokenSequence, first_alike, plain
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of
-from training.utils.layout.transfer import moved, pinned
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rows import PromptRow, TextBlock
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
 
 

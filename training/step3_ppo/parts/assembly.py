@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from training.step3_ppo.parts.inputs import Inputs
     from training.step3_ppo.roles.roles import Roles, Tokenizers
     from training.utils.contracts.rollout_engine import Decode, RolloutEngine
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.rows import TokenRows
     from training.utils.opening.guests import GuestSettings
 
 
@@ -92,14 +92,14 @@ def open_roles(
     _, optimizer_steps, warmup_steps = inputs.length
     algorithm = components.algorithm
     roles = load_roles(
-        replace(flags.roles, head_chunk_mb=head_chunk_mb),
+        replace(flags.roles, head_chunk_mb=head_chunk_mb),  # type: ignore[call-arg]
         tokenizers,
         ranks,
         optimizer_steps,
         warmup_steps,
         flags.longest_tokens,
         RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model),
-        inputs.images,
+        inputs.media,
     )
     return with_guests(
         checked_roles(flags, roles),

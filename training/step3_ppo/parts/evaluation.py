@@ -102,8 +102,8 @@ class Evaluator:
         # The first sample has the seed that it has where it is the only one.
         seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
         ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-        images = self.settings.experience.images_of(own)
-        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, own, images)
+        media = self.settings.experience.media_of(own)
+        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, own, media)
         with self.roles.reading(), torch.no_grad():
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
                 rollout = rolled_out(self.rollout_engine, model, request)
@@ -123,7 +123,7 @@ class Evaluator:
             "columns": [row.columns for row in rows],
             **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
         }
-        if images is not None:
+        if media is not None:
             columns["images"] = [list(row.picture_digests) for row in rows]
         if rollout.conversations is not None:
             columns |= conversation_columns(rollout, self.tokenizer.decode, ends)

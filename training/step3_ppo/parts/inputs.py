@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.environments.loading import Environments
     from training.utils.images.data.reader import PixelReader
-    from training.utils.layout.pictures import RowImages
+    from training.utils.images.models.pictured import RowImages
 
 
 def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
@@ -96,7 +96,7 @@ class Inputs:
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
     data: of prompts and texts; a step is a rollout.
-    images: of the prompts; pixels: of their pictures; both None where no prompt has one.
+    media: of the prompts; pixels: of their pictures; both None where no prompt has one.
     """
 
     train: PromptSource
@@ -106,13 +106,13 @@ class Inputs:
     length: RunLength
     end_token_ids: tuple[int, ...]
     data: RunData
-    images: RowImages | None = None
+    media: RowImages | None = None
     pixels: PixelReader | None = None
 
     @property
-    def pictures_of(self) -> Callable[[PromptRow], Sequence[Any]] | None:
-        """Return what shows the pictures of a row to a reward; None where no prompt has one."""
-        return None if self.pixels is None else partial(pictures_of, self.pixels)
+    def media_of(self) -> Callable[[PromptRow], dict[str, Any]] | None:
+        """Return the column that shows the media of a row to a reward; None where no prompt has some."""
+        return None if self.pixels is None else partial(media_of, self.pixels)
 
 
 def load_inputs(
@@ -170,14 +170,19 @@ def load_inputs(
         ),
         end_token_ids=ends,
         data=RunData(phase.report, fingerprint, len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size)),
-        images=images,
+        media=images,
         pixels=phase.pixels_of,
     )
 
 
+def media_of(pixels: PixelReader, row: PromptRow) -> dict[str, Any]:
+    """Return the column `images` of a prompt for reward functions."""
+    return {"images": pictures_of(pixels, row)}
+
+
 def pictures_of(pixels: PixelReader, row: PromptRow) -> DecodedPictures:
     """Return the pictures of a prompt, for a reward to look at. One that is cut up has several spans, of one key."""
-    keys = dict.fromkeys(span.key for span in row.images)
+    keys = dict.fromkeys(span.key for span in row.media)
     key_of = dict(zip(dict.fromkeys(row.picture_digests), keys, strict=True))
     return DecodedPictures(tuple(pixels.encoded(key_of[digest]) for digest in row.picture_digests))
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
     from training.step3_ppo.roles.roles import Roles
-    from training.utils.layout.pictures import RowImages
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
+    from training.utils.images.models.pictured import RowImages
 
 
 def with_kept_pictures(

@@ -33,7 +33,7 @@ _FORMAT = "threestep rollout 1"
 _OF_PATHS = ("inserted_BR", "positions_B")
 _OF_TURNS = ("inserted_BR", "fork_begins_BR", "turn_rewards_BR")
 _RECORDS, _PICTURES = "conversations", "pictures"
-_OTHERS = ("seconds", "images", "paths", _RECORDS)
+_OTHERS = ("seconds", "media", "paths", _RECORDS)
 _TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)
 _ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
@@ -83,7 +83,7 @@ class DumpingRollout(EngineWrapper):
         rollout = self._engine.roll_out(model, request)
         fields = {name: getattr(rollout, name) for name in _TENSORS}
         metadata = _metadata(request, self._files.more)
-        if request.images is not None:
+        if request.media is not None:
             metadata[_PICTURES] = _pictures(request)
         if rollout.paths is not None:
             fields |= {name: getattr(rollout.paths, name) for name in _OF_PATHS}
@@ -167,7 +167,7 @@ def _pictures(request: RolloutRequest) -> str:
 
 
 def _check_pictures(path: Path, drawn: str | None, request: RolloutRequest) -> None:
-    if drawn != (None if request.images is None else _pictures(request)):
+    if drawn != (None if request.media is None else _pictures(request)):
         raise ThreestepError(
             f"--rollout_replay: {path} holds responses to prompts with other pictures than those that this run asks "
             "for; replay with the data of the run that dumped, or dump again"

@@ -13,9 +13,9 @@ from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
-from training.utils.images.models.vision import placeholder_id
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
+from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.opening.setup import compute_meter
 from training.utils.rewards.weighted import Rewards
@@ -65,7 +65,7 @@ def loop_settings(
         experience=replace(
             experience,
             length=replace(experience.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len),
-            images=with_kept_pictures(inputs.images, flags.roles.kept_image_features_mb, roles, log),
+            media=with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log),
         ),
         learning=learning_settings(components.algorithm, ppo),
         evaluates_first=ppo.val_before_train or ppo.val_only,
@@ -86,7 +86,7 @@ def _sampling(flags: PpoFlags, inputs: Inputs, model: PreTrainedModel, tokenizer
     ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
     paths = _path_sampling(ppo, flags.data.chat, tokenizer)
     # The token that stands for images, where prompts have some, would be an image without pixels in a response.
-    unwritten = () if inputs.images is None else ((placeholder_id(model.config),),)
+    unwritten = () if inputs.media is None else ((placeholder_id(model.config),),)
     return settings_of(
         Sampling,
         ppo,
@@ -107,7 +107,7 @@ def _rewards(flags: PpoFlags, components: Components, inputs: Inputs, tokenizer:
         columns=tuple(inputs.columns),
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
         turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
-        pictures_of=inputs.pictures_of,
+        media_of=inputs.media_of,
     )
 
 

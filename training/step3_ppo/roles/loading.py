@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.layout.pictures import RowImages
     from training.utils.models.settings import ModelSettings
 
 
@@ -57,7 +57,7 @@ def load_roles(
     warmup_steps: int = 0,
     longest_tokens: int = 0,
     needed: RolesNeeded | None = None,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> Roles:
     """Load the models.
 
@@ -65,13 +65,13 @@ def load_roles(
         train the critic alone.
     longest_tokens: of the sequences that the models will read; 0 if unknown.
     needed: all by default.
-    images: of the prompts, if some have one.
+    media: of the prompts, if some have some.
     """
     needed = needed or RolesNeeded()
-    if images is not None:
+    if media is not None:
         _check_same_pixels(flags, tokenizers)
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
-    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": images}
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
         size = len(tokenizers.actor)
@@ -100,7 +100,7 @@ def load_roles(
         trunk = language_model(actor_settings.as_it_is())
         pad = tokenizers.actor.pad_token_id
         on_trunk = replace(critic_settings, name_or_path=actor_settings.name_or_path)
-        critic_model = scalar_model_on_trunk(trunk, on_trunk, pad, longest_tokens, images)
+        critic_model = scalar_model_on_trunk(trunk, on_trunk, pad, longest_tokens, media)
         actor_model = prepared(trunk, actor_settings)
     else:
         actor_model = language_model(actor_settings)

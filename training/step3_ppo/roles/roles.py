@@ -18,10 +18,10 @@ from training.utils.models.adapters.lora import adapters_off
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.weight_average import WeightAverage
-    from training.utils.layout.rows import TokenRows
     from training.utils.models.token_model import TokenLogprobs
 
 

@@ -15,9 +15,9 @@ from training.utils.base.errors import ThreestepError
 from training.utils.engine.checkpoint_files import SHARD_FILE, WHOLE_FILE, joined_shards
 from training.utils.engine.state_files import file_of, read_state
 from training.utils.engine.training_engine import full_tensors
-from training.utils.images.models.processors import copy_files, processor_files
 from training.utils.models.adapters.description import DescribedModel, read_description
 from training.utils.models.adapters.saving import save_adapter, save_model
+from training.utils.models.families.processors import copy_files, processor_files
 
 DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name

@@ -1,7 +1,7 @@
 """What the ranks write into a checkpoint's folder and load from it: engines, moving average, generators.
 
 model/ (step 3: actor/, critic/)   DeepSpeed's own files
-models/model/, ...                 what an export needs besides: configuration, tokenizer, image processor
+models/model/, ...                 what an export needs besides: configuration, tokenizer, processor
 average_0.safetensors, ...         each rank's share of the moving average
 random_0.json, ...                 each rank's generators
 """
@@ -23,8 +23,8 @@ from training.utils.checkpoints.export import DESCRIPTIONS, average_file, averag
 from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.ranks.collectives import barrier, gathered, on_main, wait_for_main
-from training.utils.images.models.processors import copy_files
 from training.utils.models.adapters.description import write_description
+from training.utils.models.families.processors import copy_files
 
 if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
@@ -38,7 +38,7 @@ class CheckpointParts:
 
     average: of the weights, if the run keeps one
     tokenizers: by the engines' names, for `training.export`
-    processor: files of the image processor that belongs to the models, for the same
+    processor: files of the processor that belongs to the models, for the same
     """
 
     engines: Mapping[str, TrainingEngine]

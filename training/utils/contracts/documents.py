@@ -17,8 +17,6 @@ import torch
 
 from training.utils.images.spans import ImageSpan, images_between, positions_taken
 
-PAD_SEGMENT = -1  # the segment of padding
-
 
 @dataclass(frozen=True)
 class TokenSequence:
@@ -33,7 +31,7 @@ class TokenSequence:
 
     input_ids: torch.Tensor
     is_target: torch.Tensor
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[ImageSpan, ...] = ()
     forks: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -42,7 +40,7 @@ class TokenSequence:
     @property
     def positions(self) -> int:
         """The position of the token after it, if its first is at 0: its length, unless images count by their sides."""
-        return positions_taken(len(self), self.images)
+        return positions_taken(len(self), self.media)
 
     @property
     def parts(self) -> list[TokenSequence]:
@@ -53,7 +51,7 @@ class TokenSequence:
 
     def part(self, begin: int, end: int) -> TokenSequence:
         """Return the tokens [begin, end), with the images among them, as one run."""
-        images = images_between(self.images, begin, end)
+        images = images_between(self.media, begin, end)
         return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], images)
 
 
@@ -61,7 +59,7 @@ def first_alike(sequences: Sequence[TokenSequence]) -> list[int]:
     """Return for each sequence the place of the first one that a model reads alike: of the same tokens, images and
     forks."""
     first: dict[tuple[object, ...], int] = {}
-    keys = ((each.input_ids.cpu().numpy().tobytes(), each.images, each.forks) for each in sequences)
+    keys = ((each.input_ids.cpu().numpy().tobytes(), each.media, each.forks) for each in sequences)
     return [first.setdefault(key, place) for place, key in enumerate(keys)]
 
 
@@ -176,7 +174,7 @@ def together(parts: Sequence[TokenSequence]) -> TokenSequence:
     images = [
         replace(image, begin=begin + image.begin)
         for begin, part in zip(begins, parts, strict=False)
-        for image in part.images
+        for image in part.media
     ]
     ids, is_target = (torch.cat([getattr(part, name) for part in parts]) for name in ("input_ids", "is_target"))
     return TokenSequence(ids, is_target, tuple(images))

@@ -106,7 +106,7 @@ class Rollout:
     paths: of responses that may have parallel paths. conversations: of responses of several turns. One of the two is
         None; both where all responses are one turn in one piece.
     seconds: time to draw the responses on this rank, prompts included.
-    images: of the prompt of each sequence, counted from its first token; None where no prompt has one.
+    media: the images of the prompt of each sequence, counted from its first token; None where no prompt has one.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -118,7 +118,7 @@ class Rollout:
     paths: DrawnPaths | None = None
     conversations: Conversations | None = None
     seconds: float = 0.0
-    images: tuple[tuple[ImageSpan, ...], ...] | None = None
+    media: tuple[tuple[ImageSpan, ...], ...] | None = None
 
     @classmethod
     def of_responses(
@@ -200,8 +200,8 @@ class Rollout:
         """Prompt and response of each row, without padding, on the CPU; the tokens that were drawn are the targets,
         each in one part."""
         found = [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
-        if self.images is not None:
-            found = [replace(sequence, images=own) for sequence, own in zip(found, self.images, strict=True)]
+        if self.media is not None:
+            found = [replace(sequence, media=own) for sequence, own in zip(found, self.media, strict=True)]
         if self.inserted_BR is not None:
             for sequence, response, inserted_R in zip(found, self._ids[3], self.inserted_BR.cpu(), strict=True):
                 sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]

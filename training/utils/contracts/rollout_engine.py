@@ -157,7 +157,7 @@ class RolloutRequest:
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     seeds: one for each of the B * samples_per_prompt sequences.
     rows: those of a dataset that the prompts are of, where an engine may ask for more than their tokens.
-    images: of the prompts; None where no prompt has one. Of engines with `supports_images`.
+    media: the images of the prompts; None where no prompt has one. Of engines with `supports_images`.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -166,7 +166,12 @@ class RolloutRequest:
     seeds: Sequence[int]
     samples_per_prompt: int = 1
     rows: Sequence[Any] | None = None
-    images: PromptImages | None = None
+    media: PromptImages | None = None
+
+    @property
+    def images(self) -> PromptImages | None:
+        """`media`, for engines that users wrote when it had this name."""
+        return self.media
 
     @classmethod
     def of_prompt(cls, prompt_ids_P: torch.Tensor, sampling: Sampling, seed: int) -> RolloutRequest:
@@ -438,6 +443,6 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
                 f"response_ids_BR, got {length} for sequence {row}; mend its roll_out"
             )
     rollout = replace(rollout, **{name: getattr(rollout, name).clone() for name in _COLUMNS})
-    if request.images is None:
+    if request.media is None:
         return rollout
-    return replace(rollout, images=request.images.repeated(request.samples_per_prompt))
+    return replace(rollout, media=request.media.repeated(request.samples_per_prompt))

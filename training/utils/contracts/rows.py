@@ -40,7 +40,7 @@ class SentenceRow:
     input_ids: np.ndarray
     loss_mask: np.ndarray
     parallel_tags: tuple[int, ...] | None = None
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[ImageSpan, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -65,7 +65,7 @@ class ResponsesRow:
     margins: np.ndarray | None = None
     parallel_tags: tuple[int, ...] | None = None
     are_drawn: bool = False
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[ImageSpan, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -88,7 +88,7 @@ class PromptRow:
     prompt_text: str
     reference: Any
     columns: dict[str, Any] = field(default_factory=dict)
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[ImageSpan, ...] = ()
     picture_digests: tuple[str, ...] = ()
 
     @property

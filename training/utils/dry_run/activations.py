@@ -22,8 +22,9 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from training.utils.images.models.vision import is_of_vision, pixel_inputs
+from training.utils.images.inputs import pixel_inputs
 from training.utils.models.attention.attention import SDPA
+from training.utils.models.families.parts import is_beside_language
 from training.utils.models.target_head import CHUNK_MB
 
 if TYPE_CHECKING:
@@ -117,10 +118,10 @@ def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool =
     tower = copy.deepcopy(model)
     read: Any = getattr(model.config, "vision_feature_layer", -1)  # of LLaVA: blocks whose states are read
     depth = _cut_tower(tower, max(2, *map(abs, read if isinstance(read, list) else [read])))
-    of_vision = is_of_vision(tower)
+    is_beside = is_beside_language(tower)
     weights = list[torch.Tensor]()
     for name, part in [*tower.named_parameters(), *tower.named_buffers()]:
-        if of_vision(name):
+        if is_beside(name):
             owner, _, leaf = name.rpartition(".")
             module, real = tower.get_submodule(owner), torch.zeros(part.shape, dtype=part.dtype)
             if isinstance(part, nn.Parameter):
@@ -129,7 +130,7 @@ def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool =
                 module._buffers[leaf] = real
             weights.append(real)
     counting = _Counting({part.untyped_storage()._cdata for part in weights})
-    blocks = [part for name, part in tower.named_modules() if of_vision(name) and _is_block(part)]
+    blocks = [part for name, part in tower.named_modules() if is_beside(name) and _is_block(part)]
     _counted_apart(blocks, counting)
     base, given = tower.base_model, pixel_inputs(tower.config, pixels)
     with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
@@ -144,9 +145,9 @@ def _is_block(module: nn.Module) -> bool:
 
 def _cut_tower(model: PreTrainedModel, blocks: int) -> int:
     """Leave so many blocks of the tower; return how many there were."""
-    of_vision, depth = is_of_vision(model), 0
+    is_beside, depth = is_beside_language(model), 0
     for name, part in list(model.named_modules()):
-        if isinstance(part, nn.ModuleList) and of_vision(name) and len(part) and all(map(_is_block, part)):
+        if isinstance(part, nn.ModuleList) and is_beside(name) and len(part) and all(map(_is_block, part)):
             depth += len(part)
             del part[blocks:]
     return depth

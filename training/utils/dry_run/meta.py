@@ -25,13 +25,13 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     tokenizer."""
     import torch
 
-    from training.utils.images.models.scalar_class import scalar_model_class
-    from training.utils.images.models.vision import language_model_class
+    from training.utils.models.families.parts import language_model_class
+    from training.utils.models.families.scalar_class import scalar_model_class
     from training.utils.models.quantized.quantized import quantize_layers
 
     config = load_config(settings.name_or_path, settings.trust_remote_code)
     config.pad_token_id = None  # some families look for it in the ids, which have no values here
-    auto_class = language_model_class(config, with_images=False)
+    auto_class = language_model_class(config, with_media=False)
     if scores:
         auto_class, config.num_labels = scalar_model_class(config), 1
     try:

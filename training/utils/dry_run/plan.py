@@ -6,14 +6,14 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from training.utils.dry_run.activations import head_bytes, saved_activations, saved_by_picture
+from training.utils.dry_run.activations import head_bytes, saved_activations
 from training.utils.dry_run.attention_memory import mask_lines
 from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
+from training.utils.dry_run.media import PlannedMedia, media_lines
 from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
-from training.utils.images.models.vision import is_of_vision
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.quantized.quantized import count_weights, quantized_layers
@@ -22,41 +22,20 @@ from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 if TYPE_CHECKING:
     from training.utils.dry_run.device import PlannedDevice
     from training.utils.engine.config.arguments import EngineSettings
-    from training.utils.images.spans import ImagePixels
     from training.utils.models.settings import ModelSettings
-
-
-@dataclass(frozen=True)
-class PlannedPictures:
-    """pixels: of a picture that stands for all. tokens: that it takes. most: tokens of pictures in a forward. at_once:
-    in all forwards that are laid out together, whose pixels are in memory until the last is done."""
-
-    pixels: ImagePixels
-    tokens: int
-    most: int
-    at_once: int
-
-    def times(self, of_one: float) -> int:
-        """Bytes of all pictures of a forward, from those of one."""
-        return int(of_one * self.most / self.tokens)
-
-
-def kept_features_line(pictures: PlannedPictures | None, most_mb: int) -> MemoryLine:
-    """What `--kept_image_features_mb` holds at most."""
-    return MemoryLine("pictures: features that are kept", 0, 0 if pictures is None else most_mb * 2**20)
 
 
 @dataclass(frozen=True)
 class LargestForward:
     """The most that one forward of a rank may hold: `rows` rows of `tokens` tokens each, with `targets` tokens to
-    predict in all. masked: a dense mask says which token sees which. pictures: that may fill it."""
+    predict in all. masked: a dense mask says which token sees which. media: that may fill it."""
 
     rows: int
     tokens: int
     targets: int
     masked: bool
     with_entropy: bool = False
-    pictures: PlannedPictures | None = None
+    media: PlannedMedia | None = None
 
 
 @dataclass(frozen=True)
@@ -93,13 +72,13 @@ def plan_training(
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
     saved = saved_activations(model, forward.rows, forward.tokens, attention, in_float32)
     held = saved.held(loading.gradient_checkpointing)
-    seeing = picture_lines(model, forward.pictures, loading.gradient_checkpointing, held)
+    beside = media_lines(model, forward.media, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
         MemoryLine(f"activations{recomputed}", held),
         MemoryLine("gradients of activations", 3 * saved.widest),
         *whole_layer,
-        *seeing,
+        *beside,
     ]
     if forward.masked:
         lines += mask_lines(
@@ -124,35 +103,9 @@ def plan_training(
         f"{'on' if loading.gradient_checkpointing else 'off'}",
         f"DeepSpeed: {json.dumps(config)}",
     ]
-    if seeing and forward.pictures is not None:
-        sentences.append(
-            f"pictures: counted as if {forward.pictures.most:,} tokens of a forward were theirs; fewer take less"
-        )
+    if beside and forward.media is not None:
+        sentences.append(forward.media.sentence)
     return PlannedModel(tuple(sentences), engine, tuple(lines), max(saved.layers, default=saved.widest))
-
-
-def picture_lines(
-    model: Any, pictures: PlannedPictures | None, gradient_checkpointing: bool = False, beside: int | None = None
-) -> list[MemoryLine]:
-    """Return what pictures add to a forward of `model`, a model on the meta device; nothing of one of text.
-
-    beside: bytes that the language model's forward saves for a backward, after the pictures are read; None: it has no
-    backward. Then, and while a frozen tower reads, one of its blocks is held at a time.
-    """
-    of_vision = is_of_vision(model)
-    if pictures is None or not any(of_vision(name) for name, _ in model.named_parameters()):
-        return []
-    values, size = pictures.pixels.values, model.dtype.itemsize
-    own = values.numel() * (values.element_size() + (size if model.dtype != values.dtype else 0))
-    saved = 0 if beside is None else saved_by_picture(model, pictures.pixels).held(gradient_checkpointing)
-    block = max(saved_by_picture(model, pictures.pixels, trains=True).layers, default=0)
-    activations = max(pictures.times(saved), pictures.times(block) - (beside or 0))
-    embedded = pictures.tokens * model.config.get_text_config().hidden_size * size
-    return [
-        MemoryLine("pictures: pixels", own * pictures.at_once // pictures.tokens),
-        MemoryLine("pictures: embeddings", pictures.times(embedded)),
-        MemoryLine("pictures: activations of tower and projector", activations),
-    ]
 
 
 def engine_of(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
+from training.utils.base.transfer import moved
 from training.utils.contracts.guests import Guests
 from training.utils.engine.ranks.collectives import DeviceSums
-from training.utils.layout.transfer import moved
 
 if TYPE_CHECKING:
     from training.utils.contracts.guests import GuestStep
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.rows import TokenRows
 
 Batch = TypeVar("Batch")
 

@@ -80,7 +80,7 @@ class Step:
     closing: its rows of all_steps' closing table
     sample_labels: the models whose responses samples.jsonl holds, before and after training
     sample_note, sample_score: what the report says of the samples, and what it calls a ranked response's score
-    reads_images: it trains models of images and text, and rows with images
+    reads_media: it trains models that read more than text, and rows with media
     """
 
     name: str
@@ -97,7 +97,7 @@ class Step:
     sample_labels: tuple[str, str] = ("before", "after")
     sample_note: str = ""
     sample_score: str = "score"
-    reads_images: bool = False
+    reads_media: bool = False
 
     @property
     def number(self) -> str:

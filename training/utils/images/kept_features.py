@@ -65,7 +65,7 @@ class KeptFeatures:
 class KnownPictures:
     """The pictures of a micro-batch, of which some are kept.
 
-    pictures: in the order of `TokenRows.images`. lengths: of what is kept of each, along its first dimension; None for
+    pictures: in the order of `RowMedia.images`. lengths: of what is kept of each, along its first dimension; None for
         one whose pixels are given instead, once, where it stands first.
     features: of those that are kept, joined in their order; None if none is.
     store: keeps what is made of the others. all_pixels: decodes the pixels of all, for a model that reads no features

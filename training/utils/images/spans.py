@@ -50,7 +50,7 @@ class ImageSpan:
 
 @dataclass(frozen=True)
 class ImagePixels:
-    """What a vision tower takes of the images of a micro-batch, in the order of `TokenRows.images`.
+    """What a vision tower takes of the images of a micro-batch, in the order of `RowMedia.images`.
 
     values: float, the family's `pixel_values`: [patches of all images, numbers of a patch] for Qwen's, [I, 3, height,
         width] for families of one size, [tiles of all images, 3, height, width] for LLaVA-NeXT.

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 BLOCK_TOKENS = 128
 
@@ -99,8 +99,8 @@ def _tokens_in_blocks(rows: TokenRows, first_block_N: torch.Tensor) -> torch.Ten
 
 
 def _seen(rows: TokenRows) -> torch.Tensor:
-    if rows.visible_NSS is not None:
-        return rows.visible_NSS
+    if rows.segments is not None:
+        return rows.segments.visible_NSS
     own = torch.eye(2, dtype=torch.bool, device=rows.segment_ids_NT.device)  # the document and its padding
     return own.expand(rows.segment_ids_NT.shape[0], 2, 2)
 

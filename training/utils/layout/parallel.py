@@ -202,7 +202,7 @@ def _segments(
 ) -> list[Segment]:
     """Return the segments of `sequence`, which sees `seen`, starts at `position`, predicted from `predecessor`."""
     made: list[Segment] = []
-    assert not sequence.images, "positions here count tokens"
+    assert not sequence.media, "positions here count tokens"
 
     def add(start: int, stop: int, sees: tuple[int, ...], first_position: int, predicted_from: int | None) -> int:
         made.append(Segment(sequence.part(start, stop), sees, first_position, predicted_from))

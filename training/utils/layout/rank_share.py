@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.layout.parallel import drawn_document
-from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.transfer import pinned
 from training.utils.layout.trie import NEVER, joined, prompt_groups, prompt_tokens, trie_document, trie_tokens
+from training.utils.layout.with_media import lacks_media, laid_out
 
 if TYPE_CHECKING:
     import torch
 
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.token_rows import TokenRows
 
 
 class SequenceRows(NamedTuple):
@@ -34,12 +35,12 @@ def rank_share(
     device: torch.device,
     sharing: bool = True,
     with_before: bool = False,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> list[SequenceRows]:
     """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
     responses; those to one prompt share it, and what else `plan` says, if documents may share rows. with_before: the
-    rows have `before_NT`. images: of the sequences, whose rows get their pixels; None where none has one."""
+    rows have `before_NT`. media: of the sequences, which their rows get; None where none has some."""
     if not sharing:  # tags are of drawn responses alone: other texts may quote them
         plan = replace(plan, tags=None)
     groups = _groups(sequences, plan, sharing)
@@ -48,12 +49,12 @@ def rank_share(
     if plan.packed:
         lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
     step = plan_step(lengths, plan, [len(each) for each in parts])
-    lacking = lacks_images(step, rank, [any(sequences[index].images for index in group) for group in groups])
+    lacking = lacks_media(step, rank, [any(sequences[index].media for index in group) for group in groups])
     shares = []
     for micro_batch, lacks in zip(step[rank], lacking, strict=True):
         members = [[groups[place] for place in row] for row in micro_batch]
         filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in members]
-        rows = laid_out([row for each in filled for row in each], pad_token_id, images, lacks, with_before)
+        rows = laid_out([row for each in filled for row in each], pad_token_id, media, lacks, with_before)
         indices = [index for row in members for group in row for index in group]
         if any(sequences[index].forks for index in indices):
             rows = rows.of_whole_sequences([len(sequences[index].parts) for index in indices])

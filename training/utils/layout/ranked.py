@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.utils.contracts.documents import Document, unshared
-from training.utils.layout.pictures import RowImages, laid_out
+from training.utils.layout.with_media import laid_out
 
 if TYPE_CHECKING:
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.token_rows import TokenRows
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ def ranked_rows(
     shared: bool,
     pad_token_id: int,
     responses: Sequence[int] | None = None,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
     lacks: bool = False,
 ) -> RankedRows:
     """Lay out documents whose sequences are the responses to their prompts, best first, and list the pairs: i beats j
     for i < j of one prompt. shared: the prompt once for all its responses; otherwise each response has its own row.
-    responses: how many each prompt has, where a document may have several prompts; None: each has one. images, lacks:
+    responses: how many each prompt has, where a document may have several prompts; None: each has one. media, lacks:
     see `laid_out`."""
     better: list[int] = []
     worse: list[int] = []
@@ -58,7 +59,7 @@ def ranked_rows(
     if not shared:
         rows = [[alone] for row in rows for document in row for alone in unshared(document)]
     return RankedRows(
-        rows=laid_out(rows, pad_token_id, images, lacks),
+        rows=laid_out(rows, pad_token_id, media, lacks),
         better_Q=torch.tensor(better, dtype=torch.int64),
         worse_Q=torch.tensor(worse, dtype=torch.int64),
         weight_Q=torch.tensor(weights, dtype=torch.float32),

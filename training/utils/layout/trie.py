@@ -183,12 +183,12 @@ def prompt_groups(sequences: Sequence[TokenSequence], least_tokens: int, most_to
 
 
 def _key(sequence: TokenSequence) -> np.ndarray:
-    """Return int64 [T], equal where two sequences are: token ids, and at the places of an image which one it is."""
+    """Return int64 [T], equal where two sequences are: token ids, and at the places of a medium which one it is."""
     ids: np.ndarray = sequence.input_ids.numpy()
-    if sequence.images:
+    if sequence.media:
         ids = ids.copy()
-        for image in sequence.images:
-            ids[image.begin : image.end] = -1 - image.key
+        for medium in sequence.media:
+            ids[medium.begin : medium.end] = -1 - medium.key
     return ids
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory
-from training.utils.images.models.vision import is_text_config, is_vision_config
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, saved_again
 from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
+from training.utils.models.families.checks import check_reads_text
 from training.utils.models.stop_tokens import stop_tokens_in
 
 if TYPE_CHECKING:
@@ -83,33 +83,15 @@ def positions_of(config: Any) -> int | None:
 
 
 def set_pad_token(config: Any, pad_token_id: int | None) -> None:
-    """Set the pad token of a configuration and of its part for text, where a model that also reads images has one."""
+    """Set the pad token of a configuration and of its part for text, where a model has one."""
     config.pad_token_id = config.get_text_config().pad_token_id = pad_token_id
-
-
-def check_reads_text(config: Any, name_or_path: str, takes_images: bool = False) -> None:
-    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model, and
-    for one that writes no text.
-
-    takes_images: what reads it trains such models too
-    """
-    if is_vision_config(config) and not is_text_config(config) and not takes_images:
-        raise ThreestepError(
-            f"'{name_or_path}': expected a causal language model of text, got a model of images and text "
-            f"({config.model_type}), which is neither trained nor read here yet; give a language model"
-        )
-    if is_vision_config(config) and not hasattr(config.get_text_config(), "vocab_size"):
-        raise ThreestepError(
-            f"'{name_or_path}': expected a model that writes text, got one of the family {config.model_type}, whose "
-            "config.json has no vocabulary; give a language model"
-        )
 
 
 def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) -> None:
     """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the positions in the model's configuration, or
     if that is not a configuration that `check_reads_text` lets pass."""
     config = load_config(settings.name_or_path, settings.trust_remote_code)
-    check_reads_text(config, settings.name_or_path, settings.takes_images)
+    check_reads_text(config, settings.name_or_path, settings.takes_media)
     positions = positions_of(config)
     if positions is not None and longest_tokens > positions:
         raise ThreestepError(

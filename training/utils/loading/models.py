@@ -16,25 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.images.models.scalar_class import scalar_model_class
-from training.utils.images.models.vision import is_vision_config, language_model_class
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
-from training.utils.loading.configurations import check_reads_text, errors_explained, load_config, set_pad_token
+from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
+from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
 from training.utils.loading.judgement import HEAD, WantedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.quantized_folders import forget_quantization
-from training.utils.models.adapters.freezing import freeze_vision
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
+from training.utils.models.families.checks import check_reads_media, check_reads_text
+from training.utils.models.families.parts import language_model_class
+from training.utils.models.families.scalar_class import scalar_model_class
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from training.utils.layout.pictures import RowImages
+    from training.utils.contracts.media import RunMedia
     from training.utils.models.settings import ModelSettings
 
 
@@ -46,11 +47,11 @@ def load_causal_lm(
     longest_tokens: int = 0,
     device: torch.device | None = None,
     added_pad: int = 0,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return a language model in `dtype` (a torch dtype), whose own forward has been measured: an
-    `AutoModelForCausalLM`, or for rows with images, and where transformers has no other class, an
-    `AutoModelForImageTextToText`.
+    `AutoModelForCausalLM`, or for rows with media, and where transformers has no other class, one that reads both
+    (`language_model_class`).
 
     added_tokens: what `add_tokens` returned for its tokenizer. The embeddings grow to hold them, and train, also with
     LoRA.
@@ -58,13 +59,14 @@ def load_causal_lm(
     added_pad: 1 if the tokenizer's pad token is new. The embeddings grow to hold it too; as nothing reads it, it is no
     reason for them to train.
     device: where it is measured and stays; the CPU by default. A ZeRO-3 model is where DeepSpeed puts it.
-    images: of the rows that it will read, if they have some.
+    media: of the rows that it will read, if they have some.
     """
     config = _config_of(settings)
     _refuse_encoder(config, settings)
-    check_reads_text(config, settings.name_or_path, settings.takes_images)
-    _check_sees(config, settings, images)
-    auto_class = language_model_class(config, with_images=images is not None)
+    check_reads_text(config, settings.name_or_path, settings.takes_media)
+    if media is not None:
+        check_reads_media(config, settings.name_or_path)
+    auto_class = language_model_class(config, with_media=media is not None)
     plan = _adapter_plan(auto_class, settings, config)
     wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(auto_class, settings, dtype, wanted)
@@ -74,7 +76,7 @@ def load_causal_lm(
     if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
     _round_weights(model, settings, device)
-    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0, images=images)
+    _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -98,20 +100,21 @@ def load_scalar_model(
     added_tokens: int = 0,
     longest_tokens: int = 0,
     device: torch.device | None = None,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> PreTrainedModel:
-    """Return an `AutoModelForSequenceClassification` with one label, a reward model or a critic, or the like for images
-    and text (`scalar_class`).
+    """Return an `AutoModelForSequenceClassification` with one label, a reward model or a critic, or the like of a model
+    that reads more than text (`scalar_class`).
 
     Its configuration gets the tokenizer's pad token: plain transformers reads the score at the last other token.
 
     must_have_head: refuse a folder without a scalar head, such as a language model's. Otherwise a new head is made, and
         the embeddings grow to the tokenizer.
-    added_tokens, longest_tokens, device, images: see `load_causal_lm`.
+    added_tokens, longest_tokens, device, media: see `load_causal_lm`.
     """
     config = _config_of(settings)
-    check_reads_text(config, settings.name_or_path, settings.takes_images)
-    _check_sees(config, settings, images)
+    check_reads_text(config, settings.name_or_path, settings.takes_media)
+    if media is not None:
+        check_reads_media(config, settings.name_or_path)
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
@@ -139,7 +142,7 @@ def load_scalar_model(
     _check_vocabulary(model, settings, len(tokenizer))
     set_pad_token(model.config, tokenizer.pad_token_id)
     _round_weights(model, settings, device)
-    _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head, images=images)
+    _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
 
@@ -285,7 +288,7 @@ def _measure(
     longest_tokens: int,
     device: torch.device | None,
     drew_weights: bool,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> None:
     """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
 
@@ -299,17 +302,8 @@ def _measure(
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
-    own = read_own_forward(model, longest_tokens, images)
+    own = read_own_forward(model, longest_tokens, media)
     settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
-
-
-def _check_sees(config: Any, settings: ModelSettings, images: RowImages | None) -> None:
-    """ThreestepError if the rows have images and the model reads text alone."""
-    if images is not None and not is_vision_config(config):
-        raise ThreestepError(
-            f"'{settings.name_or_path}': expected a model of images and text, as rows of the data have images, got "
-            f"{config.model_type}, which reads text alone; give another model, or data without images"
-        )
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
@@ -395,7 +389,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = add_lora(model, settings)
-    freeze_vision(model, settings)
+    freeze_parts(model, settings)
     train_as_given(model, settings, embeddings_train)
     if embeddings_train:
         for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):

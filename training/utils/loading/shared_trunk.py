@@ -10,14 +10,14 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.images.models.scalar_class import own_scalar_class
 from training.utils.loading.configurations import set_pad_token
 from training.utils.loading.models import prepared
+from training.utils.models.families.scalar_class import own_scalar_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.layout.pictures import RowImages
+    from training.utils.contracts.media import RunMedia
     from training.utils.models.settings import ModelSettings
 
 
@@ -26,14 +26,14 @@ def scalar_model_on_trunk(
     settings: ModelSettings,
     pad_token_id: int,
     longest_tokens: int = 0,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return a scalar model, as `load_scalar_model` does, with the trunk parameters of `model` and a zero head.
 
     `model` has no adapters yet; `settings` define those of the scalar model. ThreestepError if the family has no such
     class, or one with another trunk.
 
-    longest_tokens, images: see `load_causal_lm`.
+    longest_tokens, media: see `load_causal_lm`.
     """
     import torch
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
@@ -58,5 +58,5 @@ def scalar_model_on_trunk(
     setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**copied, **same}))
     scalar.score.to_empty(device=model.device).to(model.dtype)
     torch.nn.init.zeros_(scalar.score.weight)
-    read_own_forward(scalar, longest_tokens, images)
+    read_own_forward(scalar, longest_tokens, media)
     return prepared(scalar, settings)

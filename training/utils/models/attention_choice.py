@@ -92,8 +92,8 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     flex = _why_not_flex(model, call)
     if flex is None and not has_triton():
         flex = "Triton, which compiles it, cannot be used here"
-    if flex is None and own.pictured is not None:
-        flex = "it takes all rows as one, and images do not"
+    if flex is None and own.with_media is not None:
+        flex = f"it takes all rows as one, and {own.with_media.media.name} do not"
     if reason is None:
         own.others.extend([*([FLEX] if flex is None else []), SDPA])
         own.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")

@@ -19,7 +19,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.images.models.vision import language_part
+from training.utils.models.families.parts import language_part
 
 # Of one code: a mask or none, one row or several, with gradients or without, in train mode or eval mode: 16 for each
 # kind of block, and some families have two.
@@ -29,7 +29,7 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = RECOMPILE_LIMIT) -> int:
     """Compile every transformer block of `model` in place (the whole model if transformers marks no blocks); return how
-    many. A vision tower is left as it is: it computes one image after the other. Rows may have any width; compilation
+    many. What reads media is left as it is: it computes one after the other. Rows may have any width; compilation
     happens at the first forward.
 
     The compiled forward equals the plain one up to rounding. Names of weights do not change.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from training.utils.images.models.vision import is_of_vision
+from training.utils.models.families.parts import is_beside_language
 from training.utils.models.quantized.quantized import rounded_elements
 from training.utils.models.tensors.sharding import whole_shape
 
@@ -42,15 +42,15 @@ class ModelShape:
 
 def model_shape(model: nn.Module) -> ModelShape:
     """Return the shape of a transformers model, sharded or not. Embedding tables count only where the head is tied to
-    one: they are looked up, not multiplied. Vectors (biases, norms) do not count, nor does a vision tower, which no
-    token passes."""
+    one: they are looked up, not multiplied. Vectors (biases, norms) do not count, nor does what is beside the language
+    model, which no token passes."""
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
     head = _head(model)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     sums = dict.fromkeys(("body_trained", "body_frozen", "head_trained", "head_frozen"), 0.0)
-    of_vision = is_of_vision(model)
+    is_beside = is_beside_language(model)
     for name, parameter in model.named_parameters():
-        if of_vision(name):
+        if is_beside(name):
             continue
         shape = whole_shape(parameter)
         is_head = head is not None and parameter is head

@@ -15,8 +15,8 @@ import torch
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.contracts.documents import Document, unshared
-from training.utils.images.models.pictured import why_not_pictured
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS, text_attention
 from training.utils.models.attention_choice import take_next
 from training.utils.models.own_forward import OwnForward, own_forward_of
@@ -58,11 +58,12 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
             f"single sequences (rounding explains {own.tolerance:.2g}); try --torch_compile false, --zero_stage 2, "
             "shorter sequences, or another family"
         )
-    if own.pictured is not None:
-        reason = why_not_pictured(own.pictured, read, device, text=None)
+    if own.with_media is not None:
+        reason = own.with_media.why_not(read, device, text=None)
         if reason is not None:
             raise ThreestepError(
-                f"{type(model).__name__} cannot be trained on images: {reason}; use another --dtype, or another family"
+                f"{type(model).__name__} cannot be trained on {own.with_media.media.name}: {reason}; use another "
+                "--dtype, or another family"
             )
 
 
@@ -122,7 +123,7 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
     difference = _largest_difference(own, packed_M, beside_long_M if own.probes.long else None, at=tail.start)
     if not difference <= own.tolerance:
         return f"a packed row and separate sequences differ by {difference:.2g}"
-    return None if own.pictured is None else why_not_pictured(own.pictured, read, device, text=second[0])
+    return None if own.with_media is None else own.with_media.why_not(read, device, text=second[0])
 
 
 def notes_on(model: PreTrainedModel) -> list[str]:

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.images.models.pictured import PicturedForward, read_pictured
 from training.utils.models.tensors.probes import Probes, make_probes
 from training.utils.models.tensors.rounding import rms, rounded_once_more
 from training.utils.models.tensors.sharding import whole_where_used
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.documents import Document
-    from training.utils.layout.pictures import RowImages
+    from training.utils.contracts.media import MediaForward, RunMedia
 
 _NOISE_FACTOR = 5.0
 _NOISE_SEEDS = (1, 2)
@@ -47,7 +46,7 @@ class OwnForward:
     head_is_linear: the logits (or scores) are one linear layer on the last hidden state of `base_model`.
     notes: sentences on what was chosen or switched off because of these numbers.
     others: attention implementations to take next, should packed rows give other numbers by the present one.
-    pictured: the same of rows with images; None where the data have none.
+    with_media: the same of rows with media; None where the data have none.
     """
 
     probes: Probes
@@ -57,7 +56,7 @@ class OwnForward:
     head_is_linear: bool
     notes: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-    pictured: PicturedForward | None = None
+    with_media: MediaForward | None = None
 
     def difference(self, read_M: torch.Tensor) -> float:
         """Return the root mean square of `read_M` minus the numbers; NaN if one of them is NaN."""
@@ -87,26 +86,26 @@ def head_is_linear(model: PreTrainedModel) -> bool:
         return is_linear
 
 
-def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0, images: RowImages | None = None) -> OwnForward:
+def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0, media: RunMedia | None = None) -> OwnForward:
     """Measure `model` and keep the result with it. Raises ThreestepError if it is no causal model of token ids.
 
-    longest_tokens: of the sequences of the training. images: of its rows.
+    longest_tokens: of the sequences of the training. media: of its rows.
     A ZeRO-3 model that no engine owns yet is gathered module by module; every rank must call this.
     """
-    return _measured(model, make_probes(model.config, longest_tokens), images)
+    return _measured(model, make_probes(model.config, longest_tokens), media)
 
 
 def read_again(model: PreTrainedModel) -> float:
     """Measure `model`, whose weights have changed since, anew; return how far its numbers moved. Notes are kept."""
     own = own_forward_of(model)
     assert own is not None, "it was measured when it was loaded"
-    again = _measured(model, own.probes, own.pictured.images if own.pictured else None)
+    again = _measured(model, own.probes, own.with_media.media if own.with_media else None)
     again.notes.extend(own.notes)
     again.others.extend(own.others)
     return own.difference(again.numbers_M)
 
 
-def _measured(model: PreTrainedModel, probes: Probes, images: RowImages | None) -> OwnForward:
+def _measured(model: PreTrainedModel, probes: Probes, media: RunMedia | None) -> OwnForward:
     of_scores, versions = hasattr(model, "score"), _versions(model)
     with torch.no_grad(), in_eval_mode(model), whole_where_used(model):
         try:
@@ -117,7 +116,7 @@ def _measured(model: PreTrainedModel, probes: Probes, images: RowImages | None) 
                 for seed in _NOISE_SEEDS
             ]
             before = {document.tokens: _first_half(model, document) for document in (probes.alone[0], probes.alone[-1])}
-            pictured = None if images is None else read_pictured(model, images)
+            with_media = None if media is None else media.measured(model)
         except (ThreestepError, torch.OutOfMemoryError):
             raise
         except Exception as problem:
@@ -146,7 +145,7 @@ def _measured(model: PreTrainedModel, probes: Probes, images: RowImages | None) 
     together = {document.tokens: part.middle_PV for document, part in zip(probes.alone, read, strict=True)}
     _check_causal(model, {tokens: rms(together[tokens] - before[tokens]) for tokens in sorted(before)}, tolerance)
     is_linear = all(part.head_is_linear for part in read if part.head_is_linear is not None)
-    own = OwnForward(probes, numbers_M, of_scores, tolerance, is_linear, pictured=pictured)
+    own = OwnForward(probes, numbers_M, of_scores, tolerance, is_linear, with_media=with_media)
     setattr(model, _ATTRIBUTE, own)
     return own
 

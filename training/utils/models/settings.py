@@ -19,9 +19,9 @@ class ModelSettings:
     head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
     trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
         other adapters are merged into their base.
-    freeze_vision_tower, freeze_projector: of a model of images and text, see training.utils.models.adapters.freezing.
+    freeze_vision_tower, freeze_projector: see training.utils.loading.freezing.
     new_head: a reward model gets a new head in the place of one that its folder has under another name than `score`.
-    takes_images: what trains the model also trains models of images and text.
+    takes_media: what trains the model also trains models that read more than text.
     """
 
     name_or_path: str
@@ -44,7 +44,7 @@ class ModelSettings:
     freeze_vision_tower: bool = True
     freeze_projector: bool = False
     new_head: bool = False
-    takes_images: bool = False
+    takes_media: bool = False
 
     @property
     def quantization(self) -> Quantization | None:
@@ -59,5 +59,5 @@ class ModelSettings:
             self.name_or_path,
             trust_remote_code=self.trust_remote_code,
             head_chunk_mb=self.head_chunk_mb,
-            takes_images=self.takes_images,
+            takes_media=self.takes_media,
         )

@@ -16,8 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.utils.base.errors import ThreestepError
-from training.utils.images.models.kept_features import image_inputs
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, read_logits
@@ -25,7 +23,7 @@ from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprob
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 
 class PolicyModel(nn.Module):
@@ -71,16 +69,16 @@ class PolicyModel(nn.Module):
         after_trunk: makes `beside` of this model, the rows and the trunk's states [L, H]; not called where the output
         layer is not linear."""
         asked = (temperature, with_entropy)
-        target_ids_U, predictor_U = rows.reads()  # what several sequences share is read once
+        target_ids_U, predictor_U, read_M = rows.reads()  # what several sequences share is read once
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
-            read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(rows.read_M)
+            read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(read_M)
             return read if after_trunk is None else read._replace(beside=after_trunk(self, rows, hidden_LH))
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
         read = read_logits(logits_UV, target_ids_U, *asked, with_collisions)
-        return (read if with_logits else read._replace(logits_MV=None)).listed(rows.read_M)
+        return (read if with_logits else read._replace(logits_MV=None)).listed(read_M)
 
     @property
     def target_head(self) -> TargetHead | None:
@@ -114,12 +112,11 @@ class ScalarModel(nn.Module):
 
 def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
     inputs = model_inputs(rows, text_attention(model), sliding_window(model))
-    if rows.images:
-        assert rows.pixels is not None, "an image without pixels would be read as a text"
-        inputs |= image_inputs(model, rows.pixels, rows.input_ids_NT.device)
+    if rows.media is not None:
+        inputs |= rows.media.inputs(model, rows.input_ids_NT.device)
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
-        if rows.images:  # without ids, transformers finds the places of images by comparing embeddings
-            raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
+        if rows.media is not None:
+            rows.media.refuse_noise()
         embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
         noise = noise_NTE.to(embeddings.dtype).reshape(len(embeddings), -1, embeddings.shape[-1])
         filling = embeddings.shape[1] - noise.shape[1]  # of a row of whole blocks

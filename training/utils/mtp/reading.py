@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
     from training.utils.models.token_model import PolicyModel
     from training.utils.mtp.layout.entries import MtpEntries

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.mtp.head import MtpHead
 
 

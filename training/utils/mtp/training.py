@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.documents import Document
     from training.utils.contracts.rollout_engine import BorrowHead
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.rows import TokenRows
     from training.utils.models.target_head import TargetHead, TokenLogprobs
     from training.utils.mtp.head import MtpHead
     from training.utils.mtp.layout.entries import MtpEntries

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.utils.dry_run.device import planned_device
+from training.utils.dry_run.media import kept_features_line, planned_media
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.dry_run.plan import (
     LargestForward,
-    PlannedPictures,
-    kept_features_line,
     plan_training,
     rows_at_most,
 )
 from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
-from training.utils.images.run.image_reader import picture_of_model
 from training.utils.loading.configurations import check_positions, check_trains
 
 if TYPE_CHECKING:
@@ -34,9 +32,9 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     sequences = engine.per_device_train_batch_size
     rows = rows_at_most(sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, responses)
     tokens = rows * max_seq_len
-    seen = picture_of_model(model.name_or_path, model.trust_remote_code)
-    pictures = None if seen is None else PlannedPictures(*seen, tokens, tokens * engine.gradient_accumulation_steps)
-    forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, pictures=pictures)
+    together = tokens * engine.gradient_accumulation_steps
+    media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
+    forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media)
     planned = plan_training(built, forward, model, settings, ranks, device)
     head = flags.guests.planned(built, settings, ranks, device)
     sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
@@ -45,7 +43,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
         f"({sequences} x {ranks} ranks x {engine.gradient_accumulation_steps}); a forward of one rank holds at most "
         f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
-    kept = kept_features_line(pictures, flags.model.kept_image_features_mb)
+    kept = kept_features_line(media, flags.model.kept_image_features_mb)
     sentences, held, moments = [*planned.sentences], [*planned.engine.held, kept], [*planned.moments]
     if head is not None:
         sentence, memory = head

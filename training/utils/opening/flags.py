@@ -63,7 +63,7 @@ class OneModelFlags:
     def start(self) -> ModelSettings:
         """How the model that is trained is loaded."""
         new_head = getattr(self.own, "new_head", False)  # of the step that trains reward models
-        return replace(self.model.settings(), takes_images=self.step.reads_images, new_head=new_head)
+        return replace(self.model.settings(), takes_media=self.step.reads_media, new_head=new_head)
 
     @property
     def guests(self) -> GuestSettings:

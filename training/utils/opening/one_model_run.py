@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.images.data.reader import ImageReader
-    from training.utils.layout.pictures import RowImages
+    from training.utils.images.models.pictured import RowImages
     from training.utils.models.settings import ModelSettings
     from training.utils.opening.flags import OneModelFlags
     from training.utils.opening.result import TrainingResult
@@ -117,7 +118,7 @@ def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[I
     """What reads images of rows for the start model, None where the model or the step reads text alone; and why, for
     the sentence on a row with some."""
     start = (flags.start.name_or_path, flags.start.trust_remote_code)
-    return reader_of_model(*start, tokenizer) if flags.step.reads_images else None, why_unread(*start)
+    return reader_of_model(*start, tokenizer) if flags.step.reads_media else None, why_unread(*start)
 
 
 def _checked_images(
@@ -189,11 +190,11 @@ def _engine(
     scores: bool,
     total_steps: int,
     ranks: Ranks,
-    images: RowImages | None,
+    media: RunMedia | None,
 ) -> tuple[PreTrainedModel, TrainingEngine]:
     """The transformers model, and the engine that trains it."""
     settings = flags.engine.settings(flags.own.learning_rate)
-    reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "images": images}
+    reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "media": media}
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:

@@ -15,9 +15,9 @@ from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.startup import Ranks, started_process_group
-from training.utils.images.models.processors import write_beside
 from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
+from training.utils.models.families.processors import write_beside
 from training.utils.opening.saving_check import SavedModel, check_saving
 from training.utils.opening.setup import start_run, with_head_chunk
 from training.utils.outputs.final_models import FinalModels

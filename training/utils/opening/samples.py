@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.layout.order import ShuffledStream
 
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from training.utils.images.spans import ImageSpan
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
+
+
+class SampleMedia(NamedTuple):
+    """The names of a sample's media."""
+
+    names: list[str]
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """Their column of a sample; none without any."""
+        return {"images": self.names} if self.names else {}
 
 
 @dataclass(frozen=True)
@@ -36,9 +47,9 @@ class EvaluationSamples:
         """Without the token that ends it."""
         return str(self.decode(ids[:-1] if ids and ids[-1] in self.end_token_ids else ids))
 
-    def images(self, spans: Sequence[ImageSpan]) -> list[str]:
-        """The names of a row's pictures, which are kept beside samples.jsonl; none of a row without images."""
-        return [] if self.pictures is None else self.pictures.names(spans)
+    def media(self, media: Sequence[ImageSpan]) -> SampleMedia:
+        """The media of a row, whose pictures are kept beside samples.jsonl."""
+        return SampleMedia([] if self.pictures is None else self.pictures.names(media))
 
     def write(self, metrics: MetricsWriter, step: int, samples: Sequence[dict[str, Any]]) -> None:
         """Append them to samples.jsonl; trackers get the first `count`."""

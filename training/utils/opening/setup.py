@@ -29,9 +29,9 @@ from training.utils.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.plan import CheckpointPlan
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.config.arguments import EngineArguments, EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.rows import TokenRows
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_arguments import RunArguments
 

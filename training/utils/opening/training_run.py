@@ -22,10 +22,10 @@ from training.utils.run.traces import Traces, traced
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
+    from training.utils.contracts.media import RunMedia
     from training.utils.divergence.signs import Uniform
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.pictures import RowImages
     from training.utils.layout.planner import PlanSettings
     from training.utils.models.flops import ComputeMeter
     from training.utils.run.metrics import MetricsWriter
@@ -86,7 +86,7 @@ class TrainingRun(Generic[Row]):
     bad_steps: BadSteps = field(default_factory=BadSteps)
     guests: Guests = Guests()
     samples: EvaluationSamples = EvaluationSamples()
-    images: RowImages | None = None
+    media: RunMedia | None = None
 
     @property
     def ranks(self) -> Ranks:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, unshared
 from training.utils.data.rows.documents import group_document, group_tokens, responses_document, row_groups
-from training.utils.layout.pictures import RowImages, lacks_images
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
-from training.utils.layout.transfer import pinned
+from training.utils.layout.with_media import lacks_media
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.opening.training_run import TrainingRun
@@ -57,14 +58,14 @@ def preference_batches(
     pad_token_id: int,
     are_targets: bool,
     rows_at_a_time: int | None = None,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> Iterator[PreferenceBatch]:
     """Lay out this rank's share of the rows `indices`, in parts of `rows_at_a_time` (default: of some forwards of each
     rank), on the CPU (pinned, where the ranks' device is a GPU); every rank gets the same number of micro-batches. The
     same rows, plan and parts give the same micro-batches, and so bit-identical numbers.
 
     are_targets: whether a policy reads log-probabilities of the responses; a reward model predicts no tokens.
-    images: of the rows, if they have some.
+    media: of the rows, if they have some.
     """
     at_a_time = rows_at_a_time or _FORWARDS_AT_A_TIME * plan.ranks * (plan.max_rows_per_micro_batch or 1)
     for start in range(0, len(indices), at_a_time):
@@ -73,13 +74,13 @@ def preference_batches(
         groups = row_groups(taken, plan)
         lengths = [_tokens([taken[number] for number in group], plan) for group in groups]
         step = plan_step(lengths, plan)
-        lacking = lacks_images(step, ranks.rank, [any(taken[number].images for number in group) for group in groups])
+        lacking = lacks_media(step, ranks.rank, [any(taken[number].media for number in group) for group in groups])
         for layout, lacks in zip(step[ranks.rank], lacking, strict=True):
             rows_of = [[[taken[number] for number in groups[place]] for place in row] for row in layout]
             documents = [[_document(group, plan, are_targets) for group in row] for row in rows_of]
             numbers = [number for row in layout for place in row for number in groups[place]]
             responses = [len(taken[number].response_ids) for number in numbers]
-            ranked = ranked_rows(documents, plan.packed, pad_token_id, responses, images, lacks)
+            ranked = ranked_rows(documents, plan.packed, pad_token_id, responses, media, lacks)
             sequences = [
                 (part[number], place, tokens)
                 for number in numbers
@@ -118,7 +119,7 @@ def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targ
     """Lay out an optimizer step on the training rows `taken`. MFU counts the trained model's own forward and
     backward."""
     plan, pad = run.settings.train_plan, run.settings.pad_token_id
-    batches = list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, len(taken), run.images))
+    batches = list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, len(taken), run.media))
     documents = [document for batch in batches for document in batch.documents]
     if not plan.packed:
         documents = [alone for document in documents for alone in unshared(document)]
@@ -130,7 +131,7 @@ def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[
     """This rank's micro-batches of all evaluation rows."""
     plan, pad = run.settings.eval_plan, run.settings.pad_token_id
     rows = run.eval_rows
-    return preference_batches(rows, range(len(rows)), plan, run.ranks, pad, are_targets, images=run.images)
+    return preference_batches(rows, range(len(rows)), plan, run.ranks, pad, are_targets, media=run.media)
 
 
 def response_tokens(row: ResponsesRow) -> list[int]:

@@ -18,10 +18,10 @@ import torch
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.base.transfer import moved, pinned
 from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.transfer import moved, pinned
 from training.utils.loading.given import is_copy_of_object
 from training.utils.models.adapters.lora import adapters_off, is_adapter_tensor
 from training.utils.preference.batches import PreferenceBatch, preference_batches
@@ -73,7 +73,7 @@ def read_rows(
     logprobs_RK = torch.zeros(len(indices), most, dtype=torch.float32, device=engine.ranks.device)
     engine.eval()
     with torch.no_grad(), progress_bar(len(indices), name, engine.ranks.is_main, unit="row") as bar:
-        for laid_out in preference_batches(rows, indices, plan, engine.ranks, pad, True, images=run.images):
+        for laid_out in preference_batches(rows, indices, plan, engine.ranks, pad, True, media=run.media):
             batch = moved(laid_out, engine.ranks.device)
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
             logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch)

@@ -45,13 +45,13 @@ def ranked_samples(
             samples.text(row.prompt_ids.tolist()),
             [samples.text(ids.tolist()) for ids in row.response_ids],
         )
-        images = samples.images(row.images)
+        media = samples.media(row.media)
         found.append(
             {
                 "prompt_index": index,
-                "uid": sample_uid(prompt, *responses, *images),
+                "uid": sample_uid(prompt, *responses, *media.names),
                 "prompt": prompt,
-                **({"images": images} if images else {}),
+                **media.columns,
                 "responses": responses,
                 "scores": scores,
                 "margin": least_margin(scores),

@@ -23,18 +23,18 @@ from training.utils.preference.scoring import score_responses, without_end
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.data.build.arguments import DataArguments
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.layout.pictures import RowImages
     from training.utils.preference.evaluation import ScoredResponses
 
 
 class ScoreRows(Protocol):
     """Scores rows by a model that is loaded."""
 
-    def __call__(self, rows: Sequence[ResponsesRow], images: RowImages | None = None) -> ScoredResponses:
-        """images: of these rows, if they are not those that the model was loaded with. A collective."""
+    def __call__(self, rows: Sequence[ResponsesRow], media: RunMedia | None = None) -> ScoredResponses:
+        """media: of these rows, if they are not those that the model was loaded with. A collective."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ def load_scorer(
     data: DataArguments,
     tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> ScoreRows:
-    """Load the model; return the function that scores rows with it. images: of these rows, if they have some."""
+    """Load the model; return the function that scores rows with it. media: of these rows, if they have some."""
     engine = EngineSettings(dtype=settings.dtype, zero_stage=settings.zero_stage)
-    loading = ModelSettings(settings.model_name_or_path, takes_images=True)
+    loading = ModelSettings(settings.model_name_or_path, takes_media=True)
     check_positions(loading, data.rows.max_seq_len, "--max_seq_len")
     own_pad_token_id = load_config(settings.model_name_or_path).get_text_config().pad_token_id
     longest_tokens = data.rows.max_seq_len
-    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "images": images}
+    reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}
     model = load_under(
         engine, ranks, lambda dtype: load_scalar_model(loading, dtype, tokenizer, must_have_head=True, **reading)
     )
@@ -95,8 +95,8 @@ def load_scorer(
     # there: where pad ends a response, the end token is not seen.
     end_token_id = end_of_conversation_id(tokenizer, conversation_end(data.chat, tokenizer))
 
-    def score(rows: Sequence[ResponsesRow], images: RowImages | None = images) -> ScoredResponses:
+    def score(rows: Sequence[ResponsesRow], media: RunMedia | None = media) -> ScoredResponses:
         rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows
-        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks, images)
+        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks, media)
 
     return score

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.transfer import moved
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.layout.transfer import moved
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.evaluation import ScoredResponses
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.layout.pictures import RowImages
     from training.utils.layout.planner import PlanSettings
-    from training.utils.layout.rows import TokenRows
 
 _PLANNED_ROWS = 1024  # laid out at a time, so that memory does not grow with the dataset
 
@@ -34,15 +34,15 @@ def score_responses(
     plan: PlanSettings,
     pad_token_id: int,
     ranks: Ranks,
-    images: RowImages | None = None,
+    media: RunMedia | None = None,
 ) -> ScoredResponses:
     """Score every response of `rows`. A collective: all ranks call it with the same rows and get the same result.
 
-    read: TokenRows -> float32 [sequences], in eval mode. images: of the rows, if they have some.
+    read: TokenRows -> float32 [sequences], in eval mode. media: of the rows, if they have some.
     Raises ThreestepError where a score is not finite.
     """
     mine, everywhere = [], range(len(rows))
-    for batch in preference_batches(rows, everywhere, plan, ranks, pad_token_id, False, _PLANNED_ROWS, images):
+    for batch in preference_batches(rows, everywhere, plan, ranks, pad_token_id, False, _PLANNED_ROWS, media):
         with torch.no_grad():
             scores_B = read(moved(batch.ranked.rows, ranks.device))
         found = scores_B.double().cpu().numpy()[: len(batch.row_B)]

@@ -38,7 +38,7 @@ class Rewards:
     columns: of the dataset; see `reward_columns`.
     texts_of: returns a rollout's responses as text, of a conversation the last turn; None if no rule reads them.
     turns_of: returns the texts of all turns of each response.
-    pictures_of: returns what functions get as `images` of a prompt; None where no prompt has an image.
+    media_of: returns the columns of a prompt's media for functions; None where no prompt has some.
     """
 
     named: tuple[Reward, ...]
@@ -46,7 +46,7 @@ class Rewards:
     columns: tuple[str, ...] = ()
     texts_of: Callable[[Rollout], Sequence[str]] | None = None
     turns_of: Callable[[Rollout], Sequence[Sequence[str]]] | None = None
-    pictures_of: Callable[[PromptRow], Sequence[Any]] | None = None
+    media_of: Callable[[PromptRow], dict[str, Any]] | None = None
 
 
 def reads_model(named: Sequence[Reward]) -> bool:

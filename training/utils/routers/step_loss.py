@@ -30,8 +30,8 @@ from training.utils.routers.routers import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.rows import TokenRows
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def samples(
         sampled_logprobs_BR=torch.where(inside_BR, -numbers_B[:, None].float(), 0.0),
         ended_B=numbers_B % 2 == 0,
         paths=DrawnPaths(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if in_parallel else None,
-        images=tuple((ImageSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
+        media=tuple((ImageSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
     flat_B = torch.tensor(outcomes).flatten().float()
@@ -138,7 +138,7 @@ def test_images_go_with_their_prompts():
         fresh = samples([[0, 5]], first=10, prompt_width=2, width=3, with_images=True)
         found = with_differing_groups(first, lambda attempt, count, own=fresh: own, tries=1, settings=SETTINGS).samples
         check(found, [10, 1])
-        keys = [[image.key for image in own] for own in found.rollout.images or ()]
+        keys = [[image.key for image in own] for own in found.rollout.media or ()]
         assert keys == [[10], [10], [1], [1]] if with_images else keys == [[10], [10], [], []]
 
 

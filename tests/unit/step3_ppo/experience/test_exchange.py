@@ -38,8 +38,8 @@ def test_what_is_packed_comes_back():
     values = [torch.tensor([0.5, 1.5]), torch.tensor([]), torch.tensor([2.5])]
     assert [part.tolist() for part in unpacked_values(packed_values(values), CPU)] == [[0.5, 1.5], [], [2.5]]
     spans = (ImageSpan(1, 2, (1, 2), key=7), ImageSpan(3, 1, key=300, sees_itself=True))
-    pictured = [sequence(1, 2, 3, 4), replace(sequence(5, 6, 7, 8), images=spans), sequence(9)]
-    assert [each.images for each in unpacked_sequences(packed_sequences(pictured))] == [(), spans, ()]
+    pictured = [sequence(1, 2, 3, 4), replace(sequence(5, 6, 7, 8), media=spans), sequence(9)]
+    assert [each.media for each in unpacked_sequences(packed_sequences(pictured))] == [(), spans, ()]
     parts = [sequence(1, 2, 3, 4), replace(sequence(5, 6, 7, 8), forks=(2, 3)), sequence(9)]
     assert [each.forks for each in unpacked_sequences(packed_sequences(parts))] == [(), (2, 3), ()]
     assert unpacked_sequences(packed_sequences([])) == [] and unpacked_values(packed_values([]), CPU) == []

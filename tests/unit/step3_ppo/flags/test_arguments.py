@@ -151,10 +151,10 @@ def test_each_role_gets_its_own_settings():
     )  # fmt: skip
     shared = {"lora_alpha": 9.0, "lora_dropout": 0.01, "only_optimize_lora": False}
     assert given.model("actor") == ModelSettings(
-        "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", takes_images=True, **shared
+        "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", takes_media=True, **shared
     )
     assert given.model("critic") == ModelSettings(
-        "c", dropout=0.6, lora_dim=8, lora_module_name="y", takes_images=True, **shared
+        "c", dropout=0.6, lora_dim=8, lora_module_name="y", takes_media=True, **shared
     )
     engine = EngineSettings(
         dtype="fp32", offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0

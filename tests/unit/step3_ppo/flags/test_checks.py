@@ -9,12 +9,12 @@ from transformers import Qwen2Config
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from training.step3_ppo.flags import checks
-from training.step3_ppo.flags.checks import check_beside_images, check_models, checked_components
+from training.step3_ppo.flags.checks import check_beside_media, check_models, checked_components
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import Speculation
 from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.spans import ImagePixels
-from training.utils.layout.pictures import RowImages
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 
 
@@ -240,8 +240,8 @@ def beside_images(**given) -> None:
     paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
     flags = ppo_flags(**{**paths, "advantage": "grpo", "num_samples_per_prompt": 2, "reward": "gsm8k", **given})
     components = checked_components(flags)
-    check_beside_images(flags, components, None)
-    check_beside_images(flags, components, RowImages(lambda keys: ImagePixels(torch.zeros(1)), ()))
+    check_beside_media(flags, components, None)
+    check_beside_media(flags, components, RowImages(lambda keys: ImagePixels(torch.zeros(1)), ()))
 
 
 def test_what_reads_images_goes_with_them():

@@ -29,6 +29,7 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.turns import TurnTokens
@@ -36,7 +37,6 @@ from training.utils.data.rows.dataset import ROWS_PER_BATCH, CachedSplit, write_
 from training.utils.environments.acting import history_habit
 from training.utils.environments.loading import load_environments
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rows import TokenRows
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock

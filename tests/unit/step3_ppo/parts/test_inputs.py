@@ -119,7 +119,7 @@ def test_a_reward_sees_the_pictures_of_a_prompt():
         Image.new("RGBA", (3, 2), color).save(file, format="PNG")
         stored[key] = file.getvalue()
     spans = [ImageSpan(at, 1, key=key) for at, key in enumerate((4, 4, 9, 4, 4))]
-    row = PromptRow(0, np.arange(5), "", None, images=tuple(spans), picture_digests=("a", "b", "a"))
+    row = PromptRow(0, np.arange(5), "", None, media=tuple(spans), picture_digests=("a", "b", "a"))
     reader: Any = None
     found = pictures_of(PixelReader(reader, stored), row)
     assert [(one.mode, one.size, one.getpixel((0, 0))) for one in found] == [

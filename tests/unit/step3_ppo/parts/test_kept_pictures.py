@@ -14,12 +14,12 @@ from tests.support.vision_models import PlainScorer, answers, awake, llava, sequ
 from training.step3_ppo.parts.kept_pictures import with_kept_pictures
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
-from training.utils.images.models.scalar_class import scalar_model_class
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.adapters.lora import adapters_off
+from training.utils.models.families.scalar_class import scalar_model_class
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -38,7 +38,7 @@ def made() -> tuple[Any, RowImages, Any, Any, Any]:
     scorer = scalar_model_class(config).from_config(config, dtype=torch.float64).eval().requires_grad_(False)
     scorer.load_state_dict(PlainScorer(family).state_dict())
     for model in (family.model, reference, scorer):
-        read_own_forward(model, images=images)
+        read_own_forward(model, media=images)
     return family, images, family.model, reference, scorer
 
 
@@ -77,7 +77,7 @@ def test_models_whose_tower_is_the_actors_read_its_features():
     for model in models:
         model.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
     prompt = shared_prompt(sequence(family, 2, "image 2", 3), answers(family, 2, 5))
-    for rows in (kept.with_pixels(packed_rows([[prompt]], 0)), kept.with_pixels(packed_rows([[prompt, prompt]], 0))):
+    for rows in (kept.loaded(packed_rows([[prompt]], 0)), kept.loaded(packed_rows([[prompt, prompt]], 0))):
         PolicyModel(models[0])(rows), PolicyModel(models[1])(rows), ScalarModel(models[2])(rows)
     assert len(ran) == 1  # laid out before the first has made them, and beside itself in another row
 
@@ -86,10 +86,10 @@ def test_a_model_with_another_tower_reads_pixels_and_gives_its_own_numbers():
     _, images, actor, reference, scorer = made()
     with torch.no_grad():
         next(scorer.model.vision_tower.parameters()).flatten()[0] += 1.0
-        rows = images.with_pixels(packed_rows([[document] for document in images.examples], 0))
+        rows = images.loaded(packed_rows([[document] for document in images.examples], 0))
         plain_B = ScalarModel(scorer)(rows)
         kept, said = opened(images, actor, reference, scorer)
-        found_B = ScalarModel(scorer)(kept.with_pixels(packed_rows([[one] for one in images.examples], 0)))
+        found_B = ScalarModel(scorer)(kept.loaded(packed_rows([[one] for one in images.examples], 0)))
     assert said[0].startswith("the reward model reads pixels, and no features that are kept: its vision tower or proj")
     assert said[1].endswith("are kept for: actor, reference")
     assert torch.equal(found_B, plain_B)
@@ -102,7 +102,7 @@ def test_a_model_with_another_projector_reads_features_where_they_go_into_it(tra
     actor.model.multi_modal_projector.requires_grad_(trains)
     with torch.no_grad():
         next(scorer.model.multi_modal_projector.parameters()).flatten()[0] += 1.0
-    read_own_forward(scorer, images=images)
+    read_own_forward(scorer, media=images)
     _, said = opened(images, actor, reference, scorer)
     assert said[-1].endswith("actor, reference, reward model" if trains else "actor, reference")
 
@@ -124,9 +124,9 @@ def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
     family = awake(llava())
     documents = [shared_prompt(sequence(family, 2, f"image {key}", 3), answers(family, 4)) for key in (0, 1)]
     images = RowImages(family.pixels, tuple(alone for document in documents for alone in unshared(document)))
-    read_own_forward(family.model, images=images)
+    read_own_forward(family.model, media=images)
     settings = ModelSettings("", lora_dim=2)
-    critic: Any = scalar_model_on_trunk(family.model, settings, pad_token_id=0, images=images).eval()
+    critic: Any = scalar_model_on_trunk(family.model, settings, pad_token_id=0, media=images).eval()
     actor: Any = prepared(family.model, settings).eval()
     for number, model in enumerate((actor, critic)):  # adapters start with 0
         torch.manual_seed(number)
@@ -145,7 +145,7 @@ def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
     critic.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
     prompt = shared_prompt(sequence(family, 1, "image 2", 2), answers(family, 2, 5))
     rows = packed_rows([[*documents, prompt]], 0)
-    expected, found = (numbers_of(actor, critic, of.with_pixels(rows)) for of in (images, kept))
+    expected, found = (numbers_of(actor, critic, of.loaded(rows)) for of in (images, kept))
     assert len(ran) == 3 + 1  # for policy, reference and critic; and once where it is kept
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)

@@ -215,12 +215,12 @@ def pictured(digest: str) -> RolloutRequest:
 def test_rollouts_of_other_pictures_are_refused(tmp_path, model):
     class Blind(TransformersRollout):
         def roll_out(self, model, request):
-            return super().roll_out(model, replace(request, images=None))
+            return super().roll_out(model, replace(request, media=None))
 
     DumpingRollout(Blind(), tmp_path, 0).roll_out(model, pictured("ab12"))
     replayed = rolled_out(ReplayRollout(tmp_path, 0), model, pictured("ab12"))
-    assert [each.images for each in replayed.sequences()] == [(), (), (ImageSpan(1, 2),), (ImageSpan(1, 2),)]
-    for other in (pictured("cd34"), replace(pictured("ab12"), images=None)):
+    assert [each.media for each in replayed.sequences()] == [(), (), (ImageSpan(1, 2),), (ImageSpan(1, 2),)]
+    for other in (pictured("cd34"), replace(pictured("ab12"), media=None)):
         with pytest.raises(ThreestepError, match="holds responses to prompts with other pictures than those that this"):
             ReplayRollout(tmp_path, 0).roll_out(model, other)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.vision_models import with_pixels
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt, together, unshared
 from training.utils.images.spans import (
     ImagePixels,
@@ -72,7 +73,7 @@ def test_parts_of_a_sequence_keep_their_images_and_cut_none():
     assert images_between(images, 5, 6) == ()
     whole = run(9, *images)
     parts = [whole.part(0, 5), whole.part(5, 6), whole.part(6, 9)]
-    assert together(parts).images == images and together(parts).input_ids.equal(whole.input_ids)
+    assert together(parts).media == images and together(parts).input_ids.equal(whole.input_ids)
     for cut in (2, 7):
         for begin, end in ((0, cut), (cut, 9)):
             with pytest.raises(AssertionError, match="cut an image"):
@@ -84,39 +85,37 @@ def test_responses_go_on_from_the_largest_position_of_a_prompt():
     document = shared_prompt(prompt, [run(2, is_target=True), run(3, is_target=True)])
     rows = packed_rows([[plain(run(2)), document]], 0)
     assert [part.first_position for part in document.segments] == [0, 5, 5]
-    assert rows.axes_3NT[0, 0].tolist() == [0, 1, 0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 5, 6, 7]
-    assert rows.axes_3NT[1, 0].tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 2, 4, 5, 6, 5, 6, 7]
-    assert rows.axes_3NT[2, 0].tolist() == [0, 1, 0, 1, 2, 3, 1, 2, 3, 4, 5, 6, 5, 6, 7]
+    assert rows.media.axes_3NT[0, 0].tolist() == [0, 1, 0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 5, 6, 7]
+    assert rows.media.axes_3NT[1, 0].tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 2, 4, 5, 6, 5, 6, 7]
+    assert rows.media.axes_3NT[2, 0].tolist() == [0, 1, 0, 1, 2, 3, 1, 2, 3, 4, 5, 6, 5, 6, 7]
     for alone, response in zip(unshared(document), (2, 3), strict=True):
         (segment,) = alone.segments
-        axes_3T = position_axes(len(segment.tokens), segment.tokens.images)
+        axes_3T = position_axes(len(segment.tokens), segment.tokens.media)
         assert axes_3T[:, 8:].tolist() == [list(range(5, 5 + response))] * 3
 
 
 def test_images_of_rows_stand_in_the_order_of_their_tokens():
     first = shared_prompt(run(8, image(1, 1, 2, key=3), image(5, 1, 2, key=1)), [run(2, is_target=True)] * 3)
     rows = packed_rows([[first, plain(run(2))], [plain(run(4, image(0, 1, 3, key=2)))]], 0)
-    assert [span.key for span in rows.images] == [3, 1, 2]  # of the shared prompt once
-    assert [span.key for span in packed_rows([unshared(first)], 0).images] == [3, 1] * 3
+    assert [span.key for span in rows.media.images] == [3, 1, 2]  # of the shared prompt once
+    assert [span.key for span in packed_rows([unshared(first)], 0).media.images] == [3, 1] * 3
 
 
 def test_padding_is_where_it_is_without_images_and_rows_of_text_have_no_axes():
     texts = packed_rows([[plain(run(5))], [plain(run(2))]], 0)
-    assert texts.axes_3NT is None and texts.images == ()
+    assert texts.media is None
     mixed = packed_rows([[plain(run(5, image(1, 1, 2)))], [plain(run(2))]], 0)
-    assert mixed.axes_3NT[:, 1].tolist() == [texts.position_ids_NT[1].tolist()] * 3
+    assert mixed.media.axes_3NT[:, 1].tolist() == [texts.position_ids_NT[1].tolist()] * 3
     counted = packed_rows([[plain(run(5, ImageSpan(1, 2)))]], 0)
-    assert counted.axes_3NT is None and len(counted.images) == 1
+    assert counted.media.axes_3NT is None and len(counted.media.images) == 1
 
 
 def test_rows_move_with_their_pixels():
-    from dataclasses import replace
-
     rows = packed_rows([[plain(run(5, image(1, 1, 2)))]], 0)
     pixels = ImagePixels(torch.zeros(8, 4), torch.tensor([[1, 2, 4]]))
-    moved = replace(rows, pixels=pixels).to("meta")
-    assert moved.pixels.values.is_meta and moved.pixels.grids_I3.is_meta and moved.axes_3NT.is_meta
-    assert moved.images == rows.images
+    moved = with_pixels(rows, pixels).to("meta")
+    assert moved.media.pixels.values.is_meta and moved.media.pixels.grids_I3.is_meta and moved.media.axes_3NT.is_meta
+    assert moved.media.images == rows.media.images
 
 
 def test_tokens_of_an_image_that_sees_itself_see_later_ones_of_it_alone():
@@ -131,4 +130,4 @@ def test_tokens_of_an_image_that_sees_itself_see_later_ones_of_it_alone():
     rows = ["".join(str(int(one)) for one in row) for row in packed.dense_mask()[0, 0].tolist()]
     assert rows == [row[:8] for row in seen]
     counted = packed_rows([[plain(run(6, ImageSpan(1, 2)))]], 0)
-    assert counted.blocks_NT is None and counted.dense_mask() is None
+    assert counted.media.blocks_NT is None and counted.dense_mask() is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.parallel_texts import TAGS, Path, Text, some_ids, texts
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.parallel import (
     Block,
     MalformedBlocks,
@@ -18,7 +19,7 @@ from training.utils.layout.parallel import (
     parallel_document,
     shared_prompt_in_parallel,
 )
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 
 P, Q, A, B, C, D = 10, 11, 12, 13, 14, 15
 OPEN, PATH, END_PATH, CLOSE = 3, 4, 5, 6

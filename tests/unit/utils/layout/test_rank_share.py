@@ -10,12 +10,12 @@ import torch
 from tests.support.parallel_texts import TAGS
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.contracts.documents import TokenSequence, join, plain
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.spans import ImagePixels, ImageSpan
 from training.utils.layout import rank_share as laid_out
-from training.utils.layout.pictures import RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import documents_of, rank_share
-from training.utils.layout.rows import TokenRows
 from training.utils.layout.trie import NEVER, prompt_groups
 from training.utils.models.token_model import PolicyModel
 
@@ -60,7 +60,7 @@ def test_the_parts_of_a_sequence_that_forks_stay_together():
         assert sorted(index for indices, _ in seen for index in indices) == list(range(6))
         for indices, rows in seen:
             count, width = rows.input_ids_NT.shape
-            assert count == max(1, sum(heights[index] for index in indices)) and rows.visible_NSS is None
+            assert count == max(1, sum(heights[index] for index in indices)) and rows.segments is None
             if len(indices) > 1:
                 assert count <= (plan.max_rows_per_micro_batch or 99)
                 assert count * width <= (plan.max_tokens_per_micro_batch or 999)
@@ -85,22 +85,23 @@ def test_a_rank_without_images_gets_one_where_another_has_some(packed):
     """Three samples of a prompt with an image, one in a forward beside a text: rows have its pixels once for each
     document, and the image that is added is no sequence."""
     spans = (ImageSpan(1, 2, (1, 2), key=5),)
-    samples = [replace(join(torch.arange(4), torch.arange(3) + 50 + own), images=spans) for own in range(3)]
+    samples = [replace(join(torch.arange(4), torch.arange(3) + 50 + own), media=spans) for own in range(3)]
     texts = [join(torch.arange(6) + 10, torch.arange(2) + 60)]
     images = RowImages(lambda keys: ImagePixels(torch.tensor(keys)[:, None]), (plain(samples[0]),))
     plan = PlanSettings(2, 13, 8, True, 13) if packed else PlanSettings(2, max_rows_per_micro_batch=2)
-    shares = [rank_share([*samples, *texts], plan, PAD, rank, CPU, images=images) for rank in range(2)]
+    shares = [rank_share([*samples, *texts], plan, PAD, rank, CPU, media=images) for rank in range(2)]
     assert sorted(index for laid in shares for indices, _ in laid for index in indices) == [0, 1, 2, 3]
     added = 0
     for laid in zip(*shares, strict=True):
-        assert len({bool(rows.images) for _, rows in laid}) == 1
+        assert len({rows.media is not None for _, rows in laid}) == 1
         for indices, rows in laid:
             own = sum(index < 3 for index in indices)
             documents = min(own, 1) if packed else own
-            added += bool(rows.images) and not own
-            assert len(rows.images) == max(documents, bool(rows.images))
-            assert (rows.pixels is None) == (not rows.images) and len(rows.end_B) == len(indices)
-            assert not rows.images or rows.pixels.values.flatten().tolist() == [5] * len(rows.images)
+            added += rows.media is not None and not own
+            assert len(rows.end_B) == len(indices) and (rows.media is not None or not documents)
+            if rows.media is not None:
+                assert len(rows.media.images) == max(documents, 1)
+                assert rows.media.pixels.values.flatten().tolist() == [5] * len(rows.media.images)
     assert added == (1 if packed else 0)
 
 
@@ -175,8 +176,6 @@ def test_texts_that_quote_tags_stay_in_one_piece():
     """What shares no prompt was not drawn: unsupervised texts."""
     plan = PlanSettings(1, 400, 8, True, 400, tags=TAGS)
     ((_, rows),) = rank_share(in_parallel()[:1], plan, PAD, 0, CPU, sharing=False)
-    assert rows.visible_NSS is None
+    assert rows.segments is None
     ((_, rows),) = rank_share(in_parallel()[:1], plan, PAD, 0, CPU)
-    assert (
-        rows.visible_NSS is not None and documents_of(in_parallel()[:1], plan)[0].tokens == rows.input_ids_NT.shape[1]
-    )
+    assert rows.segments is not None and documents_of(in_parallel()[:1], plan)[0].tokens == rows.input_ids_NT.shape[1]

@@ -7,7 +7,9 @@ import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from training.utils.contracts.documents import TokenSequence, join, plain
-from training.utils.layout.rows import PAD_SEGMENT, TokenRows, packed_rows, padded_rows
+from training.utils.contracts.runs import PAD_SEGMENT
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.models.token_model import PolicyModel
 
 PAD, EOS = 0, 2
@@ -40,7 +42,7 @@ def test_the_worked_example_of_the_record():
     assert rows.sequence_M.tolist() == [0, 1]
     assert rows.end_B.tolist() == [2, 4]
     assert int((rows.segment_ids_NT >= 0).sum()) == 5
-    assert rows.visible_NSS is None and rows.dense_mask() is None
+    assert rows.segments is None and rows.dense_mask() is None
     assert all(field.dtype == torch.int64 for name, field in vars(rows).items() if isinstance(field, torch.Tensor))
 
 
@@ -84,13 +86,12 @@ def test_rows_move_whole():
     rows = padded_rows([sequence([5, 6, 7], [2])], 0).to("meta")
     assert isinstance(rows, TokenRows)
     assert all(field.device.type == "meta" for name, field in vars(rows).items() if isinstance(field, torch.Tensor))
-    assert rows.visible_NSS is None
+    assert rows.segments is None
     packed = packed_rows([[plain(sequence([5, 6], [1])), plain(sequence([7, 8], [1]))]], 0).to("meta")
-    assert packed.run_lengths is not None and packed.run_lengths.begins.device.type == "meta"
-    tensors = {name: field for name, field in vars(packed).items() if isinstance(field, torch.Tensor)}
-    assert all(field.device.type == "meta" for field in tensors.values()) and {"visible_NSS", "copies_NS"} <= set(
-        tensors
-    )
+    assert packed.segments.run_lengths is not None and packed.segments.run_lengths.begins.device.type == "meta"
+    tensors = [field for field in vars(packed).values() if isinstance(field, torch.Tensor)]
+    tensors += [packed.segments.visible_NSS, packed.segments.copies_NS]
+    assert all(field.device.type == "meta" for field in tensors)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma3_text"])

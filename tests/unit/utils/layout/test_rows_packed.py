@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
-from training.utils.layout.rows import PAD_SEGMENT, TokenRows, packed_rows, padded_rows
+from training.utils.contracts.runs import PAD_SEGMENT
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows, padded_rows
 
 
 def run(ids: list[int], targets: list[int] = ()) -> TokenSequence:
@@ -24,16 +26,16 @@ def test_the_worked_example_of_the_record():
     assert rows.input_ids_NT.tolist() == [[5, 6, 7, 8, 9]]
     assert rows.position_ids_NT.tolist() == [[0, 1, 2, 0, 1]]
     assert rows.segment_ids_NT.tolist() == [[0, 0, 0, 1, 1]]
-    assert rows.visible_NSS[:, :2, :2].tolist() == [[[True, False], [False, True]]]
+    assert rows.segments.visible_NSS[:, :2, :2].tolist() == [[[True, False], [False, True]]]
     assert rows.target_ids_M.tolist() == [7, 9]
     assert rows.predictor_M.tolist() == [1, 3]
     assert rows.sequence_M.tolist() == [0, 1]
     assert rows.end_B.tolist() == [2, 4]
     assert int((rows.segment_ids_NT >= 0).sum()) == 5
-    assert rows.visible_NSS.dtype == torch.bool
+    assert rows.segments.visible_NSS.dtype == torch.bool
     assert rows.before_NT is None  # not asked for
     numbers = {name: field for name, field in vars(rows).items() if isinstance(field, torch.Tensor)}
-    assert all(field.dtype == torch.int64 for name, field in numbers.items() if name != "visible_NSS")
+    assert all(field.dtype == torch.int64 for field in [*numbers.values(), rows.segments.copies_NS])
 
 
 def test_a_shared_prompt_beside_a_plain_document_by_hand():
@@ -96,14 +98,14 @@ def test_padding_takes_no_position_that_a_model_may_lack():
 def test_where_no_mask_is_needed_positions_count_on():
     """A position that starts again would read as a packed sequence to transformers."""
     rows = packed_rows([[plain(run([5, 6, 7], [1]))], [plain(run([8], []))]], 0)
-    assert rows.visible_NSS is None
+    assert rows.segments is None
     assert rows.position_ids_NT.tolist() == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_no_rows_give_a_row_of_padding():
     rows = packed_rows([], pad_token_id=7)
     assert rows.input_ids_NT.tolist() == [[7]] and rows.segment_ids_NT.tolist() == [[PAD_SEGMENT]]
-    assert rows.visible_NSS is None and int((rows.segment_ids_NT >= 0).sum()) == 0
+    assert rows.segments is None and int((rows.segment_ids_NT >= 0).sum()) == 0
 
 
 @st.composite
@@ -186,7 +188,7 @@ def test_one_sequence_a_row_is_padded_rows(items, min_width):
     alone = [sequence for item in items for sequence in unshared(item)]
     packed = packed_rows([[sequence] for sequence in alone], 0, min_width)
     padded = padded_rows([sequence.segments[0].tokens for sequence in alone], 0, min_width)
-    assert isinstance(packed, TokenRows) and packed.visible_NSS is None
+    assert isinstance(packed, TokenRows) and packed.segments is None
     for name, field in vars(padded).items():
         other = getattr(packed, name)
         assert torch.equal(field, other) if isinstance(field, torch.Tensor) else field == other, name

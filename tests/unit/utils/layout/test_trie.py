@@ -9,9 +9,10 @@ import torch
 
 from tests.support.tries import forked_sequences
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.spans import ImageSpan
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import NEVER, joined, prompt_groups, trie_document, trie_tokens
 from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 
@@ -27,8 +28,10 @@ def texts(document: Document) -> list[str]:
 
 
 def same(one: TokenRows, other: TokenRows) -> None:
-    for name, field in vars(one).items():
-        other_field = getattr(other, name)
+    for name, field in [*vars(one).items(), *vars(one.segments).items()]:
+        if name == "segments":
+            continue
+        other_field = getattr(other if name in vars(other) else other.segments, name)
         equal = torch.equal(field, other_field) if isinstance(field, torch.Tensor) else field == other_field
         assert equal, name
 
@@ -48,8 +51,8 @@ def test_three_samples_by_hand():
     assert rows.sequence_M.tolist() == [0, 0, 0, 1, 1, 1, 1, 2]
     assert rows.predictor_M.tolist() == [1, 2, 4, 1, 2, 4, 6, 1]
     assert rows.end_B.tolist() == [5, 7, 8]
-    assert rows.read_M is not None and rows.read_M.tolist() == [0, 1, 2, 0, 1, 3, 4, 5]
-    assert [part.tolist() for part in rows.reads()] == [[ord(each) for each in "abcdef"], [1, 2, 4, 4, 6, 1]]
+    ids = [ord(each) for each in "abcdef"]
+    assert [part.tolist() for part in rows.reads()] == [ids, [1, 2, 4, 4, 6, 1], [0, 1, 2, 0, 1, 3, 4, 5]]
     assert rows.without_targets().reads()[0].numel() == 0
 
 
@@ -117,11 +120,11 @@ def check_read_back(document: Document, sequences: Sequence[TokenSequence]) -> N
     held[:3] += 1
     assert torch.equal(rows.copies_NT()[0], held)
     assert rows.sequence_M.tolist() == sorted(rows.sequence_M.tolist())
-    ids_U, predictor_U = rows.reads()
+    ids_U, predictor_U, read_M = rows.reads()
     assert len(ids_U) == document.reads + 1
-    if rows.read_M is not None:
-        assert torch.equal(ids_U[rows.read_M], rows.target_ids_M)
-        assert torch.equal(predictor_U[rows.read_M], rows.predictor_M)
+    if read_M is not None:
+        assert torch.equal(ids_U[read_M], rows.target_ids_M)
+        assert torch.equal(predictor_U[read_M], rows.predictor_M)
 
 
 def samples(prompts: int, each: int, response: int = 40) -> list[TokenSequence]:
@@ -173,9 +176,9 @@ def test_images_are_shared_where_they_are_the_same():
 
     document = trie_document([seen(7, "sT"), seen(8, "sT"), seen(7, "sU")], least_tokens=1)
     assert texts(document) == ["pq", "----s", "t", "u", "----st"]
-    assert [len(part.tokens.images) for part in document.segments] == [0, 1, 0, 0, 1]
+    assert [len(part.tokens.media) for part in document.segments] == [0, 1, 0, 0, 1]
     assert [part.first_position for part in document.segments] == [0, 2, 5, 5, 2]  # a grid of 2 x 2 takes 2 positions
-    assert [span.key for span in packed_rows([[document]], 0).images] == [7, 8]
+    assert [span.key for span in packed_rows([[document]], 0).media.images] == [7, 8]
 
 
 def test_the_depths_of_multi_token_prediction_count_every_owner():
@@ -183,6 +186,6 @@ def test_the_depths_of_multi_token_prediction_count_every_owner():
     document = trie_document(sequences, 1)
     entries = mtp_entries(packed_rows([[document]], 0, with_before=True), 3)
     for depth, entry in enumerate(entries, start=1):
-        assert entry.rows.read_M is None and entry.rows.first_U is None
+        assert entry.rows.segments.repeats is None
         expected = mtp_targets([plain(each) for each in sequences], depth)
         assert entry.rows.target_ids_M.numel() == mtp_targets([document], depth) == expected > 0

@@ -15,8 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from tests.support.vision_models import FAMILIES, answers, awake, sequence
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain, shared_prompt, unshared
-from training.utils.images.models.pictured import own_inputs, why_not_pictured
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages, own_inputs
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
@@ -49,8 +48,8 @@ def row(family, *parts, seed):
 
 
 def load(folder, images=None, must_have_head=True, **settings):
-    settings = ModelSettings(str(folder), takes_images=True, **settings)
-    return load_scalar_model(settings, torch.float64, TOKENIZER, must_have_head, images=images).eval()
+    settings = ModelSettings(str(folder), takes_media=True, **settings)
+    return load_scalar_model(settings, torch.float64, TOKENIZER, must_have_head, media=images).eval()
 
 
 @pytest.fixture(
@@ -99,7 +98,7 @@ def test_plain_transformers_reads_the_same_scores(made):
     weight_1H = load_file(made.folder / "model.safetensors")["score.weight"]
     pair = shared_prompt(sequence(made.family, 3, "image 1", 2, "image 0", seed=3), answers(made.family, 3, 5))
     text = plain(sequence(made.family, 6, seed=4))
-    rows = made.images.with_pixels(packed_rows([[pair, text]], 0))
+    rows = made.images.loaded(packed_rows([[pair, text]], 0))
     with torch.no_grad():
         scores_B = ScalarModel(made.model)(rows)
         values_M = ScalarModel(made.model)(rows, at="targets")
@@ -127,11 +126,11 @@ def test_it_is_checked_on_images_before_it_trains(made):
     own, read = own_forward_of(made.model), ScalarModel(made.model)
     check_padded(made.model, read, CPU)
     assert why_not_packed(made.model, read, 20, CPU) is None
-    assert own.pictured.of_scores and len(own.pictured.numbers_M) == 2
-    reason = why_not_pictured(own.pictured, lambda rows: read(rows) + 1e-4, CPU, text=None)
+    assert own.with_media.of_scores and len(own.with_media.numbers_M) == 2
+    reason = own.with_media.why_not(lambda rows: read(rows) + 1e-4, CPU, text=None)
     assert reason.startswith("rows with images differ by 0.0001 ")
-    constant_B = own.pictured.numbers_M.float()
-    assert why_not_pictured(own.pictured, lambda rows: constant_B, CPU, None) == (
+    constant_B = own.with_media.numbers_M.float()
+    assert own.with_media.why_not(lambda rows: constant_B, CPU, None) == (
         "another image changes nothing that it computes"
     )
 
@@ -151,9 +150,9 @@ def test_a_tensor_that_is_not_there_is_refused(made, tmp_path):
 def test_a_language_model_is_no_reward_model_and_the_other_way_round(made):
     with pytest.raises(ThreestepError, match="expected a model for sequence classification, got "):
         load(made.place / "language")
-    settings = ModelSettings(str(made.folder), takes_images=True)
+    settings = ModelSettings(str(made.folder), takes_media=True)
     with pytest.raises(ThreestepError, match="expected a language model, got a model for sequence classification"):
-        load_causal_lm(settings, torch.float64, 96, images=made.images)
+        load_causal_lm(settings, torch.float64, 96, media=made.images)
 
 
 def test_adapters_stand_on_the_language_model_alone(made):
@@ -166,8 +165,8 @@ def test_adapters_stand_on_the_language_model_alone(made):
 
 def test_a_critic_on_the_trunk_of_a_policy(made):
     """The same weights, of images too."""
-    settings = ModelSettings(str(made.place / "language"), takes_images=True)
-    policy = load_causal_lm(settings, torch.float64, 96, images=made.images)
-    critic = scalar_model_on_trunk(policy, ModelSettings("", freeze_vision_tower=False), 0, images=made.images)
-    assert own_forward_of(critic).pictured.of_scores and type(critic).__name__ == type(made.model).__name__
+    settings = ModelSettings(str(made.place / "language"), takes_media=True)
+    policy = load_causal_lm(settings, torch.float64, 96, media=made.images)
+    critic = scalar_model_on_trunk(policy, ModelSettings("", freeze_vision_tower=False), 0, media=made.images)
+    assert own_forward_of(critic).with_media.of_scores and type(critic).__name__ == type(made.model).__name__
     assert critic.model.get_input_embeddings().weight is policy.model.get_input_embeddings().weight

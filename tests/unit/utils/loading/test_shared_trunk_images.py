@@ -11,19 +11,19 @@ import torch
 from tests.support.two_roles import read_while_learning, trained
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
 from training.utils.contracts.documents import plain, shared_prompt, together
-from training.utils.images.models.scalar_class import scalar_model_class
-from training.utils.images.models.vision import is_of_vision
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
+from training.utils.models.families.parts import is_beside_language
+from training.utils.models.families.scalar_class import scalar_model_class
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of, read_own_forward
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 
-ACTOR = ModelSettings("", lora_dim=3, takes_images=True)
-CRITIC = ModelSettings("", lora_dim=2, lora_alpha=6.0, takes_images=True)
+ACTOR = ModelSettings("", lora_dim=3, takes_media=True)
+CRITIC = ModelSettings("", lora_dim=2, lora_alpha=6.0, takes_media=True)
 
 
 def images_of(family: Family) -> RowImages:
@@ -45,15 +45,15 @@ def start(name: str) -> tuple[Family, RowImages]:
     """A family as it is loaded: its own forward is measured before adapters are put on."""
     family = awake(FAMILIES[name]())
     images = images_of(family)
-    read_own_forward(family.model, images=images)
+    read_own_forward(family.model, media=images)
     return family, images
 
 
 def shared(name: str) -> tuple[Any, Any]:
     family, images = start(name)
-    critic = scalar_model_on_trunk(family.model, CRITIC, pad_token_id=0, images=images)
+    critic = scalar_model_on_trunk(family.model, CRITIC, pad_token_id=0, media=images)
     own = own_forward_of(critic)
-    assert own is not None and own.pictured is not None and own.pictured.of_scores
+    assert own is not None and own.with_media is not None and own.with_media.of_scores
     return prepared(family.model, ACTOR), critic.eval()
 
 
@@ -64,7 +64,7 @@ def apart(name: str) -> tuple[Any, Any]:
     config.num_labels = 1
     critic = scalar_model_class(config).from_config(config).double().eval()
     critic.base_model.load_state_dict(family.model.base_model.state_dict())
-    read_own_forward(critic, images=images)
+    read_own_forward(critic, media=images)
     return prepared(family.model, ACTOR), prepared(critic, CRITIC)
 
 
@@ -74,7 +74,7 @@ def test_it_reads_and_learns_as_two_separate_models_do(name):
     family = FAMILIES[name]()
     prompt = shared_prompt(sequence(family, 2, "image 0", 3), answers(family, 2, 5))
     text = shared_prompt(sequence(family, 6), answers(family, 3))
-    rows = images_of(family).with_pixels(packed_rows([[prompt, text]], 0))
+    rows = images_of(family).loaded(packed_rows([[prompt, text]], 0))
     numbers, weights = [], []
     for make in (shared, apart):
         actor, critic = make(name)
@@ -92,7 +92,7 @@ def test_a_new_critic_passes_the_check_of_images_though_it_scores_everything_0(n
     _, critic = shared(name)
     check_padded(critic, ScalarModel(critic), torch.device("cpu"))
     own = own_forward_of(critic)
-    assert own is not None and own.pictured is not None and not own.pictured.numbers_M.any()
+    assert own is not None and own.with_media is not None and not own.with_media.numbers_M.any()
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
@@ -100,7 +100,7 @@ def test_tower_and_projector_are_there_once_and_frozen(name):
     actor, critic = shared(name)
     places = []
     for model in (actor, critic):
-        of_vision = is_of_vision(model)
+        of_vision = is_beside_language(model)
         weights = [weight for part, weight in model.named_parameters() if of_vision(part)]
         assert weights and not any(weight.requires_grad for weight in weights)
         places.append({weight.data_ptr() for weight in weights})

@@ -79,6 +79,6 @@ def test_every_setting_is_passed_on():
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()
     assert dataclasses.asdict(settings) == {
-        "name_or_path": "m", "trains_adapter_on": False, "takes_images": False, "new_head": False, **given
+        "name_or_path": "m", "trains_adapter_on": False, "takes_media": False, "new_head": False, **given
     }  # fmt: skip
     assert ModelArguments(model_name_or_path="m").settings() == ModelSettings("m")

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.varlen_reference import varlen_attn
 from training.utils.base.errors import ThreestepError
-from training.utils.layout.rows import TokenRows
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models import attention_choice, layout_check
 from training.utils.models.attention import varlen_attention
@@ -167,7 +167,7 @@ def test_all_that_was_left_is_tried_before_rows_are_padded(monkeypatch):
     policy = PolicyModel(model)
 
     def read(rows: TokenRows) -> torch.Tensor:
-        if rows.visible_NSS is not None:
+        if rows.segments is not None:
             raise RuntimeError(f"no {model.config._attn_implementation}")
         return policy(rows).logprobs_M
 

@@ -11,7 +11,8 @@ from tests.support.random_rows import random_rows
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models import compiled
 from training.utils.models.adapters.lora import add_lora

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.base.errors import ThreestepError
-from training.utils.layout.rows import TokenRows
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -83,8 +83,9 @@ def test_a_hybrid_whose_other_layers_look_through_the_mask():
 @pytest.mark.parametrize("family", GOOD)
 def test_a_mask_that_a_model_ignores(family, make):
     def all_seen(rows: TokenRows) -> TokenRows:
-        seen = rows.visible_NSS
-        return replace(rows, visible_NSS=None if seen is None else torch.ones_like(seen))
+        segments = rows.segments
+        seen = segments and replace(segments, visible_NSS=torch.ones_like(segments.visible_NSS))
+        return replace(rows, segments=seen)
 
     assert reason(good(make, family), change=all_seen) == "its attention lets one document of a row look into another"
 
@@ -92,7 +93,7 @@ def test_a_mask_that_a_model_ignores(family, make):
 @pytest.mark.parametrize("family", GOOD)
 def test_a_mask_that_a_model_makes_up_from_positions(family):
     """Documents stand apart where positions start again (not in OPT), but a second response sees the first."""
-    said = reason(good(tiny_causal_lm, family), change=lambda rows: replace(rows, visible_NSS=None))
+    said = reason(good(tiny_causal_lm, family), change=lambda rows: replace(rows, segments=None))
     if family == "opt":
         assert said == "its attention lets one document of a row look into another"
     else:

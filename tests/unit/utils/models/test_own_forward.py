@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from tests.support.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from tests.support.versions import since
 from training.utils.base.errors import ThreestepError
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import difference_now, own_forward_of, read_own_forward

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.vision_models import FAMILIES, IMAGE_ID, answers, awake, gemma3, qwen2_vl, sequence
+from tests.support.vision_models import FAMILIES, IMAGE_ID, answers, awake, gemma3, qwen2_vl, sequence, with_pixels
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain, shared_prompt, together, unshared
 from training.utils.images.spans import position_axes
@@ -47,7 +47,7 @@ def rows_of_documents(family):
 
 def packed(family, documents):
     rows = packed_rows(documents, 0)
-    return replace(rows, pixels=family.pixels([image.key for image in rows.images]))
+    return with_pixels(rows, family.pixels([image.key for image in rows.media.images]))
 
 
 def gradients(model, loss):
@@ -98,12 +98,12 @@ def test_padded_rows_give_them_too(family, rows_of_documents):
 def test_swapped_images_are_seen_and_do_not_reach_other_documents(family, rows_of_documents):
     policy, rows = PolicyModel(family.model), packed(family, rows_of_documents)
     before = policy(rows).logprobs_M
-    keys = [image.key for image in rows.images]
+    keys = [image.key for image in rows.media.images]
     assert len(keys) == 6  # the shared prompts' once
     pixels = family.pixels(keys)
     per_image = pixels.values.split(pixels.counts)
     changed = torch.cat([-per_image[0], *per_image[1:]])
-    after = policy(replace(rows, pixels=replace(pixels, values=changed))).logprobs_M
+    after = policy(with_pixels(rows, replace(pixels, values=changed))).logprobs_M
     of_first = rows.sequence_M < 3
     assert ((after - before)[of_first].abs() > 1e-4).all()
     assert torch.equal(after[~of_first], before[~of_first])
@@ -134,11 +134,11 @@ def test_positions_are_those_of_the_models_own_function():
             parts += [f"image {key}", int(torch.randint(1, 5, (), generator=draw))]
         tokens = sequence(family, *parts)
         ids = tokens.input_ids.unsqueeze(0)
-        grids_I3 = family.pixels([image.key for image in tokens.images]).grids_I3 if count else None
+        grids_I3 = family.pixels([image.key for image in tokens.media]).grids_I3 if count else None
         expected, _ = family.model.model.get_rope_index(
             ids, mm_token_type_ids=(ids == IMAGE_ID).int(), image_grid_thw=grids_I3
         )
-        assert torch.equal(position_axes(len(tokens), tokens.images), expected[:, 0])
+        assert torch.equal(position_axes(len(tokens), tokens.media), expected[:, 0])
         assert tokens.positions == int(expected.max()) + 1
 
 
@@ -146,7 +146,7 @@ def test_what_does_not_fit_images_is_refused(family, rows_of_documents):
     rows = packed(family, rows_of_documents)
     policy = PolicyModel(family.model)
     with pytest.raises(AssertionError, match="an image without pixels would be read as a text"):
-        policy(replace(rows, pixels=None))
+        policy(with_pixels(rows, None))
     with pytest.raises(ThreestepError, match="noise on the embeddings would hide the places of images"):
         policy(rows, noise_NTE=torch.zeros(*rows.input_ids_NT.shape, 32))
     from training.utils.models.attention.attention import model_inputs

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 PAD = 0

@@ -13,9 +13,9 @@ from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.plan import CheckpointPlan
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.engine.config.arguments import EngineArguments, EngineSettings
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.layout.rows import TokenRows
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.opening import setup

@@ -52,7 +52,7 @@ def test_each_row_has_its_own_scores():
 def test_pairs_with_the_same_texts_and_other_pictures_are_told_apart():
     pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
     samples = EvaluationSamples(2, decode=lambda ids: "text", pictures=pictures)
-    seen = [replace(pair, images=(ImageSpan(0, 1, key=key),)) for key, pair in enumerate(rows(2, 2))]
+    seen = [replace(pair, media=(ImageSpan(0, 1, key=key),)) for key, pair in enumerate(rows(2, 2))]
     one, other = ranked_samples(seen, [0, 1], scored(2, 2), samples)
     assert (one["images"], other["images"]) == (["sha 0"], ["sha 1"]) and one["uid"] != other["uid"]
 
@@ -62,7 +62,7 @@ def test_many_before_and_after_training_and_some_between(step, most, written, mo
     monkeypatch.setattr(ranked, "MOST_ROWS", most)
     lines: list[Any] = []
     samples = SimpleNamespace(rows=lambda total, seed: [3, 7], write=lambda metrics, step, own: lines.extend(own))
-    samples.text, samples.images = TEXT.text, TEXT.images
+    samples.text, samples.media = TEXT.text, TEXT.media
     settings = SimpleNamespace(seed=1, total_steps=10)
     run: Any = SimpleNamespace(samples=samples, eval_rows=rows(*[2] * 9), settings=settings, metrics=None)
     write_ranked_samples(run, step, scored(*[2] * 9))

@@ -11,7 +11,8 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.routers.test_routers import run, tiny
 from training.utils.contracts.documents import plain
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 from training.utils.routers.step_loss import RouterLoss, router_losses
 

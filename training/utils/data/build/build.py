@@ -26,7 +26,6 @@ from training.utils.data.build.portions import (
     share_sentence,
 )
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.build.splits import parse_data_split
 from training.utils.data.cache.cache import PICTURES, WAITING, Log, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
@@ -34,13 +33,14 @@ from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.files.readers import split_reader
-from training.utils.data.rows.pictures import Pictures, PictureWriter
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.data.sources.row_versions import ROWS
 from training.utils.images.data.reader import ImageReader, PixelReader
+from training.utils.images.data.row_pictures import RowPictures
+from training.utils.images.stored import Pictures, PictureWriter
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments

@@ -15,7 +15,7 @@ from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.build.row_pictures import RowPictures
+    from training.utils.images.data.row_pictures import RowPictures
 
 NAME = "generated"
 

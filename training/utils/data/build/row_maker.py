@@ -16,13 +16,13 @@ import numpy as np
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.build.parallel_thinking import ParallelCheck
-from training.utils.data.build.row_pictures import RowPictures, after_cut
 from training.utils.data.build.samples import read_carried, read_margins
 from training.utils.data.build.sentences import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.build.strategies import GLUED, ChatText, PlainText, ReadSample, is_glued
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece, fit_conversation, joined
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
 from training.utils.data.sources.formats.messages import BadConversation
+from training.utils.images.data.row_pictures import RowPictures, after_cut
 from training.utils.layout.parallel import MalformedBlocks
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class RowMaker:
             self._count_ends(zip(one.sample.pieces[prompts:], responses, strict=True))
         response_ids = tuple(np.array(own, np.int32) for own in responses)
         prompt = np.array(prompt_ids, np.int32)
-        return ResponsesRow(one.row_id, prompt, response_ids, one.margins, tags, images=spans)
+        return ResponsesRow(one.row_id, prompt, response_ids, one.margins, tags, media=spans)
 
     def _count_ends(self, learnt: Iterable[tuple[TextPiece, Ids]]) -> None:
         """Count the special tokens in what is learnt: those at the end of a response, and those before it."""

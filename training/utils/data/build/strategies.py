@@ -25,8 +25,8 @@ from training.utils.data.sources.formats.messages import (
 from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
 
 if TYPE_CHECKING:
-    from training.utils.data.build.row_pictures import RowPicture, RowPictures
     from training.utils.data.sources.raw_dataset import PromptRawDataset
+    from training.utils.images.data.row_pictures import RowPicture, RowPictures
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from training.utils.data.sources.row_versions import ROWS
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.cache.reports import Counts
-    from training.utils.data.rows.pictures import Pictures
+    from training.utils.images.stored import Pictures
 
 
 def build_unsupervised(

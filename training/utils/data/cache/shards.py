@@ -25,7 +25,7 @@ from training.utils.data.cache.shard_files import (
 )
 from training.utils.data.cache.workers import run_jobs, worker_count
 from training.utils.data.rows.dataset import join_files, picture_keys, write_rows
-from training.utils.data.rows.pictures import Pictures, PictureWriter, copy_pictures
+from training.utils.images.stored import Pictures, PictureWriter, copy_pictures
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ class HubRows:
     opened. With HF_HUB_OFFLINE=1 nothing is asked: what that cache holds is read, and the commit is the cached one.
     """
 
-    folder: str | None = None  # of pictures beside the rows
+    folder: str | None = None  # of files beside the rows
 
     def __init__(self, address: str, flag: str) -> None:
         self.address = f"hub:{address}"

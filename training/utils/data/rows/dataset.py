@@ -23,7 +23,8 @@ import pyarrow as pa
 
 from training.utils.base.storage import HashedFile, share
 from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
-from training.utils.data.rows.pictures import KEY_AT, SPAN_NUMBERS, PictureStore, span_numbers, spans_of
+from training.utils.images.numbers import KEY_AT, SPAN_NUMBERS, span_numbers, spans_of
+from training.utils.images.stored import PictureStore
 
 ROWS_PER_BATCH = 2048
 
@@ -161,7 +162,7 @@ def _to_column(name: str, rows: list[Any]) -> pa.Array:
     if name == "loss_spans":
         return _spans([row.loss_mask for row in rows])
     if name == "images":
-        return _ragged([span_numbers(row.images) for row in rows])
+        return _ragged([span_numbers(row.media) for row in rows])
     values = [getattr(row, name) for row in rows]
     if name == "response_ids":
         return pa.ListArray.from_arrays(
@@ -235,6 +236,8 @@ class _Batch:
         """The fields of a row, by name."""
         read = {name: column[index] for name, column in self.columns.items()}
         read |= {name: _FIELDS[name](value) for name, value in read.items() if name in _FIELDS}
+        if "images" in read:
+            read["media"] = spans_of(read.pop("images"))
         if "loss_spans" in read:
             read["loss_mask"] = np.zeros(len(read["input_ids"]), dtype=bool)
             for begin, end in read.pop("loss_spans").reshape(-1, 2):
@@ -246,7 +249,6 @@ class _Batch:
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "margins": lambda margins: margins if len(margins) else None,
     "parallel_tags": lambda tags: tuple(tags.tolist()) or None,
-    "images": spans_of,
     "prompt_text": lambda text: text.as_py(),
     "reference": lambda text: json.loads(text.as_py()) if text.is_valid else None,
     "columns": lambda text: json.loads(text.as_py()) if text.is_valid else {},

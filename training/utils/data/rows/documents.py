@@ -31,7 +31,7 @@ def sentence_document(row: SentenceRow) -> Document:
 
 
 def _sentence(row: SentenceRow) -> TokenSequence:
-    return TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask), row.images)
+    return TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask), row.media)
 
 
 def written_tokens(is_target: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
         tokens = torch.tensor(ids, dtype=torch.int64)
         return TokenSequence(tokens, torch.full((len(ids),), is_target))
 
-    prompt = replace(run(row.prompt_ids, False), images=row.images)
+    prompt = replace(run(row.prompt_ids, False), media=row.media)
     responses = [run(ids, are_targets) for ids in row.response_ids]
     if row.parallel_tags is None:
         return shared_prompt(prompt, responses)
@@ -62,9 +62,9 @@ def prompt_document(row: PromptRow) -> Document:
     first tokens that are no image's, which are to be predicted."""
     ids = torch.from_numpy(row.flipped_prompt_ids[::-1].astype(np.int64))
     is_text = torch.ones(len(ids), dtype=torch.bool)
-    for image in row.images:
+    for image in row.media:
         is_text[image.begin : image.end] = False
-    return plain(replace(join(ids, ids[is_text][:_STANDING_IN]), images=row.images))
+    return plain(replace(join(ids, ids[is_text][:_STANDING_IN]), media=row.media))
 
 
 def row_groups(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> list[list[int]]:
@@ -103,4 +103,4 @@ def _sequences(row: SentenceRow | ResponsesRow) -> list[TokenSequence]:
     if isinstance(row, SentenceRow):
         return [_sentence(row)]
     prompt, *responses = (torch.tensor(ids, dtype=torch.int64) for ids in (row.prompt_ids, *row.response_ids))
-    return [replace(join(prompt, response), images=row.images) for response in responses]
+    return [replace(join(prompt, response), media=row.media) for response in responses]

@@ -38,7 +38,7 @@ def document_of(row: Row) -> Document:
     ids = row.flipped_prompt_ids[::-1] if isinstance(row, PromptRow) else row.input_ids
     is_target = torch.full((len(ids),), not isinstance(row, PromptRow))
     is_target[0] = False
-    images = row.images if isinstance(row, PromptRow) else ()
+    images = row.media if isinstance(row, PromptRow) else ()
     return plain(TokenSequence(torch.tensor(ids.copy(), dtype=torch.int64), is_target, images))
 
 
@@ -49,13 +49,14 @@ def layout_of(document: Document) -> dict[str, list]:
     column. Per sequence: `sequence_ends`, the index of its last token."""
     rows = packed_rows([[document]], pad_token_id=0)  # as wide as the document: there is no padding
     count = len(document.segments)
-    visible_SS = torch.ones(1, 1) if rows.visible_NSS is None else rows.visible_NSS[0, :count, :count]
+    visible_SS = torch.ones(1, 1) if rows.segments is None else rows.segments.visible_NSS[0, :count, :count]
+    axes_3NT = None if rows.media is None else rows.media.axes_3NT
     loss_mask_T = torch.cat([segment.tokens.is_target for segment in document.segments])
     return {
         "input_ids": rows.input_ids_NT[0].tolist(),
         "loss_mask": loss_mask_T.int().tolist(),
         "position_ids": rows.position_ids_NT[0].tolist(),
-        **({} if rows.axes_3NT is None else {"position_axes": rows.axes_3NT[:, 0].tolist()}),
+        **({} if axes_3NT is None else {"position_axes": axes_3NT[:, 0].tolist()}),
         "segment_ids": rows.segment_ids_NT[0].tolist(),
         "visible": visible_SS.int().tolist(),
         "sequence_ends": rows.end_B.tolist(),
@@ -67,7 +68,7 @@ def row_as_data(row: Row, decode: Decode) -> dict[str, Any]:
     worst again as `chosen` and `rejected`. Other phases have `text`, and `loss_texts`: the runs that carry loss."""
     document = document_of(row)
     data: dict[str, Any] = {"row_id": row.row_id, "tokens": row.length_tokens, **layout_of(document)}
-    if images := [asdict(image) for segment in document.segments for image in segment.tokens.images]:
+    if images := [asdict(image) for segment in document.segments for image in segment.tokens.media]:
         data["images"] = images
     if isinstance(row, ResponsesRow):
         prompt, responses = response_texts(row, decode)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.documents import Document
-    from training.utils.images.models.pictured import PicturedForward
+    from training.utils.contracts.media import MediaForward
 
 _SAMPLES = 2
 _MOST_GIVEN = 8  # of the response of an example with images
@@ -66,13 +66,13 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
 def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
     """Return None if log-probabilities decoded in `way` are those of `own`, else the reason why not."""
     reason = _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _decoded(model, cases, way))
-    if reason is not None or own.pictured is None:
+    if reason is not None or own.with_media is None:
         return reason
     if not way.padded:
         return "it is not given positions, which prompts with images need"
-    cases, numbers_M = _pictured_cases(own, own.pictured)
-    pixels_of = own.pictured.images.pixels_of
-    tolerance = own.pictured.tolerance
+    cases, numbers_M = _pictured_cases(own, own.with_media)
+    pixels_of = own.with_media.media.pixels_of
+    tolerance = own.with_media.tolerance
     reason = _why_other(cases, numbers_M, tolerance, lambda cases: _decoded(model, cases, way, pixels_of))
     return None if reason is None else f"of prompts with images {reason}"
 
@@ -147,18 +147,18 @@ def _unknown(prompt_ids_P: torch.Tensor, short: Sequence[_Case]) -> list[_Case]:
     return [_Case(prompt_ids_P, case.response_ids[:1], False) for case in short[:_SAMPLES]]
 
 
-def _pictured_cases(own: OwnForward, pictured: PicturedForward) -> tuple[list[_Case], torch.Tensor]:
+def _pictured_cases(own: OwnForward, pictured: MediaForward) -> tuple[list[_Case], torch.Tensor]:
     """Return two cases for each example, the first response of its row and what ends before it, between two of a text;
     and the numbers of the known ones."""
     cases, numbers = list[_Case](), list[torch.Tensor]()
     at = 0
-    for document in pictured.images.examples:
+    for document in pictured.media.examples:
         tokens = document.segments[0].tokens
         target_M = tokens.is_target.nonzero().flatten().tolist()
         begin = target_M[0]
         count = next((place for place, target in enumerate(target_M) if target != begin + place), len(target_M))
         count = min(count, _MOST_GIVEN)
-        ids, images = tokens.input_ids.tolist(), images_between(tokens.images, 0, begin)
+        ids, images = tokens.input_ids.tolist(), images_between(tokens.media, 0, begin)
         case = _Case(tokens.input_ids[:begin], ids[begin : begin + count], True, images)
         cases += [replace(case, response_ids=ids[begin : begin + 1], is_known=False), case]
         numbers.append(pictured.numbers_M[at : at + count])
@@ -173,7 +173,7 @@ def _decoded(
     """Return, for each case, the log-probabilities (float64) of its response's tokens, given one by one."""
     request = _request(cases, model.device)
     if pixels_of is not None:
-        request = replace(request, images=PromptImages(tuple(case.images for case in cases[::_SAMPLES]), pixels_of))
+        request = replace(request, media=PromptImages(tuple(case.images for case in cases[::_SAMPLES]), pixels_of))
     parts = [(list(range(len(cases))), request)] if way.padded else list(of_one_length(request))
     read: list[list[torch.Tensor]] = [[] for _ in cases]
     for rows, part in parts:

@@ -74,7 +74,7 @@ class Decoding:
         self.cache: Any = roomy_cache(model, self.length + self._most) if way.cache == OURS else None
         self.input_ids = request.prompt_ids_BP
         self.mask = torch.nn.functional.pad(prompt_mask_BP.long(), (0, self._most), value=1)
-        assert way.padded or request.images is None, "only padded prompts are given positions"
+        assert way.padded or request.media is None, "only padded prompts are given positions"
         self._prompts = prompt_inputs(model, request, self._accepted)
         self.position_ids = self._prompts.last_B1
         self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
@@ -172,5 +172,5 @@ def of_one_length(request: RolloutRequest) -> Iterator[tuple[list[int], RolloutR
         ids_BP = request.prompt_ids_BP[prompts][request.prompt_mask_BP[prompts]].view(len(prompts), length)
         mask_BP = torch.ones_like(ids_BP).bool()
         seeds: Sequence[int] = [request.seeds[row] for row in rows]
-        own = None if request.images is None else request.images.picked(prompts)
-        yield rows, replace(request, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP, seeds=seeds, images=own)
+        own = None if request.media is None else request.media.picked(prompts)
+        yield rows, replace(request, prompt_ids_BP=ids_BP, prompt_mask_BP=mask_BP, seeds=seeds, media=own)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.images.models.kept_features import image_inputs
+from training.utils.images.inputs import image_inputs
 from training.utils.images.spans import left_padded_axes, positions_taken
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PromptInputs:
 
 def prompt_inputs(model: Any, request: RolloutRequest, accepted: Container[str]) -> PromptInputs:
     """accepted: names of the arguments of the model's forward."""
-    mask_BP, images = request.prompt_mask_BP, request.images
+    mask_BP, images = request.prompt_mask_BP, request.media
     position_ids_BP = (mask_BP.long().cumsum(-1) - 1).clamp(min=0)
     if images is None or not any(images.spans):
         return PromptInputs(position_ids_BP, position_ids_BP[:, -1:])

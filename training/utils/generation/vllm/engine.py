@@ -157,11 +157,11 @@ class VllmRollout(RolloutEngine):
     def check(
         self, lent: contextlib.AbstractContextManager[PreTrainedModel], own: OwnForward, drawing: Drawing = IN_ONE_PIECE
     ) -> list[str]:
-        if own.pictured is None:
+        if own.with_media is None:
             return []
         with lent as model:
             self._vllm.hold(model)
-            reason, name = why_other_images(self._vllm, own.pictured, model.dtype), type(model).__name__
+            reason, name = why_other_images(self._vllm, own.with_media, model.dtype), type(model).__name__
             self._vllm.sleep()
         if reason is not None:
             raise ThreestepError(f"vLLM does not read images as {name} does: {reason}; use --rollout_engine hf")
@@ -217,7 +217,7 @@ class VllmRollout(RolloutEngine):
         """One per sequence; ThreestepError if one is too long. dtype: of pixels."""
         ids_BP, mask_BP = request.repeated()
         most, count = request.sampling.max_new_tokens, request.samples_per_prompt
-        images = [()] * len(request.prompt_ids_BP) if request.images is None else placed_images(request.images, dtype)
+        images = [()] * len(request.prompt_ids_BP) if request.media is None else placed_images(request.media, dtype)
         images_B = [own for own in images for _ in range(count)]
         rows = zip(ids_BP.cpu(), mask_BP.cpu(), request.seeds, images_B, strict=True)
         requests = [_Request(ids[mask].tolist(), seed, own) for ids, mask, seed, own in rows]

@@ -22,15 +22,15 @@ from training.utils.models.tensors.rounding import rms
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
-    from training.utils.images.models.pictured import PicturedForward
+    from training.utils.contracts.media import MediaForward
 
 
-def why_other_images(vllm: VllmInstance, pictured: PicturedForward, dtype: torch.dtype) -> str | None:
+def why_other_images(vllm: VllmInstance, pictured: MediaForward, dtype: torch.dtype) -> str | None:
     """Return None if vLLM, which holds the weights that `pictured` was read from, gives its numbers, and others for
     another image; else the reason why not. dtype: of the weights."""
-    documents = pictured.images.examples
-    spans = tuple(document.segments[0].tokens.images for document in documents)
-    placed = placed_images(PromptImages(spans, pictured.images.pixels_of), dtype)
+    documents = pictured.media.examples
+    spans = tuple(document.segments[0].tokens.media for document in documents)
+    placed = placed_images(PromptImages(spans, pictured.media.pixels_of), dtype)
     read_M = _read(vllm, documents, placed)
     # Another kernel rounds as often as the model's own forward does; so both may be off by as much.
     tolerance = 2 * pictured.tolerance + torch.finfo(torch.float32).eps * float(pictured.numbers_M.abs().max())

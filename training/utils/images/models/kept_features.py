@@ -19,14 +19,13 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from training.utils.images.models.vision import is_of_projector, is_of_vision, pixel_inputs
+from training.utils.images.inputs import FEATURE_READER, pixel_inputs
 from training.utils.images.spans import ImagePixels
-from training.utils.layout.transfer import moved
+from training.utils.models.families.parts import is_beside_language, is_of_projector
 
 if TYPE_CHECKING:
     from training.utils.images.kept_features import KnownPictures, Picture
 
-_ATTRIBUTE = "_threestep_kept_features"  # of a model, where its FeatureReader is kept
 _ARGUMENT = "mm_encoder_outputs"  # of forward: what a tower made of images (transformers 5.19)
 
 
@@ -80,8 +79,8 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
 
     example: pixels of a picture. shares: a model that reads kept features, whose `model` is to read too.
     """
-    of_vision = is_of_vision(model)
-    weights = {name: part for name, part in model.named_parameters() if of_vision(name)}
+    is_beside = is_beside_language(model)
+    weights = {name: part for name, part in model.named_parameters() if is_beside(name)}
     if any(part.requires_grad for name, part in weights.items() if not is_of_projector(name)):
         return "its vision tower trains"
     if any(hasattr(part, "ds_id") for part in weights.values()):
@@ -90,9 +89,9 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
         return "its vision tower has dropout"
     if _ARGUMENT not in inspect.signature(model.base_model.forward).parameters:
         return f"its forward takes no features ({_ARGUMENT})"
-    projectors = [part for name, part in model.named_modules() if of_vision(name) and _begins_projector(name)]
+    projectors = [part for name, part in model.named_modules() if is_beside(name) and _begins_projector(name)]
     trained = [part for part in projectors if any(weight.requires_grad for weight in part.parameters())]
-    shared: FeatureReader | None = None if shares is None else getattr(shares, _ATTRIBUTE)
+    shared: FeatureReader | None = None if shares is None else getattr(shares, FEATURE_READER)
     if shared is not None:
         if shared.projector is None and trained:
             return "its projector trains"
@@ -117,26 +116,13 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
     reader = FeatureReader(model, trained[0] if trained else None, form)
     if shared is not None and not torch.equal(reader.features(example), shared.features(example)):
         return "its tower makes other features of a picture"
-    setattr(model, _ATTRIBUTE, reader)
+    setattr(model, FEATURE_READER, reader)
     return None
 
 
 def forget_feature_reader(model: Any) -> None:
     """Have `model` read pixels again."""
-    delattr(model, _ATTRIBUTE)
-
-
-def image_inputs(model: Any, pixels: ImagePixels, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of forward for the images of a micro-batch or of prompts: features where some are kept and
-    `model` reads them (`open_feature_reader`), else pixels."""
-    if pixels.known is None:
-        return pixel_inputs(model.config, moved(pixels, device))
-    reader: FeatureReader | None = getattr(model, _ATTRIBUTE, None)
-    if reader is None:
-        return pixel_inputs(model.config, moved(pixels.known.all_pixels(), device))
-    pixels = moved(pixels, device)
-    assert pixels.known is not None
-    return reader.inputs(pixels, pixels.known)
+    delattr(model, FEATURE_READER)
 
 
 def _each_picture(pixels: ImagePixels, pictures: tuple[Picture, ...]) -> Iterator[ImagePixels]:
@@ -167,9 +153,9 @@ def _same_weights(one: Any, other: Any, with_projector: bool) -> bool:
 
 
 def _tower(model: Any, with_projector: bool) -> list[torch.Tensor]:
-    of_vision = is_of_vision(model)
+    is_beside = is_beside_language(model)
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    return [part for name, part in tensors if of_vision(name) and (with_projector or not is_of_projector(name))]
+    return [part for name, part in tensors if is_beside(name) and (with_projector or not is_of_projector(name))]
 
 
 def _one_tensor(embedded: Any) -> torch.Tensor:

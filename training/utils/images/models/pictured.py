@@ -1,8 +1,8 @@
-"""What a model of images and text computes of a few rows with images by its own forward, and whether rows that are laid
-out give the same.
+"""The images of a run's rows on their way to a model, and what a model of images and text computes of a few such rows
+by its own forward: rows that are laid out must give the same.
 
 The model's own processor arguments (which tokens are images, their grids) stand for what the layout gives instead:
-positions and a mask.
+positions and a mask. Knows no files: `pixels_of` decodes.
 
 M targets of the documents with images.
 """
@@ -10,21 +10,27 @@ M targets of the documents with images.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.images.models.vision import pixel_inputs
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.documents import plain
+from training.utils.images.inputs import pixel_inputs
+from training.utils.images.prompts import PixelsOf, PromptImages, pixels_of_keys
+from training.utils.layout.rows import packed_rows
 from training.utils.models.tensors.rounding import rms, rounded_once_more
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document, TokenSequence
-    from training.utils.images.prompts import PixelsOf
-    from training.utils.layout.pictures import RowImages
+    from training.utils.contracts.media import Read
+    from training.utils.contracts.token_rows import TokenRows
+    from training.utils.images.kept_features import KeptFeatures
+    from training.utils.images.spans import ImageSpan
 
 _NOISE_FACTOR = 5.0
 _NOISE_SEED = 1
@@ -32,16 +38,89 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")  # 1 where a token is of an ima
 
 
 @dataclass(frozen=True)
+class RowImages:
+    """pixels_of: decodes the images of these keys, in their order.
+    examples: a few short documents of one sequence with images, by which a model is read before training.
+    kept: features of pictures, of a model that reads them; None where it reads all pixels in every forward.
+    """
+
+    name: ClassVar[str] = "images"
+    pixels_of: PixelsOf
+    examples: tuple[Document, ...]
+    kept: KeptFeatures | None = None
+
+    @cached_property
+    def alone(self) -> Document:
+        """The smallest picture of the examples by itself, with nothing to predict. One that was cut up has all its
+        parts, and the tokens between them."""
+        parts = [segment.tokens for document in self.examples for segment in document.segments]
+        pictures = [
+            (tokens, list(images))
+            for tokens in parts
+            for _, images in groupby(tokens.media, key=lambda image: image.key)
+        ]
+        tokens, images = min(pictures, key=lambda found: found[1][-1].end - found[1][0].begin)
+        cut = tokens.part(images[0].begin, images[-1].end)
+        return plain(replace(cut, is_target=torch.zeros_like(cut.is_target)))
+
+    def of_prompts(self, spans: Sequence[tuple[ImageSpan, ...]]) -> PromptImages | None:
+        """Return the images of prompts; None where none of them has one. spans: of each prompt."""
+        return PromptImages(tuple(spans), self.pixels_of, self.kept) if any(spans) else None
+
+    def measured(self, model: Any) -> PicturedForward:
+        """See `RunMedia`."""
+        return read_pictured(model, self)
+
+    def loaded(self, rows: TokenRows) -> TokenRows:
+        """Return the rows with the pixels of their images, or of those whose features are not kept yet."""
+        if rows.media is None:
+            return rows
+        spans = iter(rows.media.images)
+        keys = [[image.key for image in islice(spans, count)] for count in rows.media.counts]
+        pixels = pixels_of_keys(keys, self.pixels_of, self.kept)
+        return replace(rows, media=replace(rows.media, pixels=pixels))
+
+
+@dataclass(frozen=True)
 class PicturedForward:
-    """numbers_M: float64 on the CPU: log-probabilities of the targets of `images.examples`, or their scores.
+    """numbers_M: float64 on the CPU: log-probabilities of the targets of `media.examples`, or their scores.
     tolerance: the largest root mean square of a difference that rounding explains.
     of_scores: the model is a scalar model.
     """
 
-    images: RowImages
+    media: RowImages
     numbers_M: torch.Tensor
     tolerance: float
     of_scores: bool = False
+
+    def why_not(self, read: Read, device: torch.device, text: Document | None) -> str | None:
+        """See `MediaForward`."""
+        documents = self.media.examples
+        rows = [[document] for document in documents] if text is None else [[*documents, text]]
+        laid_out = self.media.loaded(packed_rows(rows, 0))
+        assert laid_out.media is not None
+        first_key = laid_out.media.images[0].key
+        with torch.no_grad():
+            read_M = read(laid_out.to(device)).double().cpu()
+            other_M = read(_with_another(laid_out, first_key).to(device)).double().cpu()
+        count = len(self.numbers_M)
+        difference = rms(read_M[:count] - self.numbers_M)
+        if not difference <= self.tolerance:
+            return (
+                f"rows with images differ by {difference:.2g} from its own forward of single sequences (rounding "
+                f"explains {self.tolerance:.2g})"
+            )
+        owners = {index for index, document in enumerate(documents) if first_key in _keys(document)}
+        sequences = range(len(read_M)) if self.of_scores else laid_out.sequence_M.tolist()
+        is_own_M = torch.tensor([sequence in owners for sequence in sequences])
+        moved_M = (other_M - read_M)[~is_own_M]
+        if len(moved_M) and not rms(moved_M) <= self.tolerance:
+            return "an image changes what it computes of another document"
+        # A new head of zeros (`--share_trunk`) scores everything 0; its trunk is the actor's, which is checked as well.
+        is_new = self.of_scores and not bool(self.numbers_M.any())
+        if not is_new and torch.equal(other_M[is_own_M], read_M[is_own_M]):
+            return "another image changes nothing that it computes"
+        return None
 
 
 def read_pictured(model: Any, images: RowImages) -> PicturedForward:
@@ -66,51 +145,17 @@ def read_pictured(model: Any, images: RowImages) -> PicturedForward:
     return PicturedForward(images, torch.cat([part[-1:] for part in read] if of_scores else read), tolerance, of_scores)
 
 
-def why_not_pictured(
-    pictured: PicturedForward, read: Callable[[TokenRows], torch.Tensor], device: torch.device, text: Document | None
-) -> str | None:
-    """Return None if rows with images give the numbers of the model's own forward, and an image changes those of its
-    document alone; else the reason why not.
-
-    text: a document without images that shares a row with those that have some; None: each has a row of its own.
-    """
-    documents = pictured.images.examples
-    rows = [[document] for document in documents] if text is None else [[*documents, text]]
-    laid_out = pictured.images.with_pixels(packed_rows(rows, 0))
-    first_key = laid_out.images[0].key
-    with torch.no_grad():
-        read_M = read(laid_out.to(device)).double().cpu()
-        other_M = read(_with_another(laid_out, first_key).to(device)).double().cpu()
-    count = len(pictured.numbers_M)
-    difference = rms(read_M[:count] - pictured.numbers_M)
-    if not difference <= pictured.tolerance:
-        return (
-            f"rows with images differ by {difference:.2g} from its own forward of single sequences (rounding explains "
-            f"{pictured.tolerance:.2g})"
-        )
-    owners = {index for index, document in enumerate(documents) if first_key in _keys(document)}
-    sequences = range(len(read_M)) if pictured.of_scores else laid_out.sequence_M.tolist()
-    is_own_M = torch.tensor([sequence in owners for sequence in sequences])
-    moved_M = (other_M - read_M)[~is_own_M]
-    if len(moved_M) and not rms(moved_M) <= pictured.tolerance:
-        return "an image changes what it computes of another document"
-    # A new head of zeros (`--share_trunk`) scores everything 0; its trunk is the actor's, which is checked as well.
-    is_new = pictured.of_scores and not bool(pictured.numbers_M.any())
-    if not is_new and torch.equal(other_M[is_own_M], read_M[is_own_M]):
-        return "another image changes nothing that it computes"
-    return None
-
-
 def _keys(document: Document) -> set[int]:
-    return {image.key for segment in document.segments for image in segment.tokens.images}
+    return {image.key for segment in document.segments for image in segment.tokens.media}
 
 
 def _with_another(rows: TokenRows, key: int) -> TokenRows:
     """The rows with the negative of one image, wherever it stands."""
-    assert rows.pixels is not None
-    parts = rows.pixels.values.split(rows.pixels.counts)
-    negated = [-part if image.key == key else part for part, image in zip(parts, rows.images, strict=True)]
-    return replace(rows, pixels=replace(rows.pixels, values=torch.cat(negated)))
+    media = rows.media
+    assert media is not None and media.pixels is not None
+    parts = media.pixels.values.split(media.pixels.counts)
+    negated = [-part if image.key == key else part for part, image in zip(parts, media.images, strict=True)]
+    return replace(rows, media=replace(media, pixels=replace(media.pixels, values=torch.cat(negated))))
 
 
 def _read(model: Any, images: RowImages, of_scores: bool) -> list[torch.Tensor]:
@@ -154,8 +199,8 @@ def own_inputs(
     """
     ids_1T = tokens.input_ids.unsqueeze(0)
     is_image_1T = torch.zeros_like(ids_1T)
-    for image in tokens.images:
+    for image in tokens.media:
         is_image_1T[0, image.begin : image.end] = 1
-    pixels = pixels_of([image.key for image in tokens.images])
+    pixels = pixels_of([image.key for image in tokens.media])
     inputs = {"input_ids": ids_1T, **pixel_inputs(config, pixels)}
     return inputs | {name: is_image_1T for name in _TYPES if name in accepted}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.images.data.reader import ImageReader, open_image_reader, unread_because
-from training.utils.images.models.processors import processor_files
-from training.utils.images.models.vision import is_vision_config
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
 from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.models.families.parts import is_media_config
+from training.utils.models.families.processors import processor_files
 
 if TYPE_CHECKING:
     from training.utils.images.spans import ImagePixels
@@ -44,14 +44,14 @@ def why_unread(name_or_path: str, trust_remote_code: bool = False) -> str:
         config = load_config(path, trust_remote_code)
     except ThreestepError:  # a tokenizer alone
         return unread_because(None, path)
-    return unread_because(config if is_vision_config(config) else None, path)
+    return unread_because(config if is_media_config(config) else None, path)
 
 
 def picture_of_model(name_or_path: str, trust_remote_code: bool) -> tuple[ImagePixels, int] | None:
     """The pixels of a picture of 448 x 448, as the processor of a model's folder or hub name makes them, and how many
     tokens it takes; None for a model of text, and without files of tokenizer and image processor."""
     path = model_of(name_or_path)
-    if not is_vision_config(load_config(path, trust_remote_code)):
+    if not is_media_config(load_config(path, trust_remote_code)):
         return None
     try:
         reader = reader_of_model(path, trust_remote_code, load_tokenizer(path, end_may_pad=True))
@@ -68,4 +68,4 @@ def picture_of_model(name_or_path: str, trust_remote_code: bool) -> tuple[ImageP
 
 def processor_of(name_or_path: str, model: Any) -> list[Path]:
     """The files of the image processor of the model that `model` started from; none of a model of text."""
-    return processor_files(model_of(name_or_path)) if is_vision_config(model.config) else []
+    return processor_files(model_of(name_or_path)) if is_media_config(model.config) else []

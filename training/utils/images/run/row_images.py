@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.transfer import moved
 from training.utils.contracts.documents import Document, unshared
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import forget_feature_reader, open_feature_reader
-from training.utils.layout.pictures import RowImages
-from training.utils.layout.rows import TokenRows, packed_rows
-from training.utils.layout.transfer import moved
+from training.utils.images.models.pictured import RowImages
+from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.tensors.rounding import rms
 
 if TYPE_CHECKING:
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.images.prompts import PixelsOf
 
@@ -40,7 +41,7 @@ def images_of(
     """
     if pixels_of is None:
         return None
-    found = list(islice((document_of(row) for row in rows if row.images), _LOOKED_AT))
+    found = list(islice((document_of(row) for row in rows if row.media), _LOOKED_AT))
     shortest = sorted((unshared(document)[0] for document in found), key=lambda document: document.tokens)
     return RowImages(pixels_of, tuple(_unlike(shortest)[:_EXAMPLES])) if found else None
 
@@ -87,17 +88,17 @@ def why_not_kept(
     """Have `model` read the features of these images that are kept, where it reads some rows so and otherwise alike;
     or return why it cannot. model: in eval mode. shares: a model that reads them already."""
     pixels = replace(images, kept=None)
-    example = pixels.pixels_of([image.key for image in images.alone.segments[0].tokens.images])
+    example = pixels.pixels_of([image.key for image in images.alone.segments[0].tokens.media])
     reason = open_feature_reader(model, moved(example, device), shares)
     if reason is not None:
         return reason
     rows = packed_rows([[document] for document in images.examples], 0)
     own = own_forward_of(model)
-    assert own is not None and own.pictured is not None, "it was measured when it was loaded"
+    assert own is not None and own.with_media is not None, "it was measured when it was loaded"
     with torch.no_grad():
-        plain_M, made_M, again_M = (read(of.with_pixels(rows).to(device)) for of in (pixels, images, images))
+        plain_M, made_M, again_M = (read(of.loaded(rows).to(device)) for of in (pixels, images, images))
     difference = max(rms((other_M - plain_M).double()) for other_M in (made_M, again_M))
-    if difference <= own.pictured.tolerance:
+    if difference <= own.with_media.tolerance:
         return None
     forget_feature_reader(model)
     return f"with them it computes other numbers, by {difference:.2g}"
@@ -107,7 +108,7 @@ def _unlike(documents: Sequence[Document]) -> list[Document]:
     """Those whose first image is that of none before them, then the others."""
     keys, first, others = set[int](), list[Document](), list[Document]()
     for document in documents:
-        key = document.segments[0].tokens.images[0].key
+        key = document.segments[0].tokens.media[0].key
         (others if key in keys else first).append(document)
         keys.add(key)
     return [*first, *others]

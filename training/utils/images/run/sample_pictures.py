@@ -48,4 +48,4 @@ def keep_pictures(folder: RunFolder, pixels: PixelReader | None, rows: Iterable[
     kept = SamplePictures(folder, pixels)
     for row in islice(rows, MOST_PICTURES):
         if not kept.has(row.picture_digests):
-            kept.names(row.images)
+            kept.names(row.media)

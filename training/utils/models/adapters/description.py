@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.images.models.scalar_class import scalar_model_class
-from training.utils.images.models.vision import language_model_class
 from training.utils.models.adapters.lora import ADAPTER
+from training.utils.models.families.parts import language_model_class, media_architecture
+from training.utils.models.families.scalar_class import scalar_model_class
 
 if TYPE_CHECKING:
     import torch
@@ -101,12 +101,9 @@ def read_description(folder: Path) -> DescribedModel:
 
 def _class_of(config: Any) -> Any:
     """Return what makes the model whose class `architectures` names."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-
     if any("SequenceClassification" in name for name in config.architectures):
         return scalar_model_class(config)
-    seeing = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
-    return language_model_class(config, with_images=seeing in config.architectures)
+    return language_model_class(config, with_media=media_architecture(config) in config.architectures)
 
 
 def _in_words(dtype: torch.dtype) -> str:

@@ -25,8 +25,8 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
     are these, trained on, but for their dropout.
 
     `lora_module_name` is "all-linear" (every linear layer but the head) or parts of the names of the layers, separated
-    by commas. Of a model of images and text these are layers of the language model, but for a part that only names of
-    its tower or projector have. With `only_optimize_lora` all other weights are frozen, except a scalar head.
+    by commas. Of a model that reads more than text these are layers of the language model, but for a part that only
+    names of its tower or projector have. With `only_optimize_lora` all other weights are frozen, except a scalar head.
     """
     if settings.lora_dim == 0:
         return model
@@ -137,12 +137,12 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
 def _in_language(model: PreTrainedModel, names: Collection[str], parts: Sequence[str]) -> set[str]:
     """Return the names that hold one of `parts`: in the language model, and of a tower or projector where a part is of
     no name in the language model."""
-    from training.utils.images.models.vision import is_of_vision
+    from training.utils.models.families.parts import is_beside_language
 
-    of_vision, found = is_of_vision(model), set[str]()
+    is_beside, found = is_beside_language(model), set[str]()
     for part in parts:
         named = {name for name in names if part in name}
-        found |= {name for name in named if not of_vision(name)} or named
+        found |= {name for name in named if not is_beside(name)} or named
     return found
 
 

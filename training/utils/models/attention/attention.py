@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.errors import ThreestepError
-
 if TYPE_CHECKING:
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.layout.planner import PlanSettings
-    from training.utils.layout.rows import TokenRows
 
 AUTO, SDPA, VARLEN, FLEX = "auto", "sdpa", "varlen", "flex_attention"
 FLASH = ("flash_attention_2", "flash_attention_3")  # cannot hide responses that share a prompt from each other
@@ -35,12 +33,12 @@ def long_rows_are_free(implementation: str) -> bool:
 
 
 def text_attention(model: Any) -> str:
-    """The attention implementation of a transformers model, where it reads images too: of its language model."""
+    """The attention implementation of a transformers model, where it reads more than text: of its language model."""
     return str(model.config.get_text_config()._attn_implementation)
 
 
 def set_text_attention(model: Any, name: str) -> None:
-    """Give a transformers model the attention `name`. A vision tower keeps its own: its patches all see each other."""
+    """Give a transformers model the attention `name`. What else it reads keeps its own: there all see each other."""
     text_config = model.config.get_text_config()
     parts = [part for part in model.config.sub_configs if getattr(model.config, part, None) is text_config]
     model.set_attn_implementation({parts[0]: name} if parts else name)
@@ -72,8 +70,10 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
         "attention_mask": None,
         "use_cache": False,
     }
-    if rows.images:
-        inputs.update(_image_inputs(rows, implementation))
+    if rows.media is not None:
+        if implementation in (FLEX, *FLASH):
+            rows.media.refuse_attention(implementation, (AUTO, SDPA, VARLEN))
+        inputs.update(rows.media.positions)
     if implementation in FLASH:
         lengths, longest = rows.cumulative_lengths()
         inputs["input_ids"] = rows.input_ids_NT.view(1, -1)
@@ -90,13 +90,13 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
         for name in ("input_ids", "position_ids"):
             inputs[name] = functional.pad(inputs[name].view(1, -1), (0, extra))  # id 0, which nothing sees
         inputs["attention_mask"] = block_mask(rows)
-    elif implementation in (BY_DOCUMENT, VARLEN) and rows.visible_NSS is not None and rows.blocks_NT is None:
+    elif implementation in (BY_DOCUMENT, VARLEN) and rows.segments is not None and rows.is_causal:
         import torch
 
-        from training.utils.layout.runs import runs_of
+        from training.utils.contracts.runs import runs_of
 
         in_turn = implementation == BY_DOCUMENT
-        runs = runs_of(rows.segment_ids_NT, rows.visible_NSS) if in_turn else rows.lengths()
+        runs = runs_of(rows.segment_ids_NT, rows.segments.visible_NSS) if in_turn else rows.lengths()
         # transformers passes a given mask through, and nothing reads this one, of one byte. A family that does read it
         # gets NaN, so the start-up check rejects it for packed rows.
         unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
@@ -105,19 +105,9 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
     else:
         inputs["attention_mask"] = mask = rows.dense_mask()
         # A mask that is given replaces the family's own, in layers with a window too. Packed rows are within it.
-        if mask is not None and window is not None and rows.visible_NSS is None:
+        if mask is not None and window is not None and rows.segments is None:
             import torch
 
             ends_TT = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 - window)
             inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": mask & ends_TT}
     return inputs
-
-
-def _image_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
-    """Return other arguments than for a text, beside those of the pixels; ThreestepError for an attention of all rows
-    as one, which its positions would not fit into."""
-    if implementation in (FLEX, *FLASH):
-        raise ThreestepError(
-            f"rows with images expect --attn_implementation {AUTO}, {SDPA} or {VARLEN}, got {implementation}"
-        )
-    return {} if rows.axes_3NT is None else {"position_ids": rows.axes_3NT}

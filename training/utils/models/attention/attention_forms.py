@@ -28,7 +28,7 @@ from training.utils.models.attention.varlen_attention import VarlenAttention, to
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 FORMS = (VARLEN, FLEX, SDPA)
 _MOST_MASK_BYTES = 2**28  # of a dense mask that is made to be timed
@@ -111,7 +111,7 @@ def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, say: Callable[
     clock says would differ from rank to rank, and from a run to its resumption."""
 
     def before(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if reader.training and given and given[0].visible_NSS is not None:
+        if reader.training and given and given[0].segments is not None:
             hook.remove()
             with torch.enable_grad():
                 say(_timed(given[0], model))

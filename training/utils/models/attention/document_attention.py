@@ -1,7 +1,7 @@
 """Attention run by run, for a CPU: masked blocks are not computed. And attention of a few decoded tokens on any device.
 
 torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
-A row of many documents, or of a prompt and its responses, is therefore cut into runs (`layout.runs`), each computed
+A row of many documents, or of a prompt and its responses, is therefore cut into runs (`contracts.runs`), each computed
 without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens; short ones of a
 bfloat16 model in float32 (`attention_precision`).
 
@@ -26,7 +26,7 @@ from training.utils.models.attention.attention import BY_DOCUMENT, SDPA, set_tex
 from training.utils.models.attention.attention_precision import attention_dtype
 
 if TYPE_CHECKING:
-    from training.utils.layout.runs import AttentionRun
+    from training.utils.contracts.runs import AttentionRun
 
 # One more than speculative rollouts guess at most (`generation.base`).
 _FEW_TOKENS = 9

@@ -24,7 +24,7 @@ from training.utils.base.console import log, started_as_main_rank
 from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 
 if TYPE_CHECKING:
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.token_rows import TokenRows
 
 _BLOCKS = (
     "kv_num_blocks",

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from training.utils.images.models.vision import is_of_vision
+from training.utils.models.families.parts import is_beside_language
 from training.utils.models.quantized.quantization import BLOCK, SCALES_BLOCK, Quantization
 from training.utils.models.tensors.sharding import count_elements
 
@@ -122,9 +122,9 @@ def quantize_layers(
 
 def quantizable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The linear layers of `model` but its output layer or scalar head, and those that share their weight, belong to
-    adapters, are kept in another precision than the model, or are of a vision tower or projector."""
+    adapters, are kept in another precision than the model, or are beside the language model."""
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
-    of_vision = is_of_vision(model)
+    is_beside = is_beside_language(model)
     names: dict[int, int] = {}
     for _, weight in model.named_parameters(remove_duplicate=False):
         names[id(weight)] = names.get(id(weight), 0) + 1
@@ -136,7 +136,7 @@ def quantizable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
         and ".lora_" not in name
         and names[id(module.weight)] == 1
         and module.weight.dtype == model.dtype
-        and not of_vision(name)
+        and not is_beside(name)
     }
 
 

@@ -32,7 +32,7 @@ class Probes:
 def make_probes(config: Any, longest_tokens: int) -> Probes:
     """config: of a transformers model. longest_tokens: of the sequences of the training, 0 if unknown.
 
-    Special tokens are left out: pad moves the place at which a score is read, an image token stands for something else.
+    Special tokens are left out: pad moves the place at which a score is read, a placeholder stands for something else.
     """
     ordinary = _ordinary_ids(config)
     generator = torch.Generator().manual_seed(0)

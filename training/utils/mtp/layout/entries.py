@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.utils.contracts.documents import PAD_SEGMENT, Document
+from training.utils.contracts.runs import PAD_SEGMENT
+from training.utils.contracts.token_rows import SegmentMap
 
 if TYPE_CHECKING:
-    from training.utils.layout.rows import TokenRows
+    from training.utils.contracts.documents import Document
+    from training.utils.contracts.token_rows import TokenRows
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,8 @@ def mtp_entries(rows: TokenRows, depths: int) -> tuple[MtpEntries, ...]:
         has_NT = has_L.view_as(rows.before_NT)
         kept_M = has_L[rows.predictor_M]
         targets = (rows.target_ids_M[kept_M], rows.predictor_M[kept_M], rows.sequence_M[kept_M])
-        hidden = _without(rows, has_NT)
-        ids_M, predictor_M, sequence_M = targets
-        kept = replace(hidden, target_ids_M=ids_M, predictor_M=predictor_M, sequence_M=sequence_M)
-        found.append(MtpEntries(replace(kept, before_NT=None, read_M=None, first_U=None), before_L, has_NT))
+        kept = _without(rows, has_NT).with_targets(*targets)
+        found.append(MtpEntries(replace(kept, before_NT=None), before_L, has_NT))
     return tuple(found)
 
 
@@ -66,11 +66,8 @@ def _without(rows: TokenRows, has_entry_NT: torch.Tensor) -> TokenRows:
     is_alone_NT = ~has_entry_NT & (rows.segment_ids_NT != PAD_SEGMENT)
     most = int(is_alone_NT.sum(dim=1).max())
     count = len(is_alone_NT)
-    visible_NSS, copies_NS = rows.visible_NSS, rows.copies_NS
-    if visible_NSS is None:  # rows of one segment
-        visible_NSS = torch.eye(2, dtype=torch.bool).repeat(count, 1, 1)
-    if copies_NS is None:
-        copies_NS = torch.tensor([[1, 0]]).repeat(count, 1)
+    one = torch.eye(2, dtype=torch.bool).repeat(count, 1, 1), torch.tensor([[1, 0]]).repeat(count, 1)
+    visible_NSS, copies_NS = (rows.segments.visible_NSS, rows.segments.copies_NS) if rows.segments is not None else one
     before = visible_NSS.shape[1] - 1  # without padding, the last
     wider_NSS = torch.eye(before + most + 1, dtype=torch.bool).repeat(count, 1, 1)
     wider_NSS[:, :before, :before] = visible_NSS[:, :before, :before]
@@ -78,7 +75,7 @@ def _without(rows: TokenRows, has_entry_NT: torch.Tensor) -> TokenRows:
     segment_ids_NT = torch.where(is_alone_NT, new_NT, rows.segment_ids_NT)
     # One sequence holds what stands alone, as far as anybody counts.
     copies_NS = torch.cat([copies_NS[:, :before], torch.ones(count, most, dtype=torch.int64), copies_NS[:, -1:]], dim=1)
-    return replace(rows, segment_ids_NT=segment_ids_NT, visible_NSS=wider_NSS, copies_NS=copies_NS, run_lengths=None)
+    return replace(rows, segment_ids_NT=segment_ids_NT, segments=SegmentMap(wider_NSS, copies_NS))
 
 
 def mtp_targets(documents: Sequence[Document], depth: int) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.images.data.page_pictures import sample_pictures
 from training.utils.report.figures.reading import StepRun, finite
-from training.utils.report.figures.sample_pictures import sample_pictures
 from training.utils.report.figures.tables import clipped, text_of
 
 _WORST, _FIRST = 6, 4  # rows to show

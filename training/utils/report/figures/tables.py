@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.images.data.page_pictures import sample_pictures
 from training.utils.report.figures.reading import StepRun, finite
-from training.utils.report.figures.sample_pictures import sample_pictures
 
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
 _LONGEST_TEXT = 4000  # characters of one text

@@ -10,9 +10,9 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from training.utils.images.data.page_pictures import pictures_shown
 from training.utils.report.figures.judged import Change, JudgedRow, judged_rows, judges, margins_along
 from training.utils.report.figures.numbers import shown
-from training.utils.report.figures.sample_pictures import pictures_shown
 from training.utils.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
 
 if TYPE_CHECKING:

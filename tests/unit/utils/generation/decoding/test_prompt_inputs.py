@@ -22,7 +22,8 @@ from training.utils.generation.decoding.prompt_inputs import prompt_inputs
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import open_feature_reader
-from training.utils.layout.pictures import RowImages, laid_out
+from training.utils.images.models.pictured import RowImages
+from training.utils.layout.with_media import laid_out
 from training.utils.models.attention_choice import settle_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
 from training.utils.models.token_model import PolicyModel
@@ -48,8 +49,8 @@ def request_of(family: Family, sampling: Sampling = SAMPLING) -> RolloutRequest:
     flipped = [prompt.input_ids.flip(0) for prompt in prompts]
     ids_BP = pad_sequence(flipped, batch_first=True, padding_value=0).flip(1)
     mask_BP = pad_sequence([torch.ones(len(ids)).bool() for ids in flipped], batch_first=True).flip(1)
-    images = row_images(family).of_prompts([prompt.images for prompt in prompts])
-    return RolloutRequest(ids_BP, mask_BP, sampling, list(range(len(prompts) * SAMPLES)), SAMPLES, images=images)
+    images = row_images(family).of_prompts([prompt.media for prompt in prompts])
+    return RolloutRequest(ids_BP, mask_BP, sampling, list(range(len(prompts) * SAMPLES)), SAMPLES, media=images)
 
 
 NARROW = "gemma3 with a window"
@@ -79,7 +80,7 @@ def test_rollouts_are_drawn_from_the_models_own_log_probabilities(name):
     read, images = PolicyModel(family.model), row_images(family)
     plainly = awake(MAKE[name]())
     for row, found in enumerate(rollout.sequences()):
-        assert found.images == prompts_of(family)[row // SAMPLES].images
+        assert found.images == prompts_of(family)[row // SAMPLES].media
         sampled_r = rollout.sampled_logprobs_BR[row, : int(rollout.response_lengths_B[row])].double()
         with torch.no_grad():
             own_r = plainly.own_logprobs(plain(found))
@@ -131,12 +132,12 @@ def test_a_way_without_padding_takes_the_images_of_each_length():
     family = FAMILIES["llava"]()
     request = request_of(family)
     for rows, part in of_one_length(request):
-        assert part.images.spans == tuple(request.images.spans[row // SAMPLES] for row in rows[::SAMPLES])
+        assert part.media.spans == tuple(request.media.spans[row // SAMPLES] for row in rows[::SAMPLES])
 
 
 def test_prompts_of_text_are_given_what_they_were():
     family = FAMILIES["gemma3"]()
-    request = replace(request_of(family), images=None)
+    request = replace(request_of(family), media=None)
     made = prompt_inputs(family.model, request, {"token_type_ids"})
     assert made.of_images == {} and made.position_ids[1].tolist()[-5:] == [0, 1, 2, 3, 4]
     assert made.last_B1.flatten().tolist() == [len(prompt) - 1 for prompt in prompts_of(family)]
@@ -158,7 +159,7 @@ def test_rollouts_read_features_that_are_kept(name):
         engine._way = way
         plainly = rolled_out(engine, family.model, request)
         tower_calls.clear()
-        found = rolled_out(engine, family.model, replace(request, images=replace(request.images, kept=store)))
+        found = rolled_out(engine, family.model, replace(request, media=replace(request.media, kept=store)))
         assert len(tower_calls) == (len(store) if way is WAYS[0] else 0) and len(store) > 1
         assert torch.equal(found.response_ids_BR, plainly.response_ids_BR)
         torch.testing.assert_close(found.sampled_logprobs_BR, plainly.sampled_logprobs_BR, rtol=0, atol=3e-6)

@@ -18,10 +18,10 @@ from training.utils.images.prompts import PromptImages
 def test_each_image_has_its_pixels_its_place_and_a_digest_of_its_own(name):
     family = FAMILIES[name]()
     prompts = [sequence(family, *parts) for parts in ((2, "image 0", 3, "image 3"), (4,), ("image 3", 1, "image 1"))]
-    images = PromptImages(tuple(prompt.images for prompt in prompts), family.pixels)
+    images = PromptImages(tuple(prompt.media for prompt in prompts), family.pixels)
     placed = placed_images(images, torch.float32)
     assert [[(image.begin, image.tokens) for image in own] for own in placed] == [
-        [(span.begin, span.tokens) for span in prompt.images] for prompt in prompts
+        [(span.begin, span.tokens) for span in prompt.media] for prompt in prompts
     ]
     (first, last), none, (again, other) = placed
     assert none == () and last.digest == again.digest
@@ -37,7 +37,7 @@ def test_each_image_has_its_pixels_its_place_and_a_digest_of_its_own(name):
 def test_pixels_of_another_shape_have_another_digest():
     """Qwen's patches of 2 x 4 and of 4 x 2 are as many numbers."""
     family = FAMILIES["qwen2_vl"]()
-    spans = (sequence(family, "image 3").images,)
+    spans = (sequence(family, "image 3").media,)
     pixels = replace(family.pixels([3]), grids_I3=torch.tensor([[1, 2, 8]]))
     one, other = (placed_images(PromptImages(spans, made), torch.float32) for made in (family.pixels, lambda _: pixels))
     assert torch.equal(one[0][0].values, other[0][0].values) and one[0][0].digest != other[0][0].digest

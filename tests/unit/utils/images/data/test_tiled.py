@@ -13,7 +13,7 @@ from tests.support.image_readers import picture, reader_of, tokenizer_of
 from tests.support.vision_models import GRIDS, llava_next, llava_onevision
 from training.utils.images.data.families import pixels_of_picture
 from training.utils.images.data.tiled import TileSizes, joined_tokens
-from training.utils.images.models.vision import pixel_inputs
+from training.utils.images.inputs import pixel_inputs
 
 
 @pytest.mark.parametrize("make, most_tiles", [(llava_next, None), (llava_onevision, 1)], ids=["next", "onevision"])

@@ -13,9 +13,9 @@ from tests.support.vision_models import FAMILIES, answers, awake, llava, sequenc
 from training.utils.contracts.documents import shared_prompt
 from training.utils.images.kept_features import KeptFeatures
 from training.utils.images.models.kept_features import open_feature_reader
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages
 from training.utils.layout.rows import packed_rows
-from training.utils.models.adapters.freezing import freeze_vision
+from training.utils.loading.freezing import freeze_parts
 from training.utils.models.token_model import PolicyModel
 
 # Families that cannot, while their projector trains, and when it does not.
@@ -28,7 +28,7 @@ REFUSED |= {("qwen3_vl", False): DEEP, ("qwen3_vl", True): DEEP}
 def frozen(family: Any, projector: bool) -> Any:
     family = awake(family)
     settings: Any = SimpleNamespace(freeze_vision_tower=True, freeze_projector=projector)
-    freeze_vision(family.model, settings)
+    freeze_parts(family.model, settings)
     return family
 
 
@@ -47,7 +47,7 @@ def rows_of(family: Any) -> tuple[Any, Any]:
 
 
 def read(family: Any, images: RowImages, rows: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    logprobs_M = PolicyModel(family.model)(images.with_pixels(rows)).logprobs_M
+    logprobs_M = PolicyModel(family.model)(images.loaded(rows)).logprobs_M
     weights = {name: weight for name, weight in family.model.named_parameters() if weight.requires_grad}
     gradients = torch.autograd.grad(logprobs_M.sum(), list(weights.values()), allow_unused=True)
     return logprobs_M.detach(), dict(zip(weights, gradients, strict=True))

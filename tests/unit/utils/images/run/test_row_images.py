@@ -14,9 +14,9 @@ from training.utils.contracts.documents import shared_prompt, unshared
 from training.utils.contracts.rows import SentenceRow
 from training.utils.data.rows.documents import sentence_document
 from training.utils.images.models import kept_features
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
 from training.utils.images.spans import ImageSpan
-from training.utils.layout.pictures import RowImages
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel
 
@@ -25,7 +25,7 @@ def row(length, *keys):
     mask = np.zeros(length, dtype=bool)
     mask[-1] = True
     images = tuple(ImageSpan(at, 1, key=key) for at, key in enumerate(keys))
-    return SentenceRow(0, np.arange(length, dtype=np.int32), mask, images=images)
+    return SentenceRow(0, np.arange(length, dtype=np.int32), mask, media=images)
 
 
 def lengths(rows):
@@ -73,7 +73,7 @@ def measured():
     family.tower.requires_grad_(False)
     documents = [shared_prompt(sequence(family, 2, f"image {key}", 3), answers(family, 4)) for key in (0, 1)]
     images = RowImages(family.pixels, tuple(alone for document in documents for alone in unshared(document)))
-    read_own_forward(family.model, images=images)
+    read_own_forward(family.model, media=images)
     return family.model, images
 
 

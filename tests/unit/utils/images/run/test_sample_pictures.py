@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from tests.support.image_readers import picture, reader_of, tokenizer_of
-from training.utils.data.rows.pictures import HeldPictures
 from training.utils.images.data.reader import PixelReader
 from training.utils.images.run import sample_pictures
 from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.images.spans import ImageSpan
+from training.utils.images.stored import HeldPictures
 from training.utils.opening.samples import EvaluationSamples
 from training.utils.run.run_folder import RunFolder
 
@@ -42,11 +42,11 @@ def files(folder) -> dict[str, bytes]:
 
 def test_pictures_are_kept_small_and_named_by_their_bytes(tmp_path, pixels):
     samples = EvaluationSamples(pictures=SamplePictures(RunFolder(tmp_path, True), pixels))
-    assert samples.images([span(0), span(1), span(0)]) == [name_of(LARGE), name_of(SMALL), name_of(LARGE)]
+    assert samples.media([span(0), span(1), span(0)]).names == [name_of(LARGE), name_of(SMALL), name_of(LARGE)]
     kept = files(tmp_path)
     sizes = {name: Image.open(io.BytesIO(data)).size for name, data in kept.items()}
     assert sizes == {f"{name_of(LARGE)}.png": (128, 64), f"{name_of(SMALL)}.png": (56, 28)}
-    assert samples.images([]) == [] == EvaluationSamples().images([span(0)])
+    assert samples.media([]).names == [] == EvaluationSamples().media([span(0)]).names
 
 
 def test_a_run_that_goes_on_keeps_what_is_there_and_no_more_than_the_bound(tmp_path, pixels, monkeypatch):

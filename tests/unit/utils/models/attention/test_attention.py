@@ -12,8 +12,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.flags.flags import note_mistakes
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.attention import attention
@@ -101,7 +102,7 @@ def test_cumulative_lengths_give_what_the_dense_mask_gives(family, flash_by_hand
 
 def test_cumulative_lengths_of_one_document_a_row(flash_by_hand):
     rows = packed_rows([[row[0]] for row in plain_documents()], 0)
-    assert rows.visible_NSS is None
+    assert rows.segments is None
     model = tiny_causal_lm("llama")
     dense = logprobs(model, rows)
     model.set_attn_implementation(flash_by_hand)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from training.utils.layout.runs import AttentionRun, RunSpan
+from training.utils.contracts.runs import AttentionRun, RunSpan
 from training.utils.models.attention.attention_precision import attention_dtype
 from training.utils.models.attention.document_attention import attention_by_document
 

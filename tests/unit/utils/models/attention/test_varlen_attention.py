@@ -18,7 +18,8 @@ from tests.support.tries import trie_row
 from tests.support.varlen_reference import varlen_attn
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
-from training.utils.layout.rows import TokenRows, packed_rows
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention import varlen_attention
 from training.utils.models.attention.attention import VARLEN
 from training.utils.models.attention.varlen_attention import (

@@ -81,7 +81,7 @@ def test_who_sees_whom_stays_but_for_slots_without_an_entry():
 
 def test_rows_of_one_document_get_a_mask():
     rows = padded_rows([join(torch.tensor([5]), torch.tensor([6, 7])), join(torch.tensor([8]), torch.tensor([9]))], 0)
-    assert rows.visible_NSS is None
+    assert rows.segments is None
     rows = packed_rows(
         [[plain(join(torch.tensor([5]), torch.tensor([6, 7])))], [plain(join(torch.tensor([8]), torch.tensor([9])))]],
         0,

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
+from training.utils.contracts.runs import AttentionRun, RunSpan, runs_of
 from training.utils.layout.rows import packed_rows
-from training.utils.layout.runs import AttentionRun, RunSpan, runs_of
 
 
 def tokens(length, is_target=False):
@@ -20,7 +20,7 @@ def shared(prompt, *responses):
 def test_a_shared_prompt_by_hand():
     # prompt of 4, responses of 2 and 3, another sequence of 5; the second row is a sequence of 6, padded to 14.
     rows = packed_rows([[shared(4, 2, 3), plain(tokens(5))], [plain(tokens(6))]], 0)
-    assert runs_of(rows.segment_ids_NT, rows.visible_NSS) == (
+    assert runs_of(rows.segment_ids_NT, rows.segments.visible_NSS) == (
         AttentionRun(6, (), False),  # the prompt and the first response: causal as they stand
         AttentionRun(3, (RunSpan(0, 0, 4),), False),  # the second response sees the prompt and not the first response
         AttentionRun(5, (), False),
@@ -31,7 +31,7 @@ def test_a_shared_prompt_by_hand():
 
 def test_rows_of_one_document_have_no_lengths():
     rows = packed_rows([[plain(tokens(3))], [plain(tokens(5))]], 0)
-    assert rows.lengths() is None and rows.to("meta").run_lengths is None
+    assert rows.lengths() is None and rows.to("meta").segments is None
 
 
 def test_lengths_by_hand_are_made_where_the_rows_leave_the_host():
@@ -41,8 +41,8 @@ def test_lengths_by_hand_are_made_where_the_rows_leave_the_host():
     assert lengths.key_begins.tolist() == [0, 6, 13, 18, 24, 32]
     assert lengths.key_tokens.tolist() == [*range(6), 0, 1, 2, 3, *range(6, 28)]
     assert (lengths.longest, lengths.longest_keys) == (8, 8)
-    assert rows.run_lengths is None and rows.to("cpu").run_lengths is None
-    moved = rows.to("meta").run_lengths
+    assert rows.segments.run_lengths is None and rows.to("cpu").segments.run_lengths is None
+    moved = rows.to("meta").segments.run_lengths
     assert {part.device.type for part in (moved.begins, moved.key_begins, moved.key_tokens)} == {"meta"}
     assert packed_rows([[plain(tokens(3)), plain(tokens(4))]], 0).lengths().key_tokens is None
 
@@ -58,10 +58,10 @@ def test_runs_show_what_the_mask_shows(lengths):
     rows = packed_rows(
         [[shared(*parts) if len(parts) > 1 else plain(tokens(parts[0])) for parts in row] for row in lengths], 0
     )
-    if rows.visible_NSS is None:
+    if rows.segments is None:
         assert rows.dense_mask() is None
         return
-    runs = runs_of(rows.segment_ids_NT, rows.visible_NSS)
+    runs = runs_of(rows.segment_ids_NT, rows.segments.visible_NSS)
     total, starts = rows.input_ids_NT.numel(), []
     for index in range(len(runs)):
         starts.append(starts[-1] + runs[index - 1].tokens if starts else 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.utils.images.models.vision import is_vision_config
+from training.utils.models.families.parts import is_media_config
 
 _OF_LANGUAGE, _OF_SCORES = "ForConditionalGeneration", "ForSequenceClassification"
 
@@ -33,7 +33,7 @@ def own_scalar_class(config: Any) -> Any | None:
     from transformers.modeling_layers import GenericForSequenceClassification
 
     kind = type(config)
-    if not is_vision_config(config) or kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+    if not is_media_config(config) or kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return None
     language_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
     prefix = GenericForSequenceClassification.base_model_prefix

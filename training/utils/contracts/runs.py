@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import torch
 
-from training.utils.contracts.documents import PAD_SEGMENT
+PAD_SEGMENT = -1  # the segment of padding
 
 
 @dataclass(frozen=True)

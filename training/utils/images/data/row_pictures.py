@@ -23,9 +23,9 @@ from training.utils.images.spans import ImageSpan
 
 if TYPE_CHECKING:
     from training.utils.data.chat.chat import TextPiece
-    from training.utils.data.rows.pictures import Pictures
     from training.utils.images.data.families import ImageText
     from training.utils.images.data.reader import ImageReader
+    from training.utils.images.stored import Pictures
 
 
 @dataclass(frozen=True)

@@ -20,29 +20,10 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import HashedFile
 
 if TYPE_CHECKING:
-    from training.utils.images.spans import ImageSpan
+    pass
 
 PICTURES_PER_BATCH = 64
-SPAN_NUMBERS, KEY_AT = 6, 4  # begin, tokens, height and width (0: none), key, sees_itself
 _SCHEMA = pa.schema([("sha256", pa.binary(32)), ("bytes", pa.large_binary())])
-
-
-def span_numbers(spans: Sequence[ImageSpan]) -> np.ndarray:
-    """The images of a row as int32 [images * SPAN_NUMBERS]."""
-    numbers = [(one.begin, one.tokens, *(one.sides or (0, 0)), one.key, one.sees_itself) for one in spans]
-    return np.array(numbers, np.int32).reshape(-1)
-
-
-def spans_of(numbers: np.ndarray) -> tuple[ImageSpan, ...]:
-    """The images that `span_numbers` stored."""
-    if len(numbers) == 0:
-        return ()
-    from training.utils.images.spans import ImageSpan  # torch, which rows of text do without
-
-    return tuple(
-        ImageSpan(begin, tokens, (height, width) if height else None, key, bool(sees_itself))
-        for begin, tokens, height, width, key, sees_itself in numbers.reshape(-1, SPAN_NUMBERS).tolist()
-    )
 
 
 class Pictures(Protocol):

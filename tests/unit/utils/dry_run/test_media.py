@@ -12,9 +12,10 @@ from tests.support.kept_bytes import kept_bytes
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
 from training.utils.dry_run.activations import saved_by_picture
-from training.utils.dry_run.plan import PlannedPictures, kept_features_line, picture_lines
-from training.utils.images.models.vision import is_of_vision, pixel_inputs
-from training.utils.models.adapters.freezing import freeze_vision
+from training.utils.dry_run.media import PlannedMedia, kept_features_line, media_lines
+from training.utils.images.inputs import pixel_inputs
+from training.utils.loading.freezing import freeze_parts
+from training.utils.models.families.parts import is_beside_language
 
 DEPTHS = ("depth", "num_hidden_layers")
 
@@ -50,7 +51,7 @@ def deep(name: str) -> Any:
 def test_it_is_what_a_real_tower_keeps(name, tower, projector):
     family = deep(name)
     settings: Any = SimpleNamespace(freeze_vision_tower=tower, freeze_projector=projector)
-    freeze_vision(family.model, settings)
+    freeze_parts(family.model, settings)
     pixels = family.pixels([0, 2])
     counted = saved_by_picture(on_meta(family.model), pixels)
     assert len(counted.layers) == 4
@@ -59,33 +60,33 @@ def test_it_is_what_a_real_tower_keeps(name, tower, projector):
 
 def test_pictures_fill_a_forward_by_their_tokens():
     family = deep("qwen2_vl")
-    freeze_vision(family.model, SimpleNamespace(freeze_vision_tower=True, freeze_projector=False))
+    freeze_parts(family.model, SimpleNamespace(freeze_vision_tower=True, freeze_projector=False))
     model, pixels = on_meta(family.model), family.pixels([0])  # 6 tokens of 4 patches
-    pictures = PlannedPictures(pixels, tokens=6, most=60, at_once=180)
+    pictures = PlannedMedia(pixels, tokens=6, most=60, at_once=180)
     block = 10 * saved_by_picture(model, pixels, trains=True).layers[0]
-    held = {line.name: line.device_bytes for line in picture_lines(model, pictures, beside=0)}
+    held = {line.name: line.device_bytes for line in media_lines(model, pictures, beside=0)}
     assert held["pictures: pixels"] == 180 * 4 * 3 * 2 * 14 * 14 * 8
     assert held["pictures: embeddings"] == 60 * 32 * 8
     assert held["pictures: activations of tower and projector"] == block
-    after = picture_lines(model, pictures, beside=2 * block)[-1].device_bytes  # the block is gone before the height
+    after = media_lines(model, pictures, beside=2 * block)[-1].device_bytes  # the block is gone before the height
     assert after == 10 * saved_by_picture(model, pixels).held(False) < block
-    assert picture_lines(model, pictures)[-1].device_bytes == block
+    assert media_lines(model, pictures)[-1].device_bytes == block
 
 
 def test_features_that_are_kept_are_on_the_host():
-    pictures = PlannedPictures(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
+    pictures = PlannedMedia(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
     line = kept_features_line(pictures, 3)
     assert (line.device_bytes, line.host_bytes) == (0, 3 * 2**20)
     assert kept_features_line(None, 3).host_bytes == 0
 
 
 def test_a_model_of_text_takes_nothing_for_them():
-    pictures = PlannedPictures(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
-    assert picture_lines(tiny_causal_lm("llama"), pictures, beside=0) == []
+    pictures = PlannedMedia(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
+    assert media_lines(tiny_causal_lm("llama"), pictures, beside=0) == []
 
 
 def test_the_models_own_weights_stay_without_memory():
     model = on_meta(FAMILIES["llava"]().model)
-    of_vision = is_of_vision(model)
+    of_vision = is_beside_language(model)
     saved_by_picture(model, FAMILIES["llava"]().pixels([0]))
     assert all(part.is_meta for name, part in model.named_parameters() if of_vision(name))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.prompts import PromptMaker
-from training.utils.data.build.row_pictures import RowPictures
 from training.utils.data.rows.documents import prompt_document
-from training.utils.data.rows.pictures import HeldPictures
 from training.utils.images.data.decoding import decoded, picture_size
 from training.utils.images.data.reader import ImageReader, PixelReader
+from training.utils.images.data.row_pictures import RowPictures
 from training.utils.images.data.values import MOST_FILE_BYTES
-from training.utils.layout.pictures import RowImages
+from training.utils.images.models.pictured import RowImages
+from training.utils.images.stored import HeldPictures
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document

@@ -25,14 +25,14 @@ from tests.support.image_readers import picture
 from tests.unit.asking.conftest import CPU
 from training import chat, evaluate, new_model
 from training.asking import chat_images, web
-from training.asking.chat_images import open_picture
 from training.asking.model import AskedModel, load_asked_model
 from training.asking.talk import Talk
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.images.models.scalar_class import scalar_model_class
+from training.utils.images.run.chat_images import open_picture
+from training.utils.models.families.scalar_class import scalar_model_class
 
 GREEDY = SamplingArguments(temperature=0.0, max_new_tokens=5)
 

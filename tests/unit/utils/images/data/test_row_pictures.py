@@ -75,7 +75,7 @@ TURNS = [user("Look: <image> and <image>?"), assistant("Two."), user("And?"), as
 def shown(row, tokenizer):
     """A row's text, its images as {tokens}."""
     pieces, at = [], 0
-    for image in row.images:
+    for image in row.media:
         pieces += [tokenizer.decode(row.input_ids[at : image.begin]), f"{{{image.tokens}}}"]
         at = image.begin + image.tokens
     return "".join([*pieces, tokenizer.decode(row.input_ids[at:])])
@@ -140,7 +140,7 @@ def test_a_row_is_what_the_familys_own_processor_makes_of_its_conversation(famil
     pil = [decoded(data, "here") for data in (RED, BLUE)[-len(paths) :]]
     processor = reader._processor
     if family == "qwen2_vl":  # whose own wants torchvision
-        for sides in [image.sides for image in row.images]:
+        for sides in [image.sides for image in row.media]:
             written = written.replace("<|image_pad|>", "<|X|>" * (sides[0] * sides[1]), 1)
         ids = tokenizer(written.replace("<|X|>", "<|image_pad|>"))["input_ids"]
         own = processor(images=pil, return_tensors="pt")
@@ -157,18 +157,18 @@ def test_a_row_is_what_the_familys_own_processor_makes_of_its_conversation(famil
         if "pixel_attention_mask" in own:
             assert own["pixel_attention_mask"].all()  # so that it may be left out
     assert row.input_ids.tolist() == ids
-    pixels = data.pixels_of([image.key for image in row.images])
+    pixels = data.pixels_of([image.key for image in row.media])
     if pixels.cuts_I3 is not None:
         own["pixel_values"] = torch.cat([a[:b] for a, b in zip(own["pixel_values"], pixels.counts, strict=True)])
         assert torch.equal(pixels.cuts_I3[:, 1:], own["image_sizes"])
     assert torch.equal(pixels.values, own["pixel_values"].reshape(pixels.values.shape).float())
     grids = own.get("image_grid_thw")
     assert (pixels.grids_I3 is None) == (grids is None) and (grids is None or torch.equal(pixels.grids_I3, grids))
-    places = np.concatenate([np.arange(image.begin, image.end) for image in row.images])
+    places = np.concatenate([np.arange(image.begin, image.end) for image in row.media])
     assert np.array_equal(np.flatnonzero(row.input_ids == reader.family.placeholder_id), places)
     assert not row.loss_mask[places].any() and row.loss_mask.any()
-    assert all(image.sees_itself == (family == "gemma3") for image in row.images)
-    assert sentence_document(row).segments[0].tokens.images == row.images
+    assert all(image.sees_itself == (family == "gemma3") for image in row.media)
+    assert sentence_document(row).segments[0].tokens.media == row.media
 
 
 def test_a_family_that_reads_several_pictures_in_another_way_takes_one_a_row(built):
@@ -249,7 +249,7 @@ def test_the_forms_that_people_store(name, built, pictures, readers):
     assert data.train.pictures[0] == RED and len(data.train.pictures) == 1
     if phase == 2:
         prompt, *_ = responses_document(made, are_targets=True).segments
-        assert prompt.tokens.images == made.images
+        assert prompt.tokens.media == made.images
 
 
 def test_pictures_are_kept_once_and_decoded_only_when_asked_for(built, monkeypatch, readers):
@@ -257,16 +257,16 @@ def test_pictures_are_kept_once_and_decoded_only_when_asked_for(built, monkeypat
     given = {"eval_fraction": 0.1, "num_workers": 2}
     first = built(rows, **given)
     assert len(first.train.pictures) == 2 and sorted(first.train.pictures) == sorted([RED, WIDE])
-    assert {len(row.images) for row in all_rows(first)} == {2} and len(first.eval) == 60
+    assert {len(row.media) for row in all_rows(first)} == {2} and len(first.eval) == 60
     monkeypatch.setattr(reading, "decoded", None)  # whoever decodes now fails
     found = built(rows, **given)
     assert found.report.resumed and len(found.train) == 540
     for row in all_rows(found):
-        wide = [found.train.pictures[image.key] == WIDE for image in row.images]
-        assert [image.tokens for image in row.images] == [3 if is_wide else 2 for is_wide in wide] and not wide[1]
+        wide = [found.train.pictures[image.key] == WIDE for image in row.media]
+        assert [image.tokens for image in row.media] == [3 if is_wide else 2 for is_wide in wide] and not wide[1]
     monkeypatch.undo()
-    keys = [image.key for image in found.train[0].images]
-    assert found.pixels_of(keys).grids_I3.tolist() == [[1, 2, 2 * image.tokens] for image in found.train[0].images]
+    keys = [image.key for image in found.train[0].media]
+    assert found.pixels_of(keys).grids_I3.tolist() == [[1, 2, 2 * image.tokens] for image in found.train[0].media]
     tokenizer, _ = readers["qwen2_vl"]
     other = reader_of("qwen2_vl", tokenizer, image_mean=[0.1, 0.1, 0.1])
     assert other.parts() != readers["qwen2_vl"][1].parts()
@@ -318,7 +318,7 @@ def test_shards_of_a_stopped_build_keep_their_pictures(built, monkeypatch):
     monkeypatch.setattr(reading, "decoded", None)
     data = built(rows, num_workers=1)
     assert len(data.train) == 520 and sorted(data.train.pictures) == sorted([RED, BLUE])
-    colors = [[data.train.pictures[image.key] for image in row.images] for row in data.train]
+    colors = [[data.train.pictures[image.key] for image in row.media] for row in data.train]
     assert sorted(map(tuple, colors)) == sorted([(RED, BLUE), (BLUE, RED)] * 260)
 
 
@@ -340,10 +340,10 @@ def test_a_row_whose_cut_would_take_some_of_an_image_is_dropped_and_counted(
     prompt = [user("Hi"), assistant("Ho"), user("<image>x")]
     rows = [{"prompt": prompt, "images": ["pics/large.png"], **answers}]
     rows += [{"prompt": [*prompt[:2], user("x")], "images": [], **answers}]
-    assert [len(row.images) for row in built(rows, phase=phase).train] == [1, 0]
+    assert [len(row.media) for row in built(rows, phase=phase).train] == [1, 0]
     cut = built(rows, phase=phase, **given)
     assert cut.report.train.dropped == {"cut_at_an_image": 1} and cut.report.train.truncated == 1
-    assert [len(row.images) for row in cut.train] == [0]
+    assert [len(row.media) for row in cut.train] == [0]
     # The tokens of an image count: the text row alone fits.
     how, most = given
     dropped = built(rows, phase=phase, **{how: "drop", most: whole_tokens}).report.train.dropped
@@ -354,7 +354,7 @@ def test_a_cut_behind_the_images_keeps_them(built):
     rows = [{"messages": [user("<image>What?"), assistant("Red, " * 30)], "images": PATHS[:1]}]
     data = built(rows, truncation="right", max_seq_len=60)
     (row,) = data.train
-    assert row.length_tokens == 60 and row.images[0].tokens == 2 and data.report.train.truncated == 1
+    assert row.length_tokens == 60 and row.media[0].tokens == 2 and data.report.train.truncated == 1
 
 
 REFUSED = {
@@ -420,20 +420,20 @@ def test_images_want_a_chat_template_and_a_model_that_reads_them(built, flags, r
 
 def test_a_literal_image_tag_is_text_without_images_but_for_a_model_whose_token_it_is(built):
     rows = [{"messages": [user("What is <image>?"), assistant("A tag.")]}]
-    assert built(rows).train[0].images == ()
+    assert built(rows).train[0].media == ()
     with pytest.raises(ThreestepError, match="message 1: the text holds <image>, the token that stands for images"):
         built(rows, "llava")
 
 
 def test_loss_on_whole_conversations_leaves_images_out(built):
     (row,) = built([{"messages": TURNS, "images": PATHS}], loss_on="conversation").train
-    inside = [place for image in row.images for place in range(image.begin, image.end)]
+    inside = [place for image in row.media for place in range(image.begin, image.end)]
     assert sorted(np.flatnonzero(~row.loss_mask)) == [0, *inside]
 
 
 def test_text_rows_stand_among_image_rows(built):
     rows = [{"messages": TURNS, "images": PATHS}, {"messages": [user("Hi"), assistant("Ho")], "images": []}]
-    assert [len(row.images) for row in built(rows).train] == [2, 0]
+    assert [len(row.media) for row in built(rows).train] == [2, 0]
 
 
 def test_base64_is_no_path(built):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.image_readers import picture
-from training.utils.report.figures.sample_pictures import pictures_shown, sample_pictures
+from training.utils.images.data.page_pictures import pictures_shown, sample_pictures
 
 NAME = "0123456789abcdef" * 4
 

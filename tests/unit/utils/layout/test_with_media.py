@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from training.utils.contracts.documents import TokenSequence, plain
+from training.utils.images.models.pictured import RowImages
 from training.utils.images.spans import ImagePixels, ImageSpan
-from training.utils.layout.pictures import RowImages, lacks_images, laid_out
 from training.utils.layout.rows import packed_rows
+from training.utils.layout.with_media import lacks_media, laid_out
 
 IMAGE = 90
 
@@ -32,31 +33,31 @@ IMAGES = RowImages(pixels_of, (LARGE, BOTH))
 
 def test_pixels_come_in_the_order_of_the_rows():
     rows = laid_out([[BOTH, TEXT], [LARGE]], 0, IMAGES)
-    assert rows.pixels.values.flatten().tolist() == [3, 4, 7]
-    assert laid_out([[TEXT], [OTHER]], 0, IMAGES).pixels is None
-    assert laid_out([[TEXT], [OTHER]], 0, None).pixels is None
+    assert rows.media.pixels.values.flatten().tolist() == [3, 4, 7]
+    assert laid_out([[TEXT], [OTHER]], 0, IMAGES).media is None
+    assert laid_out([[TEXT], [OTHER]], 0, None).media is None
 
 
 def test_micro_batches_that_lack_images():
     """Two ranks, three micro-batches of rows of documents; documents 0 and 3 have images."""
     step = ((((0,),), ((1,), (2,)), ()), (((4,),), ((5, 3),), ((6,),)))
     seen = [True, False, False, True, False, False, False]
-    assert lacks_images(step, 0, seen) == [False, True, False]
-    assert lacks_images(step, 1, seen) == [True, False, False]
-    assert lacks_images(step[:1], 0, seen) == [False, False, False]
+    assert lacks_media(step, 0, seen) == [False, True, False]
+    assert lacks_media(step, 1, seen) == [True, False, False]
+    assert lacks_media(step[:1], 0, seen) == [False, False, False]
 
 
 def test_the_smallest_image_stands_alone():
     (segment,) = IMAGES.alone.segments
     assert segment.tokens.input_ids.tolist() == [IMAGE]
     assert not segment.tokens.is_target.any()
-    assert segment.tokens.images == (ImageSpan(0, 1, (1, 1), key=3),)
+    assert segment.tokens.media == (ImageSpan(0, 1, (1, 1), key=3),)
 
 
 def test_a_micro_batch_that_lacks_images_gets_one_that_nothing_sees():
     packed = laid_out([[TEXT, OTHER], [TEXT]], 0, IMAGES, lacks=True)
     assert packed.input_ids_NT.tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, IMAGE, 0]]
-    assert packed.pixels.values.flatten().tolist() == [3]
+    assert packed.media.pixels.values.flatten().tolist() == [3]
     plain_rows = packed_rows([[TEXT, OTHER], [TEXT]], 0)
     assert torch.equal(packed.target_ids_M, plain_rows.target_ids_M)
     assert torch.equal(packed.predictor_M, plain_rows.predictor_M)
@@ -72,7 +73,7 @@ def test_a_micro_batch_that_lacks_images_gets_one_that_nothing_sees():
 def test_in_rows_of_one_document_it_has_a_row_of_its_own():
     padded = laid_out([[TEXT], [OTHER]], 0, IMAGES, lacks=True)
     assert padded.input_ids_NT.tolist() == [[1, 2, 3], [4, 5, 0], [IMAGE, 0, 0]]
-    assert padded.visible_NSS is None
+    assert padded.segments is None
     assert padded.sequence_M.tolist() == [0, 1] and padded.end_B.tolist() == [2, 4]
     empty = laid_out([], 0, IMAGES, lacks=True)
     assert empty.input_ids_NT.tolist() == [[IMAGE]] and empty.target_ids_M.numel() == 0
@@ -83,4 +84,4 @@ def test_a_picture_that_was_cut_up_stays_whole():
     cut_up = document([5, IMAGE, 6, IMAGE, 7], ImageSpan(1, 1, key=3), ImageSpan(3, 1, key=3))
     (segment,) = RowImages(pixels_of, (LARGE, cut_up)).alone.segments
     assert segment.tokens.input_ids.tolist() == [IMAGE, 6, IMAGE]
-    assert [(image.begin, image.key) for image in segment.tokens.images] == [(0, 3), (2, 3)]
+    assert [(image.begin, image.key) for image in segment.tokens.media] == [(0, 3), (2, 3)]

@@ -17,21 +17,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from training.utils.images.spans import ImagePixels
 
-# Families whose forward takes the pictures of each row, [rows, I, 3, height, width].
-_PICTURES_BY_ROW = ("idefics2", "idefics3", "smolvlm")
 _PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner|image_newline)([._]|$)")
 
 
-def is_vision_config(config: Any) -> bool:
+def is_media_config(config: Any) -> bool:
     """Whether a configuration is that of a model of images and text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def media_architecture(config: Any) -> str | None:
+    """Return the name of the class that reads images too, of a configuration's family; None of one of text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
 
 
 def is_text_config(config: Any) -> bool:
@@ -41,27 +44,16 @@ def is_text_config(config: Any) -> bool:
     return config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def language_model_class(config: Any, with_images: bool) -> Any:
+def language_model_class(config: Any, with_media: bool) -> Any:
     """Return transformers' class that loads the model of a configuration.
 
-    with_images: for rows with images. Without them, a model that transformers also takes for a causal language model is
+    with_media: for rows with images. Without them, a model that transformers also takes for a causal language model is
         loaded as that.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    sees = is_vision_config(config) and (with_images or not is_text_config(config))
+    sees = is_media_config(config) and (with_media or not is_text_config(config))
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
-
-
-def pixel_inputs(config: Any, pixels: ImagePixels) -> dict[str, torch.Tensor]:
-    """Return the arguments of a family's forward for the pixels of images. config: of the model."""
-    by_row = config.model_type in _PICTURES_BY_ROW
-    given = {"pixel_values": pixels.values.unsqueeze(0) if by_row else pixels.values}
-    if pixels.grids_I3 is not None:
-        given["image_grid_thw"] = pixels.grids_I3
-    if pixels.cuts_I3 is not None:
-        given["image_sizes"] = pixels.cuts_I3[:, 1:]
-    return given
 
 
 def placeholder_id(config: Any) -> int:
@@ -74,7 +66,7 @@ def language_part(model: nn.Module) -> nn.Module:
     return model.get_submodule(_language_name(model))
 
 
-def is_of_vision(model: nn.Module) -> Callable[[str], bool]:
+def is_beside_language(model: nn.Module) -> Callable[[str], bool]:
     """Return whether the name of a parameter or linear layer of `model` is of its tower or projector."""
     language = _language_name(model)
     if not language:
@@ -94,7 +86,7 @@ def _language_name(model: nn.Module) -> str:
     from transformers import PreTrainedModel
 
     config: Any = getattr(model, "config", None)
-    if not isinstance(model, PreTrainedModel) or not is_vision_config(config):
+    if not isinstance(model, PreTrainedModel) or not is_media_config(config):
         return ""
     text_config = config.get_text_config()
     parts = (name for name, part in model.named_modules() if name and getattr(part, "config", None) is text_config)

@@ -7,10 +7,15 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemm
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
-from training.utils.images.models.vision import is_of_projector, is_of_vision, language_model_class, language_part
 from training.utils.models.attention.attention import BY_DOCUMENT, text_attention
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.compiled import compile_blocks
+from training.utils.models.families.parts import (
+    is_beside_language,
+    is_of_projector,
+    language_model_class,
+    language_part,
+)
 from training.utils.models.flops import model_shape
 from training.utils.models.quantized.quantized import quantizable_layers
 
@@ -41,13 +46,13 @@ def test_the_parts_are_known_by_their_names(named):
     name, model = named
     part = language(model)
     assert language_part(model) is getattr(model.model, part)
-    of_vision = is_of_vision(model)
+    of_vision = is_beside_language(model)
     weights = [weight for weight, _ in model.named_parameters()]
     of_language = {weight for weight in weights if not of_vision(weight)}
     assert of_language == {weight for weight in weights if weight.startswith((f"model.{part}.", "lm_head."))}
     projectors = {weight for weight in weights if of_vision(weight) and is_of_projector(weight)}
     assert projectors == {weight for weight in weights if weight.startswith(tuple(PROJECTORS[name]))} != set()
-    assert not any(map(is_of_vision(language_part(model)), weights))
+    assert not any(map(is_beside_language(language_part(model)), weights))
 
 
 def test_the_tower_keeps_its_attention_and_is_left_out_of_what_is_for_text(named):
@@ -60,7 +65,7 @@ def test_the_tower_keeps_its_attention_and_is_left_out_of_what_is_for_text(named
     for layer in text.layers:
         layer._compiled_call_impl = None
     rounded = quantizable_layers(model.float())
-    assert len(rounded) == 14 and not any(map(is_of_vision(model), rounded))
+    assert len(rounded) == 14 and not any(map(is_beside_language(model), rounded))
     matrices = [weight for weight in text.parameters() if weight.dim() >= 2 and weight is not text.embed_tokens.weight]
     assert model_shape(model).body_trained == sum(weight.numel() for weight in matrices)
 
@@ -68,11 +73,11 @@ def test_the_tower_keeps_its_attention_and_is_left_out_of_what_is_for_text(named
 def test_a_text_model_is_language_as_a_whole():
     model = tiny_causal_lm("llama")
     assert language_part(model) is model
-    assert not any(is_of_vision(model)(name) for name, _ in model.named_parameters())
+    assert not any(is_beside_language(model)(name) for name, _ in model.named_parameters())
 
 
 @pytest.mark.parametrize(
-    "config, with_images, auto_class",
+    "config, with_media, auto_class",
     [
         (LlamaConfig(), False, AutoModelForCausalLM),
         (Qwen2VLConfig(), False, AutoModelForImageTextToText),  # there is no other
@@ -81,5 +86,5 @@ def test_a_text_model_is_language_as_a_whole():
         (Gemma3Config(), True, AutoModelForImageTextToText),
     ],
 )
-def test_the_class_that_loads_a_model(config, with_images, auto_class):
-    assert language_model_class(config, with_images) is auto_class
+def test_the_class_that_loads_a_model(config, with_media, auto_class):
+    assert language_model_class(config, with_media) is auto_class

@@ -7,8 +7,8 @@ import pytest
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import llava, qwen2_vl
 from training.utils.base.errors import ThreestepError
+from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.models import prepared
-from training.utils.models.adapters.freezing import freeze_vision
 from training.utils.models.settings import ModelSettings
 
 TOWERS = {qwen2_vl: "model.visual.", llava: "model.vision_tower."}
@@ -23,24 +23,24 @@ def test_the_tower_is_frozen_by_default_and_the_projector_trains(make):
     model, tower = make().model, TOWERS[make]
     everything = trained(model)
     projector = {name for name in everything if "merger" in name or "projector" in name}
-    freeze_vision(model, ModelSettings("m"))
+    freeze_parts(model, ModelSettings("m"))
     assert everything - trained(model) == {name for name in everything if name.startswith(tower)} - projector
-    freeze_vision(model, ModelSettings("m", freeze_projector=True))
+    freeze_parts(model, ModelSettings("m", freeze_projector=True))
     assert everything - trained(model) == {name for name in everything if name.startswith(tower)} | projector
 
 
 def test_without_freezing_all_weights_train():
     model = qwen2_vl().model
-    freeze_vision(model, ModelSettings("m", freeze_vision_tower=False))
+    freeze_parts(model, ModelSettings("m", freeze_vision_tower=False))
     assert trained(model) == {name for name, _ in model.named_parameters()}
 
 
 def test_a_text_model_has_no_projector_to_freeze():
     model = tiny_causal_lm("llama")
-    freeze_vision(model, ModelSettings("m"))
+    freeze_parts(model, ModelSettings("m"))
     assert trained(model) == {name for name, _ in model.named_parameters()}
     with pytest.raises(ThreestepError, match="^--freeze_projector expects a model of images and text .* got LlamaFor"):
-        freeze_vision(model, ModelSettings("m", freeze_projector=True))
+        freeze_parts(model, ModelSettings("m", freeze_projector=True))
 
 
 @pytest.mark.parametrize("part", ["all-linear", "q_proj,down_proj"])
