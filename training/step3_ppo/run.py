@@ -45,14 +45,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         read_again = ("actor", "critic") if components.with_critic_tokenizer else ("actor",)
         paths = {f"{role}_model_name_or_path": flags.roles.model(role).name_or_path for role in read_again}
         digests = start_digests(paths, flags.data.cache.cache_dir)
-        held_out = HeldOut(
-            inputs.eval,
-            ppo.per_device_eval_batch_size,
-            inputs.pixels,
-            samples_per_prompt=ppo.val_samples,
-            with_greedy=ppo.val_greedy,
-            shown=ppo.show_samples,
-        )
+        held_out = HeldOut.of_run(inputs, ppo)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
             evaluator = Evaluator(
                 roles, engine, tokenizer, components.checker, settings, held_out, metrics, opened.folder

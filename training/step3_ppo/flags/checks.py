@@ -13,7 +13,7 @@ from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
 from training.utils.environments.loading import Environments, load_environments
 from training.utils.generation.arguments import check_path_flags
-from training.utils.generation.table import checked_engine, with_images
+from training.utils.generation.table import checked_engine, supporting
 from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.generation.vllm.head_folder import check_form
 from training.utils.loading.configurations import check_positions, check_trains, load_config
@@ -254,7 +254,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     mistakes.require(
         engine.supports_images or ppo.rollout_replay is not None,
         f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
-        f"{either(with_images())}",
+        f"{either(supporting('images'))}",
     )
     others = {
         f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),

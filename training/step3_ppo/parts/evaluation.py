@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from training.step3_ppo.contracts.settings import PpoSettings
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.parts.inputs import Inputs
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
@@ -40,6 +42,18 @@ class HeldOut(NamedTuple):
     samples_per_prompt: int = 1
     with_greedy: bool = False
     shown: int = 0
+
+    @classmethod
+    def of_run(cls, inputs: Inputs, ppo: PpoArguments) -> HeldOut:
+        """Return the held-out prompts of a run, and how its flags evaluate them."""
+        return cls(
+            inputs.eval,
+            ppo.per_device_eval_batch_size,
+            inputs.pixels,
+            samples_per_prompt=ppo.val_samples,
+            with_greedy=ppo.val_greedy,
+            shown=ppo.show_samples,
+        )
 
 
 @dataclass(frozen=True)

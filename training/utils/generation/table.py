@@ -92,9 +92,9 @@ def engine_class(given: str) -> type[RolloutEngine]:
     return _at(ENGINES[given].place)
 
 
-def with_images() -> list[str]:
-    """Return the names of the engines that read images."""
-    return [name for name in ENGINES if engine_class(name).supports_images]
+def supporting(what: str) -> list[str]:
+    """Return the names of the engines whose class field `supports_WHAT` is True."""
+    return [name for name in ENGINES if getattr(engine_class(name), f"supports_{what}")]
 
 
 def checked_engine(
