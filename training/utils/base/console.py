@@ -1,4 +1,4 @@
-"""What a run prints, from rank 0 alone. Cheap to import: `--help` reaches this module.
+"""Console output of a run, from rank 0 alone. Cheap to import: `--help` reaches this module.
 
 A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is lost.
 """
@@ -95,8 +95,8 @@ def note(sentence: str) -> None:
 
 @dataclass(frozen=True)
 class LogPace:
-    """How often a run whose log is a file writes a line of progress: once at least `steps` steps and `seconds` seconds
-    have passed since the last one. The first and the last step always have a line."""
+    """Pace of progress lines in a log that is a file: one once at least `steps` steps and `seconds` seconds have
+    passed since the last one. The first and the last step always have a line."""
 
     steps: int = 1
     seconds: float = 60.0

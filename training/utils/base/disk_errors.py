@@ -59,7 +59,7 @@ def in_words(error: OSError) -> str:
 
 
 def disk_sentence(error: OSError) -> str:
-    """What ends a program that cannot go on without the disk."""
+    """The error message of a program that cannot continue without the disk."""
     return (
         f"the disk refuses {in_words(error)}; free space, or mend the disk or its permissions, and start again "
         "(--resume continues a run that has checkpoints)"

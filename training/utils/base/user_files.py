@@ -34,7 +34,7 @@ def functions_given(functions: Mapping[str, Callable[..., Any]]) -> Iterator[Non
 
 
 def is_address(given: str) -> bool:
-    """Whether a flag's value has the form FILE.py:NAME, or given:NAME."""
+    """True if a flag's value has the form FILE.py:NAME, or given:NAME."""
     return given.rpartition(":")[0].endswith(".py") or given.startswith(GIVEN)
 
 

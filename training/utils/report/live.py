@@ -59,7 +59,7 @@ class LivePage:
             return page(runs, datetime.datetime.now(), live)
 
     def update(self, have: int) -> dict[str, Any] | None:
-        """What changed after version `have`; None: nothing. reload: the sections are others."""
+        """Changes since version `have`; None if there are none. reload: the sections differ."""
         with self._lock:
             self._look()
             if have == self._version:

@@ -219,7 +219,7 @@ def run_name(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def shown_samples(settings: Mapping[str, Any]) -> int:
-    """How many samples of an evaluation a tracker gets."""
+    """Number of samples of an evaluation that a tracker gets."""
     return int(settings.get("report_samples", ReportArguments.report_samples))
 
 

@@ -1,4 +1,4 @@
-"""What the next step needs, made by a thread while a step runs."""
+"""Prefetching: a thread prepares the next step's batch while a step runs."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping
 
 
 def _python_words(module: str, flag: str) -> list[str]:
-    """What Python or the launcher takes for a module. `-m` and `--module`, the flag, put the current folder first on
-    the path, where a user's training.py would stand for this package: so its own modules go by its folder."""
+    """Arguments of Python or the launcher that run a module. `-m` and `--module`, the flag, put the current folder
+    first on the path, where a user's training.py would shadow this package: so its modules go by its folder."""
     return [str(_PACKAGE), module] if module.partition(".")[0] == _PACKAGE.name else [flag, module]
 
 

@@ -132,7 +132,7 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
 
 
 def is_lost_rank(problem: BaseException) -> bool:
-    """Whether a collective failed because of another rank: gloo's messages, NCCL's and the store's errors."""
+    """True if a collective failed because of another rank: gloo's messages, NCCL's and the store's errors."""
     if any(kind.__name__ == "DistError" for kind in type(problem).__mro__):
         return True
     words = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout")

@@ -1,4 +1,4 @@
-"""What lies in an output folder before a run: judged at the start, since a run that is trained must be able to end.
+"""Checks of an output folder before a run, made at the start, since a run that is trained must be able to end.
 
 A run replaces and removes below its folder. A link there would lead it out of the folder, and a file where it makes a
 folder would end it with its model. The folder itself may be a link.

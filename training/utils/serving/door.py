@@ -1,4 +1,4 @@
-"""Who may read a page that this machine serves to its user: whoever has the token of the printed address.
+"""Access control of a page that this machine serves to its user: readers need the token of the printed address.
 
 A page on the loopback address is open to every user and every web page of the machine. Three checks close it:
 
@@ -55,7 +55,7 @@ class Door:
         self._cookie = "threestep_" + hashlib.sha256(self._token.encode()).hexdigest()[:12]
 
     def address(self, port: int) -> str:
-        """What the user opens. It holds the token."""
+        """The address that the user opens. It holds the token."""
         return f"http://{ADDRESS}:{port}/?token={self._token}"
 
     def judge(self, method: str, target: str, headers: Sequence[tuple[str, str]]) -> Refusal | None:

@@ -34,7 +34,7 @@ class BoundedServer(ThreadingHTTPServer):
         super().__init__((ADDRESS, port), handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more."""
+        """Admit a connection while there is room for one more."""
         with self._lock:
             if len(self._open) >= MOST_CONNECTIONS:
                 return False

@@ -58,7 +58,7 @@ class HistogramChart:
 
     @property
     def shares(self) -> list[list[float]]:
-        """Of each kind, the percentages between the edges."""
+        """Percentages between the edges, per kind."""
         return [[100.0 * count / max(sum(counts), 1) for count in counts] for _, counts in self.counts]
 
 

@@ -23,7 +23,7 @@ _MOST_MEANS = 600  # of its running mean, which has no spikes
 
 
 def drawing_of(chart: Chart) -> dict[str, Any] | None:
-    """What the script draws of a chart, and the words for those who cannot see it; None: it holds no number."""
+    """Data that the script draws a chart from, and its text alternative; None if it holds no number."""
     if isinstance(chart, LineChart):
         return _lines(chart)
     return _histogram(chart) if isinstance(chart, HistogramChart) else _scatter(chart)

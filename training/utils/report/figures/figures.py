@@ -61,7 +61,7 @@ def _lines(step: StepRun, curve: Curve, place: int, several: bool) -> list[Chart
 
 
 def score_charts(step: StepRun) -> list[HistogramChart]:
-    """How the reward model scores held-out chosen and rejected responses, before and after training."""
+    """Histograms of the reward model's scores of held-out chosen and rejected responses, before and after training."""
     charts = []
     for part, when in (("before", "before training"), ("evaluation", "after training")):
         report = step.reward_report.get(part)

@@ -36,7 +36,7 @@ class JudgedRow:
 
 
 def judges(step: StepRun) -> bool:
-    """Whether its samples are ranked responses."""
+    """True if its samples are ranked responses."""
     return any("responses" in sample for _, samples in step.samples for sample in samples[:1])
 
 

@@ -1,4 +1,4 @@
-"""What a run is, for the top of its page: model, data, device, duration, versions, and the settings that are not
+"""Facts of a run for the top of its page: model, data, device, duration, versions, and the settings that are not
 defaults. Plain texts, not yet escaped."""
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class _Samples(_GrowingLines):
 
 
 def _signs(path: Path) -> list[str]:
-    """What a run noted of its divergence."""
+    """The signs of divergence that a run noted."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     signs = [sign for sign in map(_parsed, lines) if isinstance(sign, dict)]
     return [f"step {sign.get('step')}: {sign.get('sentence')}" for sign in signs]

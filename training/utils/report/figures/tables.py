@@ -119,7 +119,7 @@ def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
 
 
 def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Who said what in a conversation, as far as `_LONGEST_TEXT` characters reach; nothing for one turn."""
+    """(role, text) of each turn of a conversation, up to `_LONGEST_TEXT` characters; empty for a single turn."""
     parts, room = list[tuple[str, str]](), _LONGEST_TEXT
     given = sample.get("parts")
     pairs = [part for part in given if isinstance(part, list) and len(part) == 2] if isinstance(given, list) else []
@@ -133,7 +133,7 @@ def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _facts(sample: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-    """How many turns a conversation had, and the figures of its environment but for zeros."""
+    """Number of turns of a conversation, and the nonzero figures of its environment."""
     figures = sample.get("environment_figures")
     named = {"turns": sample.get("turns"), **(figures if isinstance(figures, dict) else {})}
     return tuple((name, number) for name, value in named.items() if (number := finite(value)))

@@ -32,8 +32,8 @@ _NO_SCRIPT = (
 
 @dataclass(frozen=True)
 class PageParts:
-    """What a page shows. sections: (anchor, title) in order; html: of each part, by its name: "top", "headlines" and
-    the sections; drawings: of each chart, by its id, what the script draws."""
+    """The parts of a page. sections: (anchor, title) in order; html: of each part, by its name: "top", "headlines" and
+    the sections; drawings: the script's data for each chart, by its id."""
 
     sections: tuple[tuple[str, str], ...]
     html: dict[str, str]
@@ -119,7 +119,7 @@ def _by_kind(runs: Sequence[ReportedRun]) -> dict[str, list[StepRun]]:
 
 
 def _title(steps: Sequence[StepRun]) -> str:
-    """Of steps of one kind, e.g. `Step 1: supervised fine-tuning`, or `Step 3: GRPO, PPO` for two variants."""
+    """Title of steps of one kind, e.g. `Step 1: supervised fine-tuning`, or `Step 3: GRPO, PPO` for two variants."""
     declaration = steps[0].declaration
     titles = sorted({declaration.title_of(step.settings) for step in steps})
     title = f"Step {declaration.number}: {', '.join(titles)}" if declaration.number else titles[0]
@@ -137,7 +137,7 @@ def _warnings(steps: Sequence[StepRun]) -> str:
 
 
 def _top(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
-    """Of one run its facts and what was set; of several the same beside each other, and the settings that differ."""
+    """Facts and settings of one run; for several runs a table of their facts, and the settings that differ."""
     facts = [dict(facts_of(run)) for run in runs]
     names = list(dict.fromkeys(name for found in facts for name in found))
     if len(runs) > 1:
@@ -232,7 +232,7 @@ def _figure(name: str, chart: Chart) -> str:
 
 
 def _may_be_log(chart: Chart) -> bool:
-    """Whether most of its values have a logarithm."""
+    """True if most of its values have a logarithm."""
     if not isinstance(chart, LineChart):
         return False
     values = [value for line in chart.lines for _, value in line.known]

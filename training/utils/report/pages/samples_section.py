@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def samples_section(steps: Sequence[StepRun]) -> str:
-    """What the section holds: of each kind of step its samples; "" without any step."""
+    """HTML of the section: the samples of each kind of step; "" without any step."""
     silent = [step for step in steps if not step.samples and step.lines]
     labels = ", ".join(dict.fromkeys(step.declaration.label for step in silent))
     without = f'<p class="soft">No samples of {escape(labels)}: its folder has no samples.jsonl.</p>' if silent else ""
