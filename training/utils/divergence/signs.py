@@ -30,10 +30,10 @@ _NORM = "grad_norm"
 
 @dataclass(frozen=True)
 class Uniform:
-    """What a model has to which all choices are equally likely, in nats.
+    """The loss of a model to which all choices are equally likely, in nats.
 
     choices: e.g. "all 50,257 tokens"
-    figure: what rises to it
+    figure: the one that rises to it
     begins_there: a run's first step has it, as DPO's has, whose policy is the reference
     """
 
@@ -48,7 +48,7 @@ EQUAL_PAIRS = Uniform(math.log(2.0), "both responses of a pair", begins_there=Tr
 
 @dataclass
 class History:
-    """What signs need of a run's figures: a few of its steps, in order."""
+    """The recent figures of a run that signs need: a few of its steps, in order."""
 
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     lowest: float = float("inf")  # mean of WINDOW losses, or an evaluation's loss

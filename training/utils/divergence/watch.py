@@ -47,7 +47,7 @@ class DivergenceWatch:
             log(f"warning: step {step:,}: {sentence}", self._is_main)
 
     def closing(self) -> str:
-        """What the run's last line says of its signs; "" if it has none."""
+        """End of the run's last line that names its signs; "" if it has none."""
         found = signs(self._history, self._uniform, at_end=True)
         self._note(found)
         if self._notes is not None:

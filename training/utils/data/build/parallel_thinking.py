@@ -1,4 +1,4 @@
-"""Which rows are laid out as parallel thinking: the ids of the tags, and what happens to malformed blocks.
+"""Rows that are laid out as parallel thinking: the ids of the tags, and what happens to malformed blocks.
 
 Rows keep flat ids; `documents` lays them out at collation, by `training.utils.layout.parallel`.
 """
@@ -78,7 +78,7 @@ class ParallelCheck:
     def is_whole(
         self, texts: Sequence[Sequence[int]], loss: Sequence[bool] | None = None, may_end_open: bool = False
     ) -> bool:
-        """Whether truncation left a row's blocks whole. may_end_open: the last one may be cut."""
+        """True if truncation left a row's blocks whole. may_end_open: the last one may be cut."""
         try:
             for ids in texts:
                 self._blocks(ids, loss, may_end_open)

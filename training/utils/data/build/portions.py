@@ -117,8 +117,8 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
 
 
 def share_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[str, Any]]) -> str | None:
-    """How many rows --data_split leaves to a phase; None if all. Sources whose class deals its rows to phases are left
-    out. described: the manifest's `sources`, so that rows in the cache need no look at the data.
+    """A sentence on how many rows --data_split leaves to a phase; None if all. Sources whose class deals its rows to
+    phases are left out. described: the manifest's `sources`, so that rows in the cache need no look at the data.
 
     A warning with the default split, which nobody may have meant, unless the run's other steps have the other rows.
     """

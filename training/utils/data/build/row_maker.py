@@ -134,7 +134,7 @@ class RowMaker:
         )
 
     def _spans(self, one: _Waiting, ids: Ids, others: Sequence[Ids] = ()) -> tuple[ImageSpan, ...]:
-        """Where the images of a row stand in its tokens `ids`; none stand in `others`."""
+        """Spans of a row's images in its tokens `ids`; none may stand in `others`."""
         if self._images is None:
             return ()
         for each in others:

@@ -105,7 +105,7 @@ class RowPictures:
         return expanded
 
     def spans(self, ids: Ids, images: Sequence[RowPicture], where: str) -> tuple[ImageSpan, ...]:
-        """Where the images stand among the tokens of a row.
+        """Spans of the images among the tokens of a row.
 
         Raises BadConversation where other tokens than theirs are the placeholder, or the tokenizer broke them up.
         """
@@ -129,7 +129,7 @@ class RowPictures:
 
 
 def after_cut(spans: Sequence[ImageSpan], kept: Sequence[int]) -> tuple[ImageSpan, ...]:
-    """Where the images stand once a row is cut. kept: places of the tokens that stay, ascending.
+    """Spans of the images in a row that was cut. kept: positions of the tokens that stay, ascending.
 
     Raises Dropped where an image, or a part of one, is cut off: the response may speak of it.
     """

@@ -1,4 +1,4 @@
-"""What a phase takes from a sample: the answers of a dataset class, checked. Knows nothing of tokens."""
+"""Samples as a phase reads them: the texts that a dataset class returns, checked. Knows nothing of tokens."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def _prompt_of_sentences(raw: PromptRawDataset, phase: int, sample: Any, where: 
 
 
 def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, where: str) -> str | None:
-    """What follows the prompt in the sentence, the getter that DeepSpeed-Chat's subclasses surely have.
+    """The text after the prompt in the sentence, the getter that DeepSpeed-Chat's subclasses surely have.
 
-    Where the sentence does not begin with the prompt, `get_chosen` or `get_rejected` is asked.
+    If the sentence does not begin with the prompt, `get_chosen` or `get_rejected` gives the response.
     """
     sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
     if sentence is None or sentence.startswith(prompt):

@@ -59,7 +59,7 @@ GLUED = (
 
 
 def is_glued(sample: ReadSample) -> bool:
-    """Whether a plain response begins with a letter or digit right behind the prompt's last sign."""
+    """True if a plain response begins with a letter or digit right after the prompt's last character."""
     prompt, response = sample.pieces[0].text, sample.pieces[-1].text
     return bool(prompt) and not prompt[-1].isspace() and response[0].isascii() and response[0].isalnum()
 

@@ -214,8 +214,8 @@ def entries_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def damage_of(folder: str, entry: dict[str, Any], checksum: str | None) -> str | None:
-    """How a file differs from its manifest's entry. checksum: the one to compare, if any; an earlier version's manifest
-    has sha256 alone, which is then compared."""
+    """The difference between a file and its manifest's entry. checksum: the one to compare, if any; an earlier
+    version's manifest has sha256 alone, which is then compared."""
     path = os.path.join(folder, entry["file"])
     size = os.path.getsize(path)
     if size != entry["bytes"]:
@@ -291,7 +291,7 @@ def locked(path: str, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
-    """Which parts differ from the most similar folder that was built from the same datasets."""
+    """Names of the parts that differ from the most similar folder that was built from the same datasets."""
     found: list[tuple[int, float, list[str]]] = []
     for folder in os.listdir(cache_dir):
         path = os.path.join(cache_dir, folder)

@@ -1,4 +1,4 @@
-"""What became of the raw rows: counts, and reports of what was built."""
+"""Reports of a build: counts of raw rows, and of the rows that they became."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _KINDS = ("dropped", "noted", "parallel", "columns", "ends", "inside")
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What became of the raw rows of one split; its entry in the manifest has the same names.
+    """Counts of the raw rows of one split by their outcome; its entry in the manifest has the same names.
 
-    rows: those that were kept. truncated: those that were cut. dropped: those that were dropped, by reason.
-    noted: rows that were read otherwise than their dataset class may mean, by how.
+    rows: those that remain. truncated: those that were cut. dropped: those that were dropped, by reason.
+    noted: rows that were read otherwise than their dataset class may mean, by kind.
     parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, kept in one piece;
         counted as they are read, before any is dropped for another reason.
     columns: in phase 3, how many of the kept rows carry each column to rewards and samples.

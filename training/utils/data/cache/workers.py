@@ -44,7 +44,7 @@ def worker_count(num_workers: int | None, rows: int) -> int:
 
 
 def can_fork() -> bool:
-    """Whether this process may fork: on Linux, unless it is itself a daemonic child."""
+    """True if this process may fork: on Linux, unless it is itself a daemonic child."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 

@@ -35,7 +35,7 @@ _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and K
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """How a run writes prompts and ends responses.
+    """The form in which a run writes prompts and ends responses.
 
     chat: the resolved flags.
     end_token: that ends a response.
@@ -54,8 +54,8 @@ class PromptStyle:
 
 
 def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
-    """Which style and end token these flags give with this tokenizer, and why. ThreestepError where they cannot be
-    used."""
+    """Return the style and end token that these flags give with this tokenizer, and why. ThreestepError if they cannot
+    be used."""
 
     def end_of(flags: ChatArguments) -> str:
         return conversation_end(flags, tokenizer) or tokenizer.eos_token
@@ -64,8 +64,8 @@ def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
 
 
 def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = None) -> PromptStyle:
-    """What `read_style` returns; `tokenizer` gets the template of `--chat_template` and the style, which are saved with
-    it.
+    """Return `read_style`'s style, and write it and the template of `--chat_template` into `tokenizer`, with which they
+    are saved.
 
     began_with: the style of the run that is resumed, which it keeps where the flags leave that open.
     """
@@ -99,7 +99,7 @@ def text_maker(
 
 
 def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, str]:
-    """What rows depend on besides the tokenizer, for the cache's fingerprint."""
+    """Inputs of the cache's fingerprint that rows depend on besides the tokenizer."""
     chat = resolved_chat(chat, tokenizer)
     parts = {"prompt_style": chat.prompt_style}
     if chat.prompt_style == CHAT_TEMPLATE:
@@ -206,7 +206,7 @@ class ChatTokenizer:
         return self._cut(read, trained)
 
     def follows_its_prompt(self, conversation: Conversation, pieces: Sequence[TextPiece]) -> bool:
-        """Whether the answer that ends the conversation stands, in its `pieces`, behind the prompt that asks for it."""
+        """True if the answer that ends the conversation follows, in its `pieces`, the prompt that asks for it."""
         finder = self.finder(conversation.tools, conversation.template_kwargs)
         *earlier, answer = conversation.messages
         if not finder.asks_more or not earlier or answer["role"] != "assistant":
@@ -315,7 +315,7 @@ def _asked(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
 
 
 def _may_precede(added: str, answer: str, special: Sequence[str]) -> bool:
-    """Whether an answer may follow what the generation prompt adds to the header: every tag in it is closed, as in
+    """True if an answer may follow the text that the generation prompt adds to the header: every tag is closed, as in
     "<think></think>", the answer has none of them, and besides there is no special token."""
     tags = _TAG.findall(added)
     opened = Counter(name for slash, name in tags if not slash)

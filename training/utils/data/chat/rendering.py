@@ -65,7 +65,7 @@ _TRIALS: tuple[tuple[list[Message], Any], ...] = (
 
 @dataclass(frozen=True)
 class Rendering:
-    """What a template wrote. `marks`: (begin, end) characters of its `{% generation %}` blocks, in order."""
+    """A template's output. `marks`: (begin, end) characters of its `{% generation %}` blocks, in order."""
 
     text: str
     marks: list[tuple[int, int]]
@@ -97,8 +97,8 @@ class ChatTemplate:
 
     @cached_property
     def _reads_only_parts(self) -> bool:
-        """Whether the template writes a text that is a part of a content, and not one that is the content, as those of
-        some models that read images."""
+        """True if the template writes a text that is a part of a content, but not one that is the whole content, as
+        templates of some models that read images do."""
         probe = "a probe"
         for content in (probe, [{"type": "text", "text": probe}]):
             try:
@@ -217,7 +217,7 @@ class MaskedMessages:
     begins: list[int] = field(default_factory=list)
 
     def provenance(self, masked: str, plain: str) -> Provenance | None:
-        """Where masked characters come from; None where the template treated `masked` and `plain` differently."""
+        """Source of each masked character; None if the template treated `masked` and `plain` differently."""
         if len(masked) != len(plain):
             return None
         masked_C, plain_C = _code_points(masked), _code_points(plain)

@@ -1,4 +1,4 @@
-"""Which characters of a rendered conversation the assistant writes, turn by turn.
+"""The characters of a rendered conversation that the assistant writes, turn by turn.
 
 A turn is what a model must write to answer. It begins after the generation prompt and ends with the end-of-turn token.
 It includes the marks around a tool call or a thought (`<tool_call>`, `<think>`), which the template writes, but not the
@@ -94,7 +94,7 @@ class TurnFinder:
 
     @property
     def asks_more(self) -> bool:
-        """Whether the generation prompt may hold more than the header of an assistant's message."""
+        """True if the generation prompt may hold more than the header of an assistant's message."""
         return len(self._habits.headers) > 1
 
     def prompt(self, conversation: Conversation) -> str:
@@ -178,7 +178,7 @@ class TurnFinder:
         return begun
 
     def _behind_headers(self, evidence: _Evidence, turns: int, generation_prompt: bool) -> list[int] | None:
-        """Where the template's assistant headers end; None if there are more or fewer of them than turns."""
+        """Ends of the template's assistant headers; None if there are more or fewer of them than turns."""
         if not self._habits.headers:
             return None
         begins = []
@@ -192,7 +192,7 @@ class TurnFinder:
         return begins if len(begins) == turns else None
 
     def _behind_prompt(self, evidence: _Evidence, place: int, conversation: Conversation) -> int:
-        """Where the turn of message `place` begins: after the messages before it and the generation prompt.
+        """Beginning of the turn of message `place`: after the messages before it and the generation prompt.
 
         The two renderings are aligned at the last character of those messages: a template may write earlier ones
         differently.

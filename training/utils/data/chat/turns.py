@@ -1,11 +1,10 @@
-"""What an environment says in the middle of a response, as the tokens that a chat template gives it.
+"""Messages of an environment in the middle of a response, as the tokens that a chat template gives them.
 
-Tokens of a conversation are appended: to the prompt what the model drew, to that what the template writes behind an
-assistant's turn for the environment's messages, up to the next generation prompt. What was drawn is never encoded
-again, so that a model is trained on the tokens that it was given. They are the template's own where it writes earlier
-turns as they were drawn, which is found out by rendering probes. Where it does not, the conversation forks: its tokens
-begin anew, with all that was said as the template writes it by now. Serves rollouts of several turns; knows nothing of
-environments.
+Tokens of a conversation are appended: the model's sampled tokens to the prompt, then the text that the template writes
+after an assistant's turn for the environment's messages, up to the next generation prompt. Sampled tokens are never
+encoded again, so that a model trains on the tokens that it saw. They equal the template's if it writes earlier turns as
+they were sampled, which probes find out. If it does not, the conversation forks: its tokens begin anew, with all
+messages as the template writes them by now. Serves rollouts of several turns; knows nothing of environments.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class SaidCall(Protocol):
 
 
 class SaidTurn(Protocol):
-    """What a model drew in a turn. text: all of it, without the token that ends a turn. content: without reasoning and
+    """A turn that a model sampled. text: all of it, without the token that ends a turn. content: without reasoning and
     calls."""
 
     @property
@@ -203,7 +202,7 @@ class TurnTokens:
         return written, next((token for token in finder.ends if turn.ended and written.endswith(token)), "")
 
     def _control_words(self, finder: TurnFinder) -> list[str]:
-        """What a message must not forge, longest first: special tokens, and added ones that the template names."""
+        """Tokens that a message must not forge, longest first: special ones, and added ones that the template names."""
         named = {word for word in self._chat.added if word in finder.template_text}
         return sorted({*self._chat.special, *finder.ends, *named} - {""}, key=len, reverse=True)
 
@@ -259,7 +258,7 @@ def _turn_message(said: SaidTurn, writes_calls: bool) -> Message:
 
 
 def _writes_calls(finder: TurnFinder, tools: Any) -> bool:
-    """Whether the template writes an assistant's calls; otherwise they can only stand in its text."""
+    """True if the template writes an assistant's calls; otherwise they can only stand in its text."""
     called = {"role": "assistant", "content": "", "tool_calls": [_call()]}
     try:
         finder.read(_conversation([_QUESTION, called], tools, "a probe of calls"))
@@ -293,8 +292,8 @@ def _with_seams(message: Message, words: Sequence[str]) -> Message:
 
 
 def _rewritten(finder: TurnFinder, role: str, tools: Any) -> str | None:
-    """What of an earlier turn the template writes otherwise once a message of `role` follows; None: nothing. Probed
-    over two exchanges, with what a model draws if it writes as the template does."""
+    """The part of an earlier turn that the template rewrites once a message of `role` follows; None if there is none.
+    Probed over two exchanges, with the turns of a model that writes as the template does."""
     reply: Message = {"role": role, "content": "e"}
     forms = {"the thought": _THOUGHT, "the text": _ANSWER}
     if role == "tool":  # behind a thought alone: an empty one, which a template adds to a last answer, is not drawn

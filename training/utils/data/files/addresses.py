@@ -1,4 +1,4 @@
-"""Where files are: local paths, globs, folders of shards and fsspec addresses (`s3://`, `memory://`, ...).
+"""Addresses of files: local paths, globs, folders of shards and fsspec addresses (`s3://`, `memory://`, ...).
 
 Knows nothing of their content. Cheap to import: fsspec is imported only where it is needed.
 """
@@ -118,12 +118,12 @@ def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def names_training(name: str) -> bool:
-    """Whether a file, folder or split is named for training: `train`, `train-00000-of-00002`, ..."""
+    """True if a file, folder or split is named for training: `train`, `train-00000-of-00002`, ..."""
     return _TRAINING_PART.match(name) is not None
 
 
 def names_evaluation(name: str) -> bool:
-    """Whether a file, folder or split is named for evaluation: `test`, `validation.jsonl`, ..."""
+    """True if a file, folder or split is named for evaluation: `test`, `validation.jsonl`, ..."""
     return _EVALUATION_PART.match(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Which reader serves `jsonl:PATH`, `csv:PATH` and the like. Knows nothing of prompts, responses or formats."""
+"""The table of readers: `jsonl:PATH`, `csv:PATH` and the like. Knows nothing of prompts, responses or formats."""
 
 from __future__ import annotations
 

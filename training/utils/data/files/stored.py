@@ -50,7 +50,7 @@ class StoredFiles:
 
 
 def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = True) -> StoredRows | None:
-    """What `name` addresses; None where it names no reader.
+    """The rows at the address `name`; None if it names no reader.
 
     flag: gave the name, for errors. spool_dir: for copies of files that have no random access. hold_out: files named
     for evaluation are no training rows.

@@ -46,7 +46,7 @@ def spans_of(numbers: np.ndarray) -> tuple[ImageSpan, ...]:
 
 
 class Pictures(Protocol):
-    """Where the pictures of rows are put while the rows are made."""
+    """A store of the rows' pictures while the rows are made."""
 
     def add(self, digest: bytes, data: bytes) -> int:
         """The key of a picture: of equal bytes the same. digest: its sha256."""

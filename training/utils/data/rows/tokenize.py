@@ -103,7 +103,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
 
 
 def _encode_directly(tokenizer: Any, backend: Any, texts: list[str]) -> list[Ids]:
-    """What `_encode` makes transformers do with the Rust tokenizer, without unused masks and offsets: 20 % faster."""
+    """`_encode` by the Rust tokenizer itself, without the masks and offsets that nobody uses: 20 % faster."""
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens

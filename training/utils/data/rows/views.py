@@ -130,12 +130,12 @@ def marked_runs(row: Row, decode: Decode) -> list[tuple[str, list[tuple[str, boo
 
 
 def response_names(count: int) -> list[str]:
-    """What the responses of a row are called, best first."""
+    """Names of a row's responses, best first."""
     return ["chosen", "rejected"] if count == 2 else [f"response {n}" for n in range(1, count + 1)]
 
 
 def values_beside(row: Row) -> list[tuple[str, str]]:
-    """What a prompt of phase 3 carries besides its text: (name, value)."""
+    """(name, value) of each thing that a prompt of phase 3 carries besides its text."""
     if not isinstance(row, PromptRow):
         return []
     reference = [] if row.reference is None else [("reference", row.reference)]

@@ -53,7 +53,7 @@ class FileDataset(PromptRawDataset):
         return self._opened[0]
 
     def get_eval_data(self) -> Sequence[FileRow] | None:
-        """Of a folder: the files whose names begin with test, validation or eval, where others begin with train."""
+        """The rows of a folder's files named test, validation or eval..., if others are named train..."""
         return self._opened[1]
 
     @cached_property
@@ -161,7 +161,7 @@ class FileDataset(PromptRawDataset):
         return self._stored.folder
 
     def get_images(self, sample: Mapping[str, Any]) -> list[Any] | None:
-        """What stands in a column `images` or `image`."""
+        """The values in a column `images` or `image`."""
         self._record(sample)  # which refuses them where the model reads text alone
         return image_values(sample, _where(sample)) if self.reads_images else None
 

@@ -1,4 +1,4 @@
-"""What a build depends on, by content: datasets, their classes and the tokenizer.
+"""Fingerprints of a build's inputs, by content: datasets, their classes and the tokenizer.
 
 Names, dates and paths do not count: a moved file is the same, a changed file is another. Knows nothing of where builds
 are stored.

@@ -98,7 +98,7 @@ class PromptRawDataset:
         return None
 
     def get_mark(self, sample: Any) -> bool | None:
-        """Whether a single response is marked as good (True) or bad (False); None: not, or it is one of a pair.
+        """The mark of a single response, good (True) or bad (False); None if it has none, or is one of a pair.
 
         Phase 1 learns no response that is marked as bad, and phase 2 no response that is marked at all.
         """
@@ -178,7 +178,7 @@ class PromptRawDataset:
         """Raise ThreestepError where this source as a whole cannot serve a phase."""
 
     def get_recognition(self) -> Recognition | None:
-        """What the source was taken for, where its columns or flags decided on that; None: a class decides."""
+        """The recognised format, if columns or flags decided on it; None if the class decides."""
         return None
 
     def get_fingerprint(self) -> str | None:

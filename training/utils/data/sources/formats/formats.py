@@ -78,7 +78,7 @@ class _Kind:
 
 
 def has_column(kinds: Kinds, column: str) -> bool:
-    """Whether a file has a column; of one with dots, only the part before the first dot is looked up."""
+    """True if a file has a column; of one with dots, only the part before the first dot is looked up."""
     return column in kinds or column.partition(".")[0] in kinds
 
 

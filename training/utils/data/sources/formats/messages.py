@@ -274,7 +274,7 @@ def response_message(prompt: str, response: str) -> Message:
 
 
 def _unwrapped(prompt: str) -> str | None:
-    """What stands between "Human:" and "Assistant:"; None without that wrapping."""
+    """The text between "Human:" and "Assistant:"; None without that wrapping."""
     text = prompt.strip()
     is_wrapped = text.startswith(_HUMAN) and text.endswith(_ASSISTANT)
     return text[len(_HUMAN) : -len(_ASSISTANT)] if is_wrapped else None

@@ -1,4 +1,4 @@
-"""What a data source was taken for: its format and why, which columns are read, and which are not.
+"""Recognition of a data source: its format and why, which columns are read, and which are not.
 
 Serves the log of a build, and programs that show data before training. Knows nothing of how rows are read.
 """

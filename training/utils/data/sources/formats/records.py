@@ -1,4 +1,4 @@
-"""What a row says in each format: a prompt and its responses. Knows nothing of which format a file has."""
+"""Readers of a row in each format: its prompt and responses. Knows nothing of which format a file has."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _read_response(value: Any, where: str) -> list[Message] | None:
 
 
 def _shared_messages(answers: list[list[Message]]) -> int:
-    """How many messages all share, up to the assistant's in which they differ (of one, or equal ones, the last)."""
+    """Number of messages that all share, up to the assistant's in which they differ (the last, if all are equal)."""
     shortest = min(answers, key=len)
     same = 0
     while same < len(shortest) - 1 and all(answer[same] == shortest[same] for answer in answers):

@@ -18,7 +18,7 @@ _ASSISTANT = "assistant"
 
 
 def holds_trees(kinds: Kinds) -> bool:
-    """Whether a file with these columns holds one message a row."""
+    """True if a file with these columns holds one message a row."""
     return all(column in kinds for column in (_ID, _PARENT, _ROLE, _TEXT))
 
 
@@ -74,7 +74,7 @@ class TreeRows(Sequence):
 
     @property
     def sentence(self) -> str:
-        """What became of the rows, for a log."""
+        """Counts of messages and answers, for a log."""
         return f"conversation trees ({len(self._rows):,} messages, {len(self):,} of them answers, each with its prompt)"
 
     def __len__(self) -> int:

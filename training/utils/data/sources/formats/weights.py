@@ -19,7 +19,7 @@ _LIKE_A_WEIGHT = re.compile(r"(^|_)(loss|weights?|mask(ed)?|train(ed|s|ing|able)
 
 
 def has_weights(messages: Sequence[Any]) -> bool:
-    """Whether any message has a key that looks like a weight."""
+    """True if any message has a key that looks like a weight."""
     return any(_LIKE_A_WEIGHT.search(str(key)) for message in messages for key in message)
 
 

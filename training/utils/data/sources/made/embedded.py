@@ -133,7 +133,7 @@ def generate(
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether a prompt belongs to the held-out rows, for every seed."""
+    """True if a prompt belongs to the held-out rows, for every seed."""
     return zlib.crc32(prompt.encode()) % HELD_OUT_SHARE == 0
 
 
