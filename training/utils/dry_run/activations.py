@@ -239,8 +239,8 @@ def _first_of_each_kind(base: Any, layers: list[Any], kinds: list[Any]) -> Itera
 
 
 class _SavedByKernel(torch.autograd.Function):
-    """What a memory-efficient attention kernel saves: queries, keys, values, output, and a float32 number a query
-    (Dao et al. 2022, "FlashAttention", section 3.1)."""
+    """The tensors that a memory-efficient attention kernel saves: queries, keys, values, output, and a float32 number
+    a query (Dao et al. 2022, "FlashAttention", section 3.1)."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

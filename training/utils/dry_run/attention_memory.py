@@ -1,4 +1,4 @@
-"""What an attention implementation keeps for its masks, in bytes of one forward. Pure numbers.
+"""Memory of an attention implementation's masks, in bytes of one forward. Pure numbers.
 
 N rows, T tokens in a row.
 """

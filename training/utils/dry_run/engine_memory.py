@@ -1,4 +1,4 @@
-"""What DeepSpeed holds for a model, in bytes of one rank: weights, gradients, optimizer state, buffers. Pure numbers.
+"""DeepSpeed's memory for a model, in bytes of one rank: weights, gradients, optimizer state, buffers. Pure numbers.
 
 The formulas are ZeRO's (Rajbhandari et al. 2020, section 3: 2 + 2 + 12 bytes a weight in half precision, each divided
 by the ranks from the stage on that shards it), with what DeepSpeed 0.19 does differently; a test compares them with
@@ -102,7 +102,7 @@ def weights_memory(weights: int, dtype: str, zero: dict[str, Any], ranks: int) -
 
 
 def pinned_shards(sizes: Sequence[int], dtype: str, zero: dict[str, Any], ranks: int) -> MemoryLine:
-    """What pinning adds to the shards of a model that is only read, each of which ZeRO-3 pins by itself.
+    """Bytes that pinning adds to the shards of a model that is only read, each of which ZeRO-3 pins separately.
 
     sizes: elements of each parameter
     """

@@ -1,4 +1,4 @@
-"""What training one model takes of a rank: its engine's memory, and its largest forward and backward."""
+"""Memory of a rank that trains one model: its engine's, and its largest forward's and backward's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PlannedPictures:
 
 
 def kept_features_line(pictures: PlannedPictures | None, most_mb: int) -> MemoryLine:
-    """What `--kept_image_features_mb` holds at most."""
+    """The most that `--kept_image_features_mb` holds."""
     return MemoryLine("pictures: features that are kept", 0, 0 if pictures is None else most_mb * 2**20)
 
 
@@ -208,7 +208,7 @@ def planned_chunk_mb(model: Any, dtype: str, device: PlannedDevice) -> int:
 
 
 def planned_limits(sizes: ModelSizes, settings: EngineSettings, ranks: int, device: PlannedDevice) -> dict[str, int]:
-    """What ZeRO-3 gathers of a model on `ranks` such devices, as `limits_of` decides where there are some."""
+    """ZeRO-3's limits of gathering for a model on `ranks` such devices, as `limits_of` sets them on real ones."""
     memory_bytes = device.memory_bytes if device.is_cuda else host_share(ranks)
     return zero3_limits(sizes, DTYPES[settings.dtype].itemsize, memory_bytes, device.is_cuda)
 

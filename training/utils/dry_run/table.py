@@ -1,4 +1,4 @@
-"""What `--dry_run` prints: the resolved settings, the plan, and a table of memory. Knows no model and no engine."""
+"""The output of `--dry_run`: the resolved settings, the plan, and a table of memory. Knows no model and no engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MemoryLine:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is held for a while only, besides what is held all the time. doing: as in "in a backward"."""
+    """Memory that is held for a while only, besides the permanent one. doing: as in "in a backward"."""
 
     doing: str
     lines: tuple[MemoryLine, ...]

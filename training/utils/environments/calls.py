@@ -23,7 +23,7 @@ _LOOP_SECONDS = 1.0  # in which an event loop that is not blocked answers
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call came to: a value, or what it raised, or neither in time."""
+    """The result of a call: a value, the exception that it raised, or neither in time."""
 
     value: Any = None
     problem: BaseException | None = None
@@ -108,7 +108,7 @@ class UserLoop:
                 self._stop()
 
     def blocked(self) -> int:
-        """How many loops are still blocked."""
+        """Number of loops that are still blocked."""
         with self._lock:
             self._blocked = [thread for thread in self._blocked if thread.is_alive()]
             return len(self._blocked)

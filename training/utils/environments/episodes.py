@@ -122,7 +122,7 @@ class Episode:
 
 
 def takes_seed(method: Callable[..., Any]) -> bool:
-    """Whether a `reset` has a parameter `seed`."""
+    """True if a `reset` has a parameter `seed`."""
     return "seed" in inspect.signature(method).parameters
 
 
@@ -140,7 +140,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _failure(outcome: Outcome, seconds: float | None) -> str | None:
-    """What happened instead of a value, behind the name of the method."""
+    """The failure that gave no value, in words that follow the method's name; None if there is none."""
     if outcome.is_slow:
         return f"did not return within --environment_seconds {seconds:g}"
     if outcome.problem is None:
@@ -187,7 +187,7 @@ def _checked_reply(value: Any) -> tuple[EnvironmentReply | None, str]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that float32, in which rewards are, holds."""
+    """True for a number that float32, the type of rewards, can hold."""
     try:
         return isinstance(value, Real) and abs(float(value)) <= _LARGEST
     except (OverflowError, TypeError):  # an integer that no float holds; a number that is none of its kinds

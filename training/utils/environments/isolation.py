@@ -1,6 +1,6 @@
-"""How far a model's Python program is kept from the machine: by bubblewrap, by namespaces alone, or hardly.
+"""Isolation of a model's Python program from the machine: by bubblewrap, by namespaces alone, or hardly any.
 
-The strongest that this machine allows is found by running a program in it. Each says what it guards and what not.
+The strongest that this machine allows is chosen by running a program in it. Each describes what it guards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `--environment` and `--tools` name, from users' files: checked at the start, made for each conversation."""
+"""Users' environments and tools (`--environment`, `--tools`): checked at the start, made for each conversation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Environments:
 
     @property
     def answers_any_row(self) -> bool:
-        """Whether no column of a row matters: there are only tools."""
+        """True if no column of a row matters: there are only tools."""
         return self.names == (TOOLS,)
 
     def name_of(self, row: Mapping[str, Any]) -> str | None:

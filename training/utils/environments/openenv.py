@@ -48,12 +48,12 @@ class OpenEnvironment:
     # For subclasses.
 
     def options(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server's `reset` gets: by default a seed that follows from the row, as all samples of a prompt must
-        begin alike."""
+        """Arguments of the server's `reset`: by default a seed that follows from the row, as all samples of a prompt
+        must begin alike."""
         return {"seed": zlib.crc32(json.dumps([row.get("prompt"), row.get("ground_truth")]).encode())}
 
     def opening(self, row: Mapping[str, Any], observation: Mapping[str, Any]) -> list[Message]:
-        """How the conversation begins: by default with the row's messages. observation: of `reset`."""
+        """First messages of the conversation: by default the row's. observation: of `reset`."""
         return list(row["messages"])
 
     def action(self, message: AssistantMessage) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class OpenEnvironment:
         raise NotImplementedError
 
     def text(self, observation: Mapping[str, Any]) -> str:
-        """What the model reads of the observation behind its action: by default all of it, as JSON."""
+        """The part of the observation that the model reads after its action: by default all of it, as JSON."""
         return as_text({name: value for name, value in observation.items() if name != "metadata"})
 
     # For conversations.
@@ -114,7 +114,7 @@ def _call_action(call: Call) -> dict[str, Any]:
 
 
 def _result_text(observation: Mapping[str, Any]) -> str:
-    """What a tool answered; an error of the call in its place."""
+    """A tool's result, or the error of the call in its place."""
     error, result = observation.get("error"), observation.get("result")
     if error:
         return f"Error: {error['message']}"
