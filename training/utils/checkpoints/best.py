@@ -1,4 +1,4 @@
-"""Which evaluation is the best one, by a metric of metrics.jsonl (--load_best_model_at_end)."""
+"""The best evaluation of a run, by a metric of metrics.jsonl (--load_best_model_at_end)."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def metric_in(figures: Mapping[str, float], asked: str | None) -> str:
 
 
 def is_better(found: float, best: Best | None, greater: bool) -> bool:
-    """Whether `found` is finite and better than `best`. greater: a greater value is better"""
+    """True if `found` is finite and better than `best`. greater: a greater value is better"""
     if not math.isfinite(found):
         return False
     return best is None or (found > best.value if greater else found < best.value)
 
 
 def greater_wins(metric: str, asked: bool | None) -> bool:
-    """Whether a greater value of `metric` is the better one: as asked, else unless it is a loss."""
+    """True if a greater value of `metric` is better: as the flag says, otherwise unless it is a loss."""
     return not metric.endswith(_LESS_IS_BETTER) if asked is None else asked

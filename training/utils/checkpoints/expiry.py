@@ -28,7 +28,7 @@ _FIRST, _LAST = 1e9, 1e11
 
 @dataclass(frozen=True)
 class Expiry:
-    """What `--stop_at` names. Exactly one of the three is set.
+    """The value of `--stop_at`. Exactly one of the three is set.
 
     moment: seconds since 1970. variable: of the environment. file: holds a moment as the flag takes it.
     """

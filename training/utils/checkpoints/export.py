@@ -60,7 +60,7 @@ def export_model(checkpoint: Path, name: str, out: Path, of_average: bool = Fals
 
 
 def _inside(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """What of an engine's state has names that begin with `prefix`, without it."""
+    """The tensors of an engine's state whose names begin with `prefix`, by their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 

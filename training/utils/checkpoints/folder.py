@@ -43,11 +43,11 @@ class CheckpointFolder:
         return self.path / f"step_{step:06d}"
 
     def partial(self, step: int) -> Path:
-        """Where the checkpoint of `step` is written before it is published."""
+        """Folder in which the checkpoint of `step` is written before it is published."""
         return self.path / f"step_{step:06d}{_PARTIAL}"
 
     def universal(self, step: int) -> Path:
-        """Where the checkpoint of `step` is converted for other ranks or ZeRO stages."""
+        """Folder in which the checkpoint of `step` is converted for other ranks or ZeRO stages."""
         return self.path / f"step_{step:06d}{_UNIVERSAL}"
 
     def begin(self, step: int, parts: Iterable[str] = ()) -> None:
@@ -127,8 +127,8 @@ class CheckpointFolder:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a published checkpoint, every byte read; None if it is undamaged. ThreestepError if a later
-    version wrote it."""
+    """The damage of a published checkpoint, every byte read; None if it is undamaged. ThreestepError if a later version
+    wrote it."""
     try:
         content = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         files, own = content["files"], content.pop("sha256")

@@ -63,7 +63,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def seconds_since_start() -> float:
-    """How long this process has run, by the clock that nobody sets."""
+    """Age of this process, by a clock that nobody sets."""
     return time.monotonic() - _began(os.getpid())
 
 

@@ -43,7 +43,7 @@ _EXPIRES = len(SIGNALS) + 2
 
 
 class Checkpoints:
-    """What a loop asks. This class saves nothing: for a loop by itself, as in tests."""
+    """Checkpoints as a loop sees them. This class saves nothing: for a loop by itself, as in tests."""
 
     def restore(self) -> tuple[int, dict[str, Any]]:
         """Load the checkpoint that the run resumes from. Return how many steps are done, and the state that the loop
@@ -51,12 +51,12 @@ class Checkpoints:
         return 0, {}
 
     def due(self, step: int, total_steps: int) -> bool:
-        """Whether the loop must call `save` after `step`: the same answer on every rank. A collective."""
+        """True if the loop must call `save` after `step`, the same on every rank. A collective."""
         return False
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint after `step`; if the run was asked to stop, end the program with code 0. `state` is the
-        loop's own, as JSON holds it, the same on every rank. A collective."""
+        loop's, as JSON holds it, the same on every rank. A collective."""
 
     def evaluated(self, step: int) -> None:
         """Note that the run was evaluated after `step` (0: before training), and its figures are written. If they are
@@ -70,8 +70,8 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run resumes; by default, its beginning. path: of the checkpoint; settings, step, seconds and log_sizes:
-    of the run that wrote it; state: what its loop gave to `save`; best: the fields of its best evaluation."""
+    """Start of a resumed run; by default, its beginning. path: of the checkpoint; settings, step, seconds, log_sizes:
+    of the run that wrote it; state: the one that its loop gave to `save`; best: the fields of its best evaluation."""
 
     path: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -114,8 +114,8 @@ def checkpointed_run(
 
 
 def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
-    """What a checkpoint, of a run with `settings`, says of itself. ThreestepError where it is not what this version
-    writes."""
+    """Read the point at which a checkpoint, of a run with `settings`, resumes. ThreestepError if this version does not
+    write such a one."""
     where = path / _TRAINER_FILE
     saved = read_record(where)
     check_keys(saved, ("step", "seconds", "log_sizes", "state"), str(where), optional=("best",))

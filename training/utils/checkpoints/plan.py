@@ -1,5 +1,5 @@
-"""Which checkpoint a run resumes from, found and checked before anything is written to the run's folder; and whether it
-may: which settings differ, and which of these may."""
+"""The checkpoint that a run resumes from, found and checked before anything is written to the run's folder; and the
+settings that differ from its run's, refused unless they may."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """What the flags ask for.
+    """The resolved flags of checkpoints.
 
     settings: every flag of the run, its `program` and its number of `ranks`
     resume_from: an undamaged checkpoint in `folder`; None if the run starts from the beginning

@@ -225,7 +225,7 @@ def _check_whole(adapter: AdapterFolder, model: PreTrainedModel, whole: Collecti
 
 
 def _of_adapter(plan: AdapterPlan, model: PreTrainedModel) -> _Lora:
-    """What the settings make of `model`, which is on the meta device, and is changed."""
+    """Add the settings' LoRA to `model`, which is on the meta device, and return its shapes and scales."""
     import torch
     from peft import PeftModel
 

@@ -1,8 +1,8 @@
-"""What a folder that is given as a model holds, before any library is imported.
+"""Checks of a folder that is given as a model, before any library is imported.
 
 A model folder has a config.json and safetensors, or is an adapter whose base is one. Everything else that people have
-under that name is told apart here, with the command that makes a model folder of it. A folder with a configuration and
-no weights passes: dry runs need no more, and what loads the weights says that they are missing.
+under that name is recognised here, with the command that makes a model folder of it. A folder with a configuration and
+no weights passes: dry runs need no more, and the loader of weights reports that they are missing.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _gguf(path: Path) -> str:
 
 
 def _without_config(folder: Path) -> str:
-    """What a folder without config.json is, in the order of how much that says."""
+    """Description of a folder without config.json; the most telling signs are tried first."""
     if not any(folder.iterdir()):
         return f"the model folder '{folder}' is empty; expected config.json and safetensors"
     if (folder / "model" / "config.json").is_file():
@@ -180,7 +180,7 @@ def _without_config(folder: Path) -> str:
 
 
 def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
-    """What a folder with a configuration and without safetensors holds; None for the configuration alone."""
+    """Description of a folder with a configuration and no safetensors; None for the configuration alone."""
     if (folder / "weights.json").is_file() and folder.parent.name == "models":
         return (
             f"'{folder}' describes a model in a checkpoint and holds no weights; make a model folder: python -m "
@@ -212,7 +212,7 @@ def _pickles(folder: Path) -> list[Path]:
 
 
 def _checkpoint(folder: Path) -> Path | None:
-    """What `training.export` takes for a folder of ours: a checkpoint, or a run with some."""
+    """A folder that `training.export` can read: a checkpoint, or a run with some; None for others."""
     if folder.name.startswith("step_") and (folder / "manifest.json").is_file():
         return folder
     run = folder.parent if folder.name == "checkpoints" else folder

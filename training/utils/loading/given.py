@@ -35,7 +35,7 @@ _MOST_NUMBERS = 256  # of each kind: 5 kB in given.json
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one short sequence, at its last token, float64; `..._noise`: the largest difference that rounding explains.
+    """A model's float64 output at the last token of a short sequence; `..._noise`: the most that rounding explains.
 
     trunk: the first entries of the last hidden state. logits: the first logits, or the score.
     """
@@ -48,7 +48,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class GivenModel:
-    """What given.json holds.
+    """The content of given.json.
 
     kind: the object's class
     frozen: the weights that do not train
@@ -105,7 +105,7 @@ def given_in(name_or_path: str) -> GivenModel | None:
 
 
 def only_as_object(name_or_path: str) -> bool:
-    """Whether a folder alone does not hold what its object computes."""
+    """True if the folder alone does not hold what its object computes."""
     given = given_in(name_or_path)
     return given is not None and given.only_object is not None
 
@@ -124,7 +124,7 @@ def copy_of_object(where: str, dtype: torch.dtype, settings: ModelSettings, is_s
 
 
 def is_copy_of_object(model: PreTrainedModel) -> bool:
-    """Whether `copy_of_object` or `proven` made the model of an object, not of a folder."""
+    """True if `copy_of_object` or `proven` made the model of an object, not of a folder."""
     from training.utils.models.own_forward import WHOLE_FORWARD
 
     return hasattr(model, WHOLE_FORWARD)

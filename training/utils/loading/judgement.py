@@ -1,4 +1,4 @@
-"""Whether what transformers says of a load is the model that was asked for: refused in a sentence, or logged.
+"""Checks of transformers' report of a load against the requested model: refused in a sentence, or logged.
 
 Knows no torch and no files but their headers.
 """
@@ -34,7 +34,7 @@ _SCORES = re.compile("SequenceClassification|TokenClassification|Reward|ValueHea
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What transformers says of one load, in the model's names.
+    """transformers' report of one load, in the model's names.
 
     names: of all that the model holds
     wrong_shapes: name to the shape in the file and that of the model
@@ -245,7 +245,7 @@ def _missing(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Stored
 
 
 def _known(name: str, found: LoadReport) -> bool:
-    """Whether the model has a tensor of this name, with or without the name of its trunk."""
+    """True if the model has a tensor of this name, with or without the name of its trunk."""
     return name in found.names or any(
         known.endswith(f".{name}") or name.endswith(f".{known}") for known in found.missing
     )
@@ -257,6 +257,6 @@ def _classes(wanted: WantedModel) -> str:
 
 
 def counted(names: Collection[str]) -> str:
-    """How many tensors, and the first names."""
+    """Number of tensors, and the first names."""
     first = ", ".join(list(names)[:3])
     return f"the tensor {first}" if len(names) == 1 else f"{len(names)} tensors, such as {first}"

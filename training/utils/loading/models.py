@@ -163,7 +163,7 @@ def _refuse_headless(config: Any, settings: ModelSettings) -> None:
 
 
 def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any) -> AdapterPlan | None:
-    """What is done with the adapter that is given as a model; None for a model. config: of its base"""
+    """The plan for an adapter that is given as a model; None for a model. config: of its base"""
     from training.utils.loading.rehearsal import empty_model
 
     adapter = find_adapter(settings.name_or_path)
@@ -256,7 +256,7 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
 
 
 def _is_raised_by_a_family(problem: Exception) -> bool:
-    """Whether a file modeling_FAMILY.py raised it, not transformers' common code."""
+    """True if a file modeling_FAMILY.py raised it, not transformers' common code."""
     raised_in = Path(traceback.extract_tb(problem.__traceback__)[-1].filename).name
     return raised_in.startswith("modeling_") and raised_in != "modeling_utils.py"
 

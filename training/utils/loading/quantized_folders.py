@@ -66,13 +66,13 @@ def check_trains_whole(config: Any, where: str) -> None:
 
 
 def is_rounded(config: Any) -> bool:
-    """Whether the model is loaded as quantized weights."""
+    """True if the model is loaded as quantized weights."""
     given = _given(config)
     return given is not None and _method(given) not in _WHOLE
 
 
 def is_quantized(config: Any) -> bool:
-    """Whether the weights in the model's files are quantized."""
+    """True if the weights in the model's files are quantized."""
     return _given(config) is not None
 
 

@@ -1,7 +1,7 @@
-"""Whether a model's weights are all there, and nothing else: judged before they are read, and once more after.
+"""Checks that a model's weights are all there, and nothing else: before they are read, and once more after.
 
 Before: transformers loads tensors without values, of the names and shapes in the files' headers, into a model without
-values, by the same rules as in earnest (renamed, merged and tied tensors). That takes no memory and sees what it does
+values, by the rules of a real load (renamed, merged and tied tensors). That takes no memory and reveals what it does
 not report when it loads under ZeRO-3: unexpected tensors and wrong shapes. All ranks see the same.
 """
 

@@ -36,8 +36,8 @@ class StoredTensor:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its values are numbers as a model computes with them; otherwise integers, or floats of few bits,
-        which mean something with scales alone."""
+        """True if its values are numbers as a model computes with them; otherwise integers, or floats of few bits,
+        which need scales."""
         return self.dtype in _WHOLE
 
 
