@@ -131,7 +131,7 @@ def read_state(path: str | Path, mapped: bool = False) -> Any:
 
 
 def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, type]) -> Any:
-    """What `_encoded` made `value` of."""
+    """Inverse of `_encoded`."""
     if isinstance(value, list):
         return [_decoded(each, tensors, classes) for each in value]
     if not isinstance(value, dict):
@@ -156,7 +156,7 @@ def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, ty
 
 
 def file_of(path: str | Path) -> Path:
-    """Where the state that DeepSpeed calls `path` is: earlier versions wrote it under that name."""
+    """Path of the state that DeepSpeed calls `path`: earlier versions wrote it under that name."""
     ours = Path(path).with_suffix(SUFFIX)
     return Path(path) if not ours.exists() and Path(path).exists() else ours
 

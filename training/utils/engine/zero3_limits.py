@@ -1,4 +1,4 @@
-"""How many weights ZeRO-3 may hold whole at once, and how many it gathers ahead of their use, by the model's size and
+"""ZeRO-3's limits: weights that it may hold whole at once, and gather ahead of their use, by the model's size and
 the device's memory. The figures behind the rule: docs/scale.md."""
 
 from __future__ import annotations

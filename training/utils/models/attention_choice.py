@@ -1,8 +1,8 @@
-"""Which attention computes a model's rows where the user names none: chosen by what the model asks of attention and by
-what it computes then, never by how fast it is, so that every rank and a resumed run choose the same.
+"""The choice of attention for a model's rows if the user names none: by the model's calls of attention and by its
+results with it, never by speed, so that every rank and a resumed run choose the same.
 
-On CUDA the order is varlen, flex_attention, sdpa; on a CPU runs in turn, sdpa. What a packed row then gives is seen by
-`layout_check`, which takes the next of the order where it is wrong.
+On CUDA the order is varlen, flex_attention, sdpa; on a CPU runs in turn, sdpa. `layout_check` then checks the results
+of a packed row, and takes the next of the order if they are wrong.
 
 A heads, K key-value heads, D head size.
 """
@@ -46,7 +46,7 @@ _WHY = {
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a model asks of its attention. head_sizes: of keys and of values, the largest and the smallest of all
+    """A model's calls of its attention. head_sizes: of keys and of values, the largest and the smallest of all
     layers, 0 if none asks by transformers' interface. dropout: the largest, in train mode. changes: arguments that
     change the scores."""
 

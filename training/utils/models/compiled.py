@@ -49,7 +49,7 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = REC
 
 
 class _Fallback:
-    """What the blocks of one model share: the limit, and whether it was reached."""
+    """State that the blocks of one model share: the limit, and whether it was reached."""
 
     def __init__(self, name: str, limit: int) -> None:
         self.name, self.limit, self.reached = name, limit, False
@@ -65,7 +65,7 @@ class _Fallback:
 
 
 class _CompiledBlock:
-    """What `nn.Module` calls in place of a block's own call, once it is compiled."""
+    """A callable that `nn.Module` uses in place of a block's forward, once it is compiled."""
 
     def __init__(self, block: nn.Module, fallback: _Fallback) -> None:
         self._plain: Callable[..., Any] = block._call_impl

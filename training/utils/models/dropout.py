@@ -78,7 +78,7 @@ def _named_rates(values: dict[str, Any]) -> list[str]:
 
 
 def _is_rate(value: Any) -> bool:
-    """Whether it is a probability: not a flag, not a count."""
+    """True for a probability: not a flag, not a count."""
     return isinstance(value, float) and 0 <= value <= 1
 
 

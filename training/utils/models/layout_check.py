@@ -1,5 +1,5 @@
-"""Whether what steps read from a model equals its own forward, and in which rows, by a few small forwards before
-training.
+"""The check that the numbers that steps read from a model equal those of its own forward, and in which rows, by a few
+small forwards before training.
 
 Knows no engine: `read` runs the model, sharded or not.
 
@@ -168,7 +168,7 @@ def _long_numbers(own: OwnForward) -> int:
 
 
 def _numbers_of(documents: Sequence[Document], own: OwnForward) -> int:
-    """How many numbers a model reads of `documents`: their targets, or their sequences."""
+    """Number of outputs that a model has for `documents`: their targets, or their sequences."""
     if own.of_scores:
         return sum(len(document.ends) for document in documents)
     return sum(int(part.tokens.is_target.sum()) for document in documents for part in document.segments)

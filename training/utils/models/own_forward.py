@@ -1,8 +1,8 @@
-"""What a model computes by its own forward, measured on the model itself when it is loaded.
+"""Numbers of a model's own forward, measured when it is loaded.
 
-Everything that steps do instead (a head read at a few positions, packed rows, another attention function, shards,
-adapters) is compared with these numbers (`layout_check`). They come from plain `model(input_ids).logits`, one sequence
-at a time, before anything about the model is changed.
+Whatever steps do instead (a head read at a few positions, packed rows, another attention function, shards, adapters)
+is compared with these numbers (`layout_check`). They come from plain `model(input_ids).logits`, one sequence at a time,
+before anything about the model is changed.
 
 M targets of the probes that stand alone, or their sequences for a scalar model; T tokens.
 """
@@ -75,7 +75,7 @@ def own_forward_of(model: PreTrainedModel) -> OwnForward | None:
 
 
 def head_is_linear(model: PreTrainedModel) -> bool:
-    """Whether the logits (or scores) of `model` are one linear layer on the last hidden state of `base_model`. Of a
+    """True if the logits (or scores) of `model` are one linear layer on the last hidden state of `base_model`. Of a
     sharded model that was not read when it was loaded this is unknown, and False."""
     own = own_forward_of(model)
     if own is not None:
@@ -168,7 +168,7 @@ def _precision(model: PreTrainedModel) -> str:
 
 
 def _versions(model: nn.Module) -> dict[str, int]:
-    """How often each weight was written in place. Shards are written whenever they are gathered: {}."""
+    """Number of in-place writes to each weight. Shards are written whenever they are gathered: {}."""
     return {name: weight._version for name, weight in model.named_parameters() if not hasattr(weight, "ds_id")}
 
 
@@ -250,7 +250,7 @@ def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.T
 
 
 def _first_half(model: PreTrainedModel, document: Document) -> torch.Tensor:
-    """What `_Read.middle_PV` is, read of the first half alone."""
+    """`_Read.middle_PV`, read from the first half alone."""
     ids_T, _ = _tokens_of(document)
     middle_P, ids_t = _middle(ids_T), ids_T[: len(ids_T) // 2]
     if hasattr(model, "score"):
@@ -284,8 +284,8 @@ def _tokens_of(document: Document) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _is_hidden(head_input: Any, hidden: Any, trunk: nn.Module, ids_1T: torch.Tensor) -> bool:
-    """Whether the head reads what the trunk returns. hidden: None if the model calls a part of its trunk, as OPT does:
-    then the trunk is asked, of whose answer the meta device tells the shape alone."""
+    """True if the head reads the trunk's output. hidden: None if the model calls a part of its trunk, as OPT does: then
+    the trunk is called, of whose output the meta device gives the shape alone."""
     if hidden is not None or not isinstance(head_input, torch.Tensor):
         return _same(head_input, hidden)
     answer = trunk(input_ids=ids_1T)[0]
@@ -293,7 +293,7 @@ def _is_hidden(head_input: Any, hidden: Any, trunk: nn.Module, ids_1T: torch.Ten
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two tensors hold the same numbers, in any precision; on the meta device, whether they are one tensor."""
+    """True if two tensors hold the same numbers, in any precision; on the meta device, if they are one tensor."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape != other.shape:
         return False
     if one.device.type == "meta":

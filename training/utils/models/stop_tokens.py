@@ -72,8 +72,8 @@ def unused_stop_tokens(own: Sequence[int], tokenizer: PreTrainedTokenizerBase) -
 
 
 def _may_end(token: int, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a token is no ordinary text: an added one, special or not, or one that is written as control tokens
-    are."""
+    """True for a token that is not ordinary text: an added one, special or not, or one that is written as control
+    tokens are."""
     if token in tokenizer.added_tokens_decoder:
         return True
     inside = 0 <= token < len(tokenizer)

@@ -63,8 +63,8 @@ class TokenLogprobs(NamedTuple):
 
 
 class TrunkStates(NamedTuple):
-    """What a head for multi-token prediction reads of a model, detached: its last states of every slot (and what fills
-    the rows), and its input embeddings of the rows' tokens, without noise."""
+    """Inputs of a head for multi-token prediction, detached: the model's last states of every slot (padding included),
+    and its input embeddings of the rows' tokens, without noise."""
 
     hidden_LH: torch.Tensor
     embeddings_LH: torch.Tensor

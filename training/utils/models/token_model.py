@@ -1,4 +1,4 @@
-"""What steps read from models: log-probabilities of given tokens, and scalars at given positions.
+"""Models as steps read them: log-probabilities of given tokens, and scalars at given positions.
 
 Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers each weight where it is used. Logits are
 computed only at predicting positions, in chunks if they are many (`target_head`).
@@ -47,7 +47,7 @@ class PolicyModel(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens share the probability: those of the output layer, as wide as the configuration says."""
+        """Number of tokens that share the probability: those of the output layer, as wide as the configuration says."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
@@ -92,7 +92,7 @@ class PolicyModel(nn.Module):
     def _ahead(
         self, rows: TokenRows, hidden_LH: torch.Tensor, mtp_head: nn.Module, entries: Sequence[MtpEntries]
     ) -> tuple[TokenLogprobs, ...]:
-        """Of each depth, with gradients for states, embeddings and output layer."""
+        """Log-probabilities of each depth, with gradients for states, embeddings and output layer."""
         assert self._target_head is not None
         embeddings_NTE = self.model.get_input_embeddings()(rows.input_ids_NT)
         states = mtp_head(hidden_LH, embeddings_NTE.flatten(0, 1), tuple(entries))

@@ -96,7 +96,7 @@ def preference_batches(
 
 
 def _tokens(rows: Sequence[ResponsesRow], plan: PlanSettings) -> int:
-    """Of `_document`."""
+    """Number of tokens of `_document`."""
     if len(rows) > 1:
         return group_tokens(rows, plan)
     return planned_tokens(len(rows[0].prompt_ids), response_tokens(rows[0]), plan.packed)

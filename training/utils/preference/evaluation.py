@@ -34,7 +34,7 @@ class ScoredResponses:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one or more scores. std: of the population, 0 for one score. percentiles: p1 to p99, linearly interpolated."""
+    """Statistics of scores. std: of the population, 0 for one score. percentiles: p1 to p99, linearly interpolated."""
 
     count: int
     mean: float
@@ -75,7 +75,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class RewardEvaluation:
-    """How a reward model ranks responses.
+    """A reward model's ranking of responses.
 
     ties: pairs with equal scores
     accuracy: share of pairs whose better response scores strictly higher; a tie is wrong

@@ -42,7 +42,7 @@ Reference = Callable[[PreferenceBatch], torch.Tensor]
 
 
 class References(NamedTuple):
-    """Of the training rows, and of the evaluation rows."""
+    """References of the training rows and of the evaluation rows."""
 
     train: Reference
     eval: Reference
@@ -101,7 +101,7 @@ def open_references(reference: str, opened: OpenedModel) -> References:
 
 
 def precision_of(dtype: str, model: ModelSettings) -> str:
-    """What the numbers of a reference are rounded by: the dtype, and what its weights are kept in if that is less."""
+    """The precision of a reference's numbers: the dtype, and the format of its weights if that is less."""
     return dtype if model.quantization is None else f"{dtype} on weights in {model.quantization}"
 
 

@@ -223,7 +223,7 @@ _DEFAULTS = {
 
 
 def is_off(dotted: str, value: Any) -> bool:
-    """Whether a refused key asks for nothing: null, "auto", DeepSpeed's own value, or a section that is empty or not
+    """True if a refused key changes nothing: null, "auto", DeepSpeed's default, or a section that is empty or not
     enabled."""
     if isinstance(value, dict):
         return not value or not value.get("enabled", value.get("deepcompile", True))

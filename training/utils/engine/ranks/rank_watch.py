@@ -50,7 +50,7 @@ class RankWatch:
         self._stopped.set()
 
     def failed_rank(self) -> str | None:
-        """Who has failed, in words; None if nobody has."""
+        """The rank that has failed, in words; None if none has."""
         try:
             return f"rank {self._store.get(self._key).decode()}" if self._store.check([self._key]) else None
         except RuntimeError:  # torch's DistError: the store has ended with its host

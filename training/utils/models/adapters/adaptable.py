@@ -79,7 +79,7 @@ def _ends(name: str, kind: str) -> bool:
 
 
 def _moves(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> bool:
-    """Whether the model's numbers change when the layers' weights are NaN for all but the layers' own forwards."""
+    """True if the model's numbers change when the layers' weights are NaN for all but the layers' forwards."""
     own = own_forward_of(model)
     assert own is not None
     try:

@@ -1,4 +1,4 @@
-"""Which weights of a model's vision tower and projector train."""
+"""Freezing of a model's vision tower and projector."""
 
 from __future__ import annotations
 

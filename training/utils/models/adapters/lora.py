@@ -71,7 +71,7 @@ def _set_lora_dropout(model: PreTrainedModel, rate: float) -> None:
 
 
 def is_adapter_tensor(name: str) -> bool:
-    """Whether LoRA added the tensor of this name."""
+    """True if LoRA added the tensor of this name."""
     return ".lora_" in name
 
 

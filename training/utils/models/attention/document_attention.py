@@ -65,8 +65,8 @@ def _sdpa_that_shares_keys(
 
 
 def _are_few_tokens(query_NATD: torch.Tensor, attention_mask: torch.Tensor | None, others: Mapping[str, Any]) -> bool:
-    """Whether a call is of one token of each row, or of a few with a mask that all heads share. others: its further
-    arguments, of which these change what it is.
+    """True for a call of one token of each row, or of a few with a mask that all heads share. others: its further
+    arguments, some of which change its meaning.
 
     Compiled blocks are those of training: there a bound on the tokens would be one compilation more."""
     if any(others.get(name) is not None for name in ("position_bias", "cache")):

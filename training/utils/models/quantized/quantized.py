@@ -80,8 +80,8 @@ class _ThroughRounded(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class RoundedLayers:
-    """What was rounded. bytes_before, bytes_after: of all weights of the model. share: the root mean square of what
-    rounding changed, of that of the weights."""
+    """Figures of a rounded model. bytes_before, bytes_after: of all its weights. share: the root mean square of the
+    rounding errors, divided by that of the weights."""
 
     layers: int
     bytes_before: int
@@ -211,7 +211,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def _empty_parts(weight_OI: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
-    """What `quantized` returns, without values."""
+    """The result of `quantized`, without values."""
     outputs, inputs = weight_OI.shape
     if quantization.kind == "int8":
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
