@@ -121,7 +121,7 @@ def _check_weights(model: Any, name: str) -> None:
 
 
 def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str, mended: Sequence[str]) -> GivenModel:
-    """What the folder does not say of the object. mended: sentences on settings that are not saved"""
+    """The facts of the object that its folder lacks. mended: sentences on settings that are not saved"""
     plain = _plain_model(model, folder)
     is_plain = type(plain) is type(model)
     reasons = [] if is_plain else [f"its class is {type(model).__module__}.{_kind(model)}"]
@@ -141,7 +141,7 @@ def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str, me
 
 
 def _plain_model(model: Any, folder: Path) -> Any:
-    """What transformers makes of the folder's configuration, without weights: of the kind that the object is, or a
+    """The model that transformers makes of the folder's configuration, without weights: of the object's kind, or a
     language model."""
     from training.utils.images.models.scalar_class import scalar_model_class
     from training.utils.images.models.vision import language_model_class
@@ -160,7 +160,7 @@ def _plain_model(model: Any, folder: Path) -> Any:
 
 
 def _skeleton(model: Any) -> Any:
-    """What the object's class makes of its configuration, without weights."""
+    """The model that the object's class makes of its configuration, without weights."""
     from training.utils.models.adapters.saving import plain_skeleton
 
     try:
@@ -207,7 +207,7 @@ def _tied(model: Any) -> set[frozenset[str]]:
 
 
 def _differences(model: Any, plain: Any) -> list[str]:
-    """What the object computes with that `plain`, made of the configuration, has not: modules, hooks, attributes."""
+    """Modules, hooks and attributes of the object that `plain`, made of the configuration, lacks."""
     others = dict(plain.named_modules())
     reasons = []
     for name, module in model.named_modules():
@@ -248,8 +248,7 @@ def _attributes(module: Any, other: Any) -> list[str]:
 
 
 def _is_method(kind: type, name: str, own: Mapping[str, Any]) -> bool:
-    """Whether an attribute hides a method of the class; accelerate's, which moves what is on several devices, is
-    none."""
+    """True if an attribute hides a method of the class; not for accelerate's, which moves tensors between devices."""
     return isinstance(getattr(kind, name, None), types.FunctionType) and "_hf_hook" not in own
 
 

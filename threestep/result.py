@@ -1,4 +1,4 @@
-"""What a training call returns: the run's folder and figures, and the model, which is loaded when it is asked for."""
+"""The result of a training call: the run's folder and figures, and the model, which is loaded on first use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Result:
 
     @property
     def model_folder(self) -> Path:
-        """What `from_pretrained`, and the next step's `model`, take."""
+        """Folder of the model, for `from_pretrained` and the next step's `model`."""
         return self.folder / "model"
 
     @functools.cached_property

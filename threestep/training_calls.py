@@ -145,7 +145,7 @@ def _models_as_flags(
 
 
 def _resumes(folder: Path, resume: Any) -> bool:
-    """Whether the call goes on with a run that has checkpoints. ThreestepError if it would write over one."""
+    """True if the call resumes a run that has checkpoints. ThreestepError if it would overwrite one."""
     from training.utils.checkpoints.arguments import CheckpointArguments
     from training.utils.checkpoints.folder import CheckpointFolder
     from training.utils.checkpoints.plan import refuse_checkpoints

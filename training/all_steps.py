@@ -241,7 +241,7 @@ def run_plan(
 
 
 def _earlier_seconds(plan: Plan) -> dict[str, float]:
-    """What the parts before this one took by step, if the run is resumed."""
+    """Seconds of each step in the parts before this one, if the run is resumed."""
     path = plan.output_dir / _SECONDS
     if not path.exists() or not any(settings.get("resume") for settings in plan.settings.values()):
         return {}
@@ -334,7 +334,7 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
 
 
 def _models(step: str, folder: Path, first_model: str) -> dict[str, str]:
-    """Where the step's models are, by flag."""
+    """Paths of the step's models, by flag."""
     inputs = known_steps()[step].inputs
     return {flag: first_model if name is None else str(folder / name / "model") for flag, name in inputs.items()}
 

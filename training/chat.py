@@ -211,7 +211,7 @@ def converse(talk: Talk) -> None:
 
 
 def asks(talk: Talk) -> str:
-    """Who types, and how many pictures wait for the message."""
+    """The prompt of an input line: `you`, with the number of pictures that wait for the message."""
     count = len(talk.waiting)
     return "you" if not count else f"you, with {count} picture{'s' * (count > 1)}"
 

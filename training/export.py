@@ -68,7 +68,7 @@ def write_head_for(engine: str | None, out: Path) -> None:
 
 
 def is_finished_without_checkpoints(run: Path) -> bool:
-    """Whether a run left its model and no checkpoint, as one with the default flags does."""
+    """True if a run left its model and no checkpoint, as one with the default flags does."""
     return (run / "summary.json").is_file() and (run / "model").is_dir() and not (run / "checkpoints").exists()
 
 

@@ -41,7 +41,7 @@ SPLITS = ("train", "eval")
 
 @dataclass
 class PreviewArguments:
-    """What to show, and how."""
+    """The rows to show, and the form of the output."""
 
     topic: ClassVar[str] = "task"
 

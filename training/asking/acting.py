@@ -40,14 +40,14 @@ _NO_BOUND_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Acting:
-    """Who answers the models of a chat, and the flags that say how."""
+    """The environments that answer the models of a chat, and their flags."""
 
     environments: Environments
     flags: EnvironmentArguments
     conversation: ConversationArguments
 
     def check(self, models: Sequence[AskedModel]) -> None:
-        """ThreestepError if a model's chat template, or how it writes calls, does not fit."""
+        """ThreestepError if a model's chat template, or its form of calls, does not fit."""
         for asked in models:
             self.engine(asked, asked.engine, lambda row, seed: None)
 

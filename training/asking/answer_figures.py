@@ -1,4 +1,4 @@
-"""What is said of scored answers: of one model's, or of two models' to the same prompts."""
+"""Figures of scored answers: of one model's, or of two models' to the same prompts."""
 
 from __future__ import annotations
 

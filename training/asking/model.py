@@ -58,7 +58,7 @@ _NO_BOUND_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Acted:
-    """What tools or an environment made of an answer of several turns.
+    """An answer of several turns, with tools or an environment.
 
     messages: of the model and of those who answered it, so far; the rest once the answer is complete.
     reward: the sum of all turns; None where only tools answer. cut: the limit that ended it. figures: by name.
@@ -72,7 +72,7 @@ class Acted:
 
     @property
     def sentence(self) -> str:
-        """What there is to know of a complete answer beside its text."""
+        """Facts of a complete answer beside its text, in words."""
         parts = [f"{self.turns} turn{'s' if self.turns > 1 else ''}"]
         parts += [] if self.reward is None else [f"reward {self.reward:g}"]
         parts += [f"{name} {value:.3g}" for name, value in self.figures.items() if value]
@@ -101,7 +101,7 @@ class Answer:
 
     @property
     def note(self) -> str:
-        """What was drawn side by side, or what became of a conversation, in words; "" if there is nothing to say."""
+        """Facts of parallel paths, or of a conversation, in words; "" for a plain answer."""
         if self.acted is not None:
             return self.acted.sentence
         each = ", ".join(map(str, self.paths))
@@ -182,7 +182,7 @@ class AskedModel:
         )
 
     def images_of(self, rows: Sequence[PromptRow]) -> PromptImages | None:
-        """What a request for answers to these prompts has of their images."""
+        """Images of these prompts, for a request for answers to them."""
         return None if self.images is None else self.images.of_prompts([row.images for row in rows])
 
     def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:

@@ -41,7 +41,7 @@ def page(
 
 
 def _pictures(folder: Path, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of each sample the HTML of its pictures, until the page has `_MOST_BYTES` of them."""
+    """HTML of each sample's pictures, until the page has `_MOST_BYTES` of them."""
     size = 0
     for sample in samples:
         uris = sample_pictures(folder, sample) if size < _MOST_BYTES else (None,) * len(sample.get("images", ()))

@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reply:
-    """What follows a line: `text` to show, answers to the last turn, or the end."""
+    """The reaction to a line: `text` to show, answers to the last turn, or the end."""
 
     text: str = ""
     answer: bool = False
@@ -120,7 +120,7 @@ class Talk:
         return stream_acted(asked, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed)
 
     def note(self, place: int) -> str:
-        """What there is to say of model `place`'s last answer (`Answer.note`)."""
+        """`Answer.note` of model `place`'s last answer."""
         answer = self.turns[-1].answers.get(place)
         return "" if answer is None else answer.note
 
@@ -174,7 +174,7 @@ class Talk:
 
 
 def _content(turn: Turn) -> Any:
-    """What the user said: the pictures first, in a chat template's parts."""
+    """The user's message: the pictures first, in a chat template's parts."""
     if not turn.pictures:
         return turn.question
     images = [{"type": "image", "image": picture.data} for picture in turn.pictures]

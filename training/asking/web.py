@@ -113,7 +113,7 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
 
 
 def values_of(talk: Talk) -> list[Any]:
-    """What the settings are, in the order of the page."""
+    """The settings' values, in the order of the page."""
     return [talk.system, *(getattr(talk.sampling, name) for name in _SAMPLING), talk.seed]
 
 

@@ -35,7 +35,7 @@ PHASES = (ALL, "1", "2", "3")
 
 @dataclass
 class InspectArguments:
-    """What to look at, and how to show it."""
+    """The data to look at, and the form of the output."""
 
     topic: ClassVar[str] = "task"
 

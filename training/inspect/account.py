@@ -1,7 +1,7 @@
-"""What is made of data before any training: an account of each source and of each phase.
+"""An account of data before any training: of each source and of each phase.
 
 The code that builds a run's rows makes them here too, with and without the limits on their length, from a sample of the
-rows; nothing is cached. What training would refuse stands in the account as its sentence.
+rows; nothing is cached. Where training would stop, the account holds its error message.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SourceAccount:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of whole rows, before anything is cut: each row's, and what they amount to."""
+    """Lengths of whole rows, before anything is cut, and their statistics."""
 
     rows: list[int]
     least: int
@@ -115,7 +115,7 @@ class ShownRow:
 
 @dataclass(frozen=True)
 class PhaseAccount:
-    """What one phase gets and makes of it.
+    """The rows of one phase, and their figures.
 
     share_rows, all_rows: its training rows, out of those that all phases share; eval_rows: held out.
     shares: the same of each source, (name, share, all). share_flags: what decides on the share.
@@ -179,8 +179,8 @@ class Account:
 
 @dataclass(frozen=True)
 class Look:
-    """How closely to look. phases: which; rows: shown of each; most_rows: looked at in each; seed: of the run;
-    unread: why images of rows are not read, where they are not."""
+    """The extent of an inspection. rows: shown of each phase; most_rows: looked at in each; seed: of the run;
+    unread: why images of rows are not read, if they are not."""
 
     phases: Sequence[int]
     rows: int
@@ -492,7 +492,7 @@ def _where_loss_falls(phase: int, data: DataArguments) -> str:
 
 
 def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
-    """What else was counted, in words; how responses end is the model's own, and unknown without one."""
+    """Further counts by their names; ends of responses depend on the model, and are unknown without one."""
     found = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
     if has_ids:
         found |= {f"responses end with {token}": count for token, count in counts.ends.items()}

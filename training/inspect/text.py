@@ -73,7 +73,7 @@ def _source(source: SourceAccount, width: int) -> Iterator[str]:
 
 
 def reading(source: SourceAccount) -> str:
-    """How a source is read, or why it is not."""
+    """A sentence on how a source is read, or why it is not."""
     if source.refused is not None:
         return f"refused: {source.refused}"
     if source.recognised is None:
@@ -102,7 +102,7 @@ def _phase(phase: PhaseAccount, account: Account) -> Iterator[str]:
 
 
 def share_sentence(phase: PhaseAccount) -> str:
-    """How many rows the phase gets, and how it would get all."""
+    """A sentence on how many rows the phase gets, and how it would get all."""
     share = f"{phase.share_rows:,} of {phase.all_rows:,} training rows ({phase.share_flags})"
     if phase.share_rows < phase.all_rows and "--max_train_rows" not in phase.share_flags:
         everything = ",".join("1" if number == phase.phase else "0" for number in (1, 2, 3))
@@ -111,7 +111,7 @@ def share_sentence(phase: PhaseAccount) -> str:
 
 
 def findings(phase: PhaseAccount, unit: str) -> list[str]:
-    """What becomes of the rows: kept, cut, dropped and why, their lengths, and where the loss falls."""
+    """Lines on the rows: kept, cut, dropped and why, their lengths, and where the loss falls."""
     found = [] if phase.refused is None else [f"refused: {phase.refused}"]
     if phase.stopping:
         found.append(f"{phase.stopping:,} of the rows looked at would stop training, which the figures leave out")

@@ -100,7 +100,7 @@ class GreedyDrawing:
 
 
 def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
-    """How responses of the model in training are drawn; None, with a line of the log that says why, if they are not."""
+    """Open the sampler of the model in training; None, with the reason logged, if it draws no responses."""
     flags, run = opened.flags, opened.training
     if not run.samples.count or not len(run.eval_rows):
         return None

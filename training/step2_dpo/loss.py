@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """Which loss, and its constants.
+    """The loss and its constants.
 
     loss_type: "sigmoid", "ipo" or "hinge"
     beta: cost of leaving the reference

@@ -38,7 +38,7 @@ _EVALUATION = "evaluation.json"  # in OUTPUT_DIR
 
 @dataclass
 class RewardEvaluationArguments:
-    """Which reward model is evaluated, and on what."""
+    """The reward model to evaluate, and its data."""
 
     topic: ClassVar[str] = "task"
 

@@ -87,7 +87,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 def _reused(
     trained: dict[str, PlannedModel], ppo: PpoArguments, forward: LargestForward
 ) -> dict[str, tuple[MemoryLine, ...]]:
-    """What --reuse_forwards holds in each role's backward, besides the forward that learns."""
+    """Memory that --reuse_forwards holds in each role's backward, besides the forward that learns."""
     if not ppo.reuse_forwards:
         return {}
     forwards = -(-ppo.sequences_per_minibatch // forward.rows)
@@ -142,7 +142,7 @@ def _frozen(
     components: Components,
     where: tuple[int, PlannedDevice, int],
 ) -> tuple[list[MemoryLine], list[Moment]]:
-    """What reference, reward model and moving average hold, if there are any, and what forwards of sharded ones add.
+    """Memory of reference, reward model and moving average, if there are any, and of sharded ones' forwards.
 
     where: ranks, the device, and the bytes of a layer's activations
     """
@@ -183,8 +183,7 @@ def _plain_parameters(model: Any) -> list[Any]:
 def _rollout(
     actor: Any, flags: PpoFlags, device: PlannedDevice, pictures: PlannedPictures | None
 ) -> tuple[list[MemoryLine], list[MemoryLine]]:
-    """What drawing responses adds, and what the engine keeps besides between rollouts. pictures: of a forward that
-    learns."""
+    """Memory that a rollout adds, and that the engine keeps between rollouts. pictures: of a forward that learns."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
     weights = ELEMENT_BYTES[roles.dtype] * elements

@@ -1,4 +1,4 @@
-"""What every advantage estimator reads, and what estimators share. Pure tensors.
+"""Inputs of every advantage estimator, and the functions that estimators share. Pure tensors.
 
 An estimator is `fn(inputs, settings) -> (advantages_BR, returns_BR)`: both 0 outside the response; returns are None if
 no critic learns from them.

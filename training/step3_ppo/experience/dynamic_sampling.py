@@ -50,7 +50,7 @@ class GroupCounts:
 
 @dataclass(frozen=True)
 class DrawnGroups:
-    """What a batch trains on, and what was drawn for it besides. samples, left_out: of this rank."""
+    """The samples that a batch trains on, and those that it leaves out. samples, left_out: of this rank."""
 
     samples: Samples
     left_out: tuple[LeftOut, ...] = ()

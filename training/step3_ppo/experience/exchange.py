@@ -1,4 +1,4 @@
-"""What ranks send each other, so that all compute nearly the same number of tokens, whatever each rolled out.
+"""The exchange of sequences between ranks, so that all compute nearly the same number of tokens.
 
 Everything is sent as a few long arrays: pickling a thousand small tensors would take longer than their forward.
 r response tokens of a sequence.

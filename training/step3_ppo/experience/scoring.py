@@ -140,7 +140,7 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
 
 
 def _units(roles: Roles) -> float:
-    """How far rounding may move a reward model's score, as a share of it."""
+    """The most that rounding may move a reward model's score, as a share of it."""
     dtype = torch.float32 if roles.scorer is None else roles.scorer.dtype
     return _STORED_UNITS * torch.finfo(dtype).eps + _SUMMED_UNITS * torch.finfo(torch.float32).eps
 

@@ -1,4 +1,4 @@
-"""What every policy loss reads. Pure tensors.
+"""Inputs of every policy loss. Pure tensors.
 
 A policy loss is `fn(tokens, settings) -> (loss_M, clipped_M)`: the loss of each token before it is weighted
 (`losses.aggregation`), and a bool that is True where a clip applies.

@@ -20,7 +20,7 @@ class Measure(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of all numbers of a measure: how many, their sum, the sum of their squares, the least and the largest."""
+    """Moments of a measure's numbers: their count, sum, sum of squares, least and largest."""
 
     number: float
     total: float

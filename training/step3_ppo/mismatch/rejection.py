@@ -1,4 +1,4 @@
-"""Which tokens are learned from: rejection by how far the two policies are apart. Pure tensors.
+"""Rejection of tokens by the distance between the two policies. Pure tensors.
 
 d = log p_train - log p_rollout of a token, r = exp(d). Estimates of KL(rollout || train) from drawn tokens (Schulman
 2020): k1 = -d, k2 = d^2 / 2, k3 = r - 1 - d. A scope takes a token's own, or the sum, mean or maximum over its

@@ -53,7 +53,7 @@ class MismatchSettings:
 
     @property
     def acts(self) -> bool:
-        """Whether anything is corrected."""
+        """True if anything is corrected."""
         return self.correction != "none" or self.rejects or self.bypass
 
     @property

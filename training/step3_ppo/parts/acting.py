@@ -54,6 +54,6 @@ def deciding_flags(flags: PpoFlags) -> dict[str, Any]:
 
 
 def _as_row(row: PromptRow) -> dict[str, Any]:
-    """What an environment's `reset` gets."""
+    """The row that an environment's `reset` receives."""
     own = {"messages": row.columns["raw_prompt"], "prompt": row.prompt_text, "ground_truth": row.reference}
     return {**row.columns, **own}

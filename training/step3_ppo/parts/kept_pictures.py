@@ -41,7 +41,7 @@ def with_kept_pictures(
 
 
 def _others(roles: Roles) -> list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]]:
-    """Of the models beside the actor: name, model, what reads numbers of rows."""
+    """(name, model, its forward of rows) of the models besides the actor."""
     found: list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]] = []
     if roles.reference is not None and roles.reference.frozen is not None:
         frozen = roles.reference.frozen

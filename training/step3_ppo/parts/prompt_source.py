@@ -1,4 +1,4 @@
-"""Which prompts a rollout takes, and who sees its results.
+"""The source of a rollout's prompts, which sees its results.
 
 By default they are the dataset's, in shuffled epochs: a function of the position and the seed. A user's sampler
 (`--prompt_sampler`) picks among them by the scores of earlier rollouts; a user's dataset (`--prompt_dataset`) changes
