@@ -40,8 +40,8 @@ def print_to(stream: TextIO, sentence: str) -> None:
 
 @contextmanager
 def output_may_be_lost() -> Iterator[None]:
-    """Inside, nothing that is printed fails, by libraries and their progress bars neither: what a full disk or a closed
-    terminal does not take is lost. For programs whose result is not what they print."""
+    """Inside, no print fails, nor do those of libraries and their progress bars: output that a full disk or a closed
+    terminal refuses is lost. For programs whose result is not their output."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_unfailing, before)
     try:
@@ -83,7 +83,7 @@ class _TakesEverything(io.FileIO):
 
 
 def started_as_main_rank() -> bool:
-    """By the launcher's environment; for what is printed before the ranks meet."""
+    """True on the main rank, by the launcher's environment; for output before the ranks meet."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -16,14 +16,14 @@ _OF_DISKS = frozenset(
         errno.ENOLCK, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE,
     }
 )  # fmt: skip
-# Rust's std::io::Error in words, as safetensors and tokenizers pass it on in exceptions of their own.
+# Rust's std::io::Error in words, as safetensors and tokenizers pass it on in their exceptions.
 _RUST = re.compile(r"\(os error (\d+)\)")
-# torch.save (2.13, caffe2/serialize/inline_container.cc) tells no number. "unexpected pos": a write fell short.
+# torch.save (2.13, caffe2/serialize/inline_container.cc) gives no number. "unexpected pos": a write fell short.
 _TORCH = ("PytorchStreamWriter failed", "unexpected pos", "iostream error", "enforce fail at inline_container")
 
 
 def disk_error_in(problem: BaseException) -> OSError | None:
-    """The disk's error that `problem` is, or that a library in Rust or C++ made it of; None if it is something else."""
+    """The disk's error that `problem` is, or that a library in Rust or C++ wrapped; None if it is something else."""
     if isinstance(problem, OSError):
         return problem if problem.errno in _OF_DISKS else None
     said = str(problem)

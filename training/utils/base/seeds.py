@@ -28,7 +28,7 @@ def seed_everything(seed: int, rank: int) -> None:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Give Python's, NumPy's and torch's generators back as they were, those of GPUs too where CUDA is in use."""
+    """Restore Python's, NumPy's and torch's generators at the end, those of GPUs too if CUDA is in use."""
     import numpy
     import torch
 

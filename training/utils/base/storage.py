@@ -255,7 +255,7 @@ def try_lock(path: str) -> int | None:
 
 
 def share(file: IO[Any]) -> None:
-    """Hold a shared lock on an open file while it is open, so that nobody can own it."""
+    """Hold a shared lock on an open file while it is open, so that no process can lock it exclusively."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 

@@ -1,4 +1,4 @@
-"""The command that the user typed, for what tells them to type it again. Knows no program by name."""
+"""The command that the user typed, for messages that tell them to type it again. Knows no program by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A user's Python files, each run once, and what a flag such as `--checker FILE.py:NAME` names in them; and functions
-that a Python program gives its run, whose names are flags' values too: `given:NAME`."""
+"""A user's Python files, each run once, and the objects that flags such as `--checker FILE.py:NAME` name in them; and
+functions that a Python program gives its run, whose names are flags' values too: `given:NAME`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_address(given: str, flag: str) -> None:
 
 
 def load_named(given: str, flag: str) -> Any:
-    """Return what NAME is in FILE.py; ThreestepError if the file has no such name or does not load."""
+    """Return the object NAME of FILE.py; ThreestepError if the file has no such name or does not load."""
     check_address(given, flag)
     if given.startswith(GIVEN):
         return (_given.get() or {})[given]

@@ -1,6 +1,6 @@
 """Signs that a run has diverged, or does not train: figures in, sentences out. Knows no step and no model.
 
-A run of these signs ends well, with a model: what the signs say stands in its log, its last line and its report.
+A run with these signs ends normally, with a model: the signs' sentences stand in its log, its last line and its report.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
                 "the steps before, at what is frozen, and at whether the rewards or pairs differ"
             )
     for name, skipped in history.infinite.items():
-        if at_end and skipped >= ZERO_STEPS:  # before the end each step is said, and too many end the run (`bad_steps`)
+        if at_end and skipped >= ZERO_STEPS:  # earlier, each step is logged, and too many end the run (`bad_steps`)
             found[f"{name} infinite"] = (
                 f"{name} has not been finite for the last {skipped} steps, which were skipped: the run has diverged; "
                 "lower the learning rate, or warm it up for longer"

@@ -1,4 +1,4 @@
-"""Follows a run's figures for signs of divergence: says each once in the log, and notes it for the report."""
+"""Watches a run's figures for signs of divergence: logs each once, and notes it for the report."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The model card, README.md, of a run's model folder and of exported ones: what was trained from what, on which data,
-with which settings, how well. Made from the run's own files; no path of this machine is in it."""
+"""The model card, README.md, of a run's model folder and of exported ones: base model, data, settings and figures.
+Made from the run's files; no path of this machine is in it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] 
 
 
 def base_of(settings: Mapping[str, Any]) -> str | None:
-    """The hub name of the model that training began with: the start model's, or that of its own card."""
+    """The hub name of the model that training began with: the start model's, or the base in its card."""
     start = next((str(settings[flag]) for flag in step_of(settings).inputs if settings.get(flag)), "")
     if not Path(start).exists():
         return start if _HUB_NAME.fullmatch(start) else None

@@ -39,7 +39,7 @@ def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any
     for name in names:
         try:
             made.append(TRACKERS[name](folder, settings, done_steps, ids))
-        except Exception as problem:  # (each package has exceptions of its own)
+        except Exception as problem:  # (each package has its exceptions)
             raise ThreestepError(
                 f"--report_to {name}: it cannot be opened ({type(problem).__name__}: "
                 f"{' '.join(str(problem).split())}); set it up as its documentation says, or leave it out"
@@ -98,7 +98,7 @@ class TensorBoard(Tracker):
         if layout:
             self._board.add_custom_scalars(layout)
         results = dict.fromkeys((name for name in self._seen if name.startswith("eval/")), 0.0)  # only names matter
-        # add_hparams would write them to a run of its own, apart from the curves.
+        # add_hparams would write them to another run, apart from the curves.
         writer: Any = self._board.file_writer
         for part in hparams(_flat(self._settings), results):
             writer.add_summary(part)

@@ -3,8 +3,8 @@
     python -m training.utils.run.launch training.step1_sft.main --config run.yaml
 
 is what scripts/step1_sft.sh calls. With a hostfile in THREESTEP_HOSTFILE, DeepSpeed's launcher starts the ranks that
-it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS, or else what the caller asks for, or else one for
-each visible GPU, or one without GPUs. A single rank needs no launcher, nor does a process that is already a rank.
+it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS, or else the caller's number, or else one for each
+visible GPU, or one without GPUs. A single rank needs no launcher, nor does a process that is already a rank.
 
 Knows nothing of what a step does, and imports neither torch nor deepspeed: the launcher is a program that it calls.
 """
@@ -86,7 +86,7 @@ def launch_command(
         where = ["--include", f"localhost:{','.join(gpu_names[:ranks])}"]
     else:
         where = ["--num_accelerators", str(ranks)]
-    # Without --no_local_rank the launcher adds a --local_rank flag to the step's own flags.
+    # Without --no_local_rank the launcher adds a --local_rank flag to the step's flags.
     flags = ["--quiet", *where, "--no_local_rank", "--master_port", port or str(free_port())]
     return [sys.executable, _deepspeed_program(), *flags, *_python_words(module, "--module"), *arguments]
 
@@ -140,12 +140,11 @@ def launch(
     environment: Mapping[str, str] | None = None,
     here: Callable[[Sequence[str]], None] | None = None,
 ) -> int:
-    """Run `module` on as many ranks as asked and print the command. Returns the exit code of the run.
+    """Run `module` on that many ranks and print the command. Returns the exit code of the run.
 
     arguments: the module's, and flags of DeepSpeed's launcher (`launcher_flags.as_variables`)
     environment: the run's; by default this process's
-    here: runs the module with its arguments in this process, which is done for a single rank; default: in a process of
-        its own
+    here: runs the module with its arguments in this process, which is done for a single rank; default: in a new one
     """
     given = os.environ if environment is None else environment
     if "RANK" in given and "WORLD_SIZE" in given:  # torchrun, accelerate launch, ...: this is one rank
@@ -179,8 +178,8 @@ def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None =
 
     SIGTERM, SIGINT and SIGUSR1 sent to this process reach the ranks below the command, or where it has none every
     process below it, and a command that fails after one leaves none behind. DeepSpeed's launcher itself must not get
-    them: it would kill the ranks, which have a checkpoint to write. So it runs in a session of its own, which a
-    terminal's Ctrl-C does not reach.
+    them: it would kill the ranks, which have a checkpoint to write. So it runs in a new session, which a terminal's
+    Ctrl-C does not reach.
     """
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     signalled: list[psutil.Process] = []

@@ -89,7 +89,7 @@ def _redact_streams() -> None:
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
-    """One line for a disk that refuses what a thread writes, as TensorBoard's: whoever started it is told by it too."""
+    """Print one line for a disk that refuses a thread's writes, as TensorBoard's thread reports them too."""
     refusal = None if failure.exc_value is None else disk_error_in(failure.exc_value)
     if refusal is None:
         threading.__excepthook__(failure)

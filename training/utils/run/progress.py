@@ -107,4 +107,4 @@ class _Lines(tqdm):
         """Do nothing: a printed line stays."""
 
     def close(self) -> None:
-        self.disable = True  # tqdm's own would add an empty line
+        self.disable = True  # tqdm's close would add an empty line

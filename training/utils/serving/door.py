@@ -51,7 +51,7 @@ class Door:
 
     def __init__(self, token: str | None = None) -> None:
         self._token = secrets.token_hex(_TOKEN_BYTES) if token is None else token
-        # Cookies are shared by all ports of a host, so each server has a name of its own.
+        # Cookies are shared by all ports of a host, so each server uses a different name.
         self._cookie = "threestep_" + hashlib.sha256(self._token.encode()).hexdigest()[:12]
 
     def address(self, port: int) -> str:
@@ -101,7 +101,7 @@ class Door:
         return found
 
     def _is_token(self, given: str) -> bool:
-        """In a time that does not depend on how much of it is right."""
+        """True for the token; takes the same time however much of it is right."""
         return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token.encode())
 
 

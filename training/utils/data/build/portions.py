@@ -1,8 +1,8 @@
 """The datasets of a run, and the rows that each split of a phase gets. Knows nothing of tokens or files.
 
-Row ids number the rows of all sources in the order of the flags (a source's training rows, then its own evaluation
-rows), so an id means the same row in every phase with the same `data_path`, and training and evaluation rows have
-different ids.
+Row ids number the rows of all sources in the order of the flags (a source's training rows, then its evaluation rows),
+so an id means the same row in every phase with the same `data_path`, and training and evaluation rows have different
+ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The images of a row: read, put in their places, and found again among its tokens.
+"""The images of a row: read, put in their places, and located among its tokens.
 
 A chat template writes one token for an image. Before the texts are tokenized, it is replaced by all that the model
 reads for the picture, once; then lengths, cuts and filters count what is trained on.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowPicture:
-    """A picture that was put aside, by its key, and what stands for it among the tokens. digest: its sha256 in hex."""
+    """A stored picture, by its key, and the text that stands for it among the tokens. digest: its sha256 in hex."""
 
     key: int
     text: ImageText
@@ -39,7 +39,7 @@ class RowPicture:
 
 @dataclass(frozen=True)
 class RowPictures:
-    """Reads the images of rows for one model, and puts their pictures aside. allow_urls: see `image_bytes`."""
+    """Reads the images of rows for one model, and stores their pictures. allow_urls: see `image_bytes`."""
 
     reader: ImageReader
     pictures: Pictures

@@ -1,4 +1,4 @@
-"""DeepSpeed-Chat's `get_prompt_and_chosen` and `get_prompt_and_rejected`, all that its steps 1 and 2 ask of a class,
+"""DeepSpeed-Chat's `get_prompt_and_chosen` and `get_prompt_and_rejected`, all that its steps 1 and 2 call of a class,
 as a prompt and responses.
 """
 

@@ -36,8 +36,8 @@ class ReadSample:
     where: names the row in errors.
     pieces: its text; the first `prompts` of them are the prompt.
     prompt_text: phase 3, the prompt as the dataset gives it.
-    raw_chat: phase 3, the prompt's messages where `--return_raw_chat` asks for them.
-    noted: what the report counts of it.
+    raw_chat: phase 3, the prompt's messages with `--return_raw_chat`.
+    noted: names under which the report counts it.
     images: of the prompt, in the order of their places.
     """
 

@@ -1,4 +1,4 @@
-"""Folders that are built once, published whole, and found again by what they were built from.
+"""Folders that are built once, published whole, and found by the inputs that they were built from.
 
 A folder is built next to its place under a file lock and published by one rename, so a folder with the right name is
 finished. What a killed build leaves has another name, and the next build of the same thing resumes from it (see
@@ -100,7 +100,7 @@ def open_or_build(
     rebuild: bool,
     log: Log,
 ) -> CachedFolder:
-    """Open the folder that was built from `parts`, or build it: of several processes that ask at once, one does.
+    """Open the folder that was built from `parts`, or build it: of several processes that call at once, one does.
 
     build: writes Arrow files into a folder that is empty or holds the shards of a stopped build, and returns {"splits":
         {split: fields of `dataset.Written`}} and whatever else belongs into the manifest.
@@ -145,7 +145,7 @@ def _writing_into(cache_dir: str) -> Iterator[None]:
     except OSError as error:
         path = os.path.abspath(str(error.filename))
         if error.filename is None or os.path.commonpath([cache_dir, path]) not in (cache_dir, path):
-            raise  # a dataset's own files, say
+            raise  # a dataset's files, say
         if error.errno in _FULL:
             what = (
                 f"the folder '{cache_dir}' has no room left ({error.strerror}): free some and run again (finished "

@@ -162,8 +162,8 @@ class ChatTokenizer:
         self._is_lossless = not takes_blanks and self.decode([ids]) == [probe]
 
     def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
-        """Return what finds turns. A tokenizer may have several templates, one of them for tools; the finder of each is
-        kept."""
+        """Return the finder of turns. A tokenizer may have several templates, one of them for tools; each has one
+        finder."""
         text = self._file if self._file is not None else self._tokenizer.get_chat_template(tools=tools)
         kwargs = {**self._chat.template_kwargs, **kwargs}
         key = (text, json.dumps(kwargs, sort_keys=True, default=repr))
@@ -244,8 +244,8 @@ class ChatTokenizer:
     def _behind(self, asked: ReadConversation, read: ReadConversation) -> ReadConversation | None:
         """The last turn of `read` behind the prompt that asks for it; None where it cannot follow that prompt.
 
-        A template may end the generation prompt with what it does not write before an answer: an empty thought. Then
-        the answer as the template writes it follows the whole prompt, as it does when a model is asked.
+        A template may end the generation prompt with text that it does not write before an answer: an empty thought.
+        Then the answer as the template writes it follows the whole prompt, as it does when a model answers.
         """
         prompt, last = asked.text, read.turns[-1]
         if read.text.startswith(prompt):
@@ -273,8 +273,8 @@ class ChatTokenizer:
         return [piece for piece in pieces if piece.text]
 
     def asked(self, conversation: Conversation) -> list[str]:
-        """The texts of `prompt`; one text, where the turns cannot be told apart in what a model wrote. Raises
-        BadConversation where the template refuses the conversation."""
+        """The texts of `prompt`; one text if a model's turns cannot be separated. Raises BadConversation if the
+        template refuses the conversation."""
         try:
             return [piece.text for piece in self.prompt(conversation)]
         except BadConversation:
@@ -337,7 +337,7 @@ def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversati
 def fit_conversation(encoded: EncodedConversation, most: int, truncation: str) -> tuple[EncodedConversation, bool]:
     """Make a conversation at most `most` tokens long; returns it and whether it was cut.
 
-    White space behind the last turn, which no model is asked to write, goes first and is not counted. `right` cuts the
+    White space behind the last turn, which no model has to write, goes first and is not counted. `right` cuts the
     end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries loss; both leave
     that turn whole. `error` raises TooLong. Raises Dropped by `drop`, and if no token that carries loss, or none before
     the last turn, would be left.

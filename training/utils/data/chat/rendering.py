@@ -2,7 +2,7 @@
 
 Masked means: every character of a message is replaced by a private-use character that stands for this character of this
 text. Then the unmasked output was written by the template: a header or an end-of-turn token that a message quotes
-cannot be mistaken for the template's own. Knows nothing of turns, tokens or phases.
+cannot be mistaken for the template's. Knows nothing of turns, tokens or phases.
 
 In shapes: C characters of a rendering, M of them masked.
 """

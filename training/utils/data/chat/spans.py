@@ -159,7 +159,7 @@ class TurnFinder:
     def _of_marks(
         self, evidence: _Evidence, places: Sequence[int], conversation: Conversation
     ) -> list[tuple[int, int, int]]:
-        """The template's own marks as (message, begin, end)."""
+        """The template's marks as (message, begin, end)."""
         begun: list[tuple[int, int, int]] = []
         for number, (begin, end) in enumerate(evidence.marks):
             low, high = np.searchsorted(evidence.origin.positions_M, [begin, end])
@@ -243,7 +243,7 @@ class TurnFinder:
         return other.end() if other else None
 
     def _check(self, turns: Sequence[AssistantTurn], evidence: _Evidence, conversation: Conversation) -> None:
-        """Raise BadConversation unless each text is in its own turn. In shapes: C characters, M of them masked."""
+        """Raise BadConversation unless each text is in its turn. In shapes: C characters, M of them masked."""
         origin, where = evidence.origin, conversation.where
         owner_C = np.full(len(evidence.plain), -1)  # the message whose turn a character is in
         for turn in turns:
@@ -290,7 +290,7 @@ class TurnFinder:
 
 
 def _may_vanish(message: Message, kind: str) -> bool:
-    """Templates omit earlier thoughts, and the text next to a tool call."""
+    """True for texts that templates may omit: earlier thoughts, and the text next to a tool call."""
     return kind == "reasoning" or (kind == "content" and bool(message.get("tool_calls")))
 
 

@@ -83,7 +83,7 @@ def saved_style(tokenizer: Any) -> SavedStyle | None:
 
 
 def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
-    """The flags with a style and with what the model was trained with, where they leave that open.
+    """The flags with a style and, where they leave them open, the settings that the model was trained with.
 
     Resolved flags are unchanged, and so are those of a run whose style has been saved in `tokenizer`. ThreestepError
     where the saved style cannot be read, or flags of a chat template come without one.
@@ -104,8 +104,8 @@ def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
 
 
 def reason_of_style(chat: ChatArguments, tokenizer: Any, end_of: Callable[[ChatArguments], str]) -> str:
-    """Why these flags, with this tokenizer, give the style that they give; and which of them differ from what is saved
-    with the model. end_of: the end token that flags give."""
+    """The reason for the style that these flags give with this tokenizer; and which of them differ from the style that
+    is saved with the model. end_of: the end token that flags give."""
     saved = _saved_beside(chat, tokenizer)
     style, reason = _chosen(chat, saved, tokenizer)
     differ = []

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from training.utils.data.chat.spans import TurnFinder
     from training.utils.data.rows.tokenize import Ids
 
-_KEPT = 4096  # encoded replies; environments often say the same
+_KEPT = 4096  # encoded replies; environments often send the same ones
 # Parts a control token that a message quotes into two texts: a code point that is no character.
 _SEAM = "\ufdd0"
-# A key of messages that an environment said in an earlier conversation, whatever role it speaks in.
+# A key of messages that an environment sent in an earlier conversation, in whatever role.
 BY_ENVIRONMENT = "by_environment"
 _TOOL, _CALL_ID = "look", "call00001"  # in conversations that probe a template
 _QUESTION: Message = {"role": "user", "content": "a"}
@@ -43,7 +43,7 @@ _THOUGHT: Message = {"role": "assistant", "content": "<think>\nc\n</think>\n\nb"
 
 @dataclass(frozen=True)
 class ReplyTokens:
-    """ids: what follows a drawn turn. cut_messages: how many messages were shortened."""
+    """The tokens after a sampled turn. cut_messages: how many messages were shortened."""
 
     ids: Ids
     cut_messages: int = 0
@@ -51,8 +51,8 @@ class ReplyTokens:
 
 @dataclass(frozen=True)
 class HistoryTokens:
-    """ids: all of a conversation as the template writes it by now, up to the next turn; None where that is what it was.
-    is_refused: the template writes no such history, whatever a model wrote there."""
+    """ids: a whole conversation as the template writes it by now, up to the next turn; None if it did not change.
+    is_refused: the template writes no such history, whatever the model wrote there."""
 
     ids: Ids | None = None
     is_refused: bool = False
@@ -107,10 +107,10 @@ class TurnTokens:
         return [token for ids in found for token in ids]
 
     def reply(self, messages: Sequence[Message], tools: Any, last_token: int) -> ReplyTokens:
-        """Return what follows a drawn turn: the messages, and the generation prompt of the next turn.
+        """Return the tokens after a sampled turn: the messages, and the generation prompt of the next turn.
 
-        last_token: of the drawn turn; where it is not the template's end of a turn, that comes first.
-        Raises ThreestepError where the template refuses the messages.
+        last_token: of the sampled turn; if it is not the template's end of a turn, that comes first.
+        Raises ThreestepError if the template refuses the messages.
         """
         for role in dict.fromkeys(str(message.get("role")) for message in messages):
             self.rewritten_before(role, tools)
@@ -124,8 +124,8 @@ class TurnTokens:
         return ReplyTokens(list(ids), cut_messages)
 
     def rewritten_before(self, role: str, tools: Any) -> str | None:
-        """Return what of earlier turns the template writes otherwise once a message of `role` follows; None where it
-        writes them as they were drawn: what a model has had is the beginning of what it gets. ThreestepError where it
+        """Return the part of earlier turns that the template rewrites once a message of `role` follows; None if it
+        writes them as they were sampled: the model's past input is the beginning of its next one. ThreestepError if it
         takes no such message."""
         key = role, json.dumps(tools)
         if key not in self._habits:
@@ -139,10 +139,10 @@ class TurnTokens:
         return self._habits[key]
 
     def history(self, said: Sequence[Message | SaidTurn], opened: int, tools: Any, ids: Sequence[int]) -> HistoryTokens:
-        """Return all that was said as the template writes it by now, once the last messages follow.
+        """Return the whole conversation as the template writes it by now, once the last messages follow.
 
         said: messages, of which the first `opened` were the opening, and the model's turns; up to a reply. ids: the
-        same with that appended to what was drawn.
+        same with the reply appended to the sampled tokens.
         """
         turns = [place for place, each in enumerate(said) if not isinstance(each, dict)]
         roles = {str(message["role"]) for message in said[turns[-1] + 1 :] if isinstance(message, dict)}
@@ -167,8 +167,8 @@ class TurnTokens:
         return HistoryTokens(None if had == gets else anew)
 
     def _encode(self, given: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Return the ids of the end of a turn and of what follows it, and how many messages were cut. given: messages
-        and tools as JSON."""
+        """Return the ids of the end of a turn and of the messages after it, and how many were cut. given: messages and
+        tools as JSON."""
         messages, tools = json.loads(given)
         finder = self._chat.finder(tools, {})
         shortened = [self._shortened(message) for message in messages]
@@ -192,8 +192,8 @@ class TurnTokens:
         return tuple(sum(ends, [])), tuple(sum(rests, [])), cut_messages
 
     def _prefix_of(self, given: str) -> tuple[str, str]:
-        """Return what the template writes up to the end of the turn before some messages, and the token that ends it,
-        "" where there is none. given: messages and tools as JSON."""
+        """Return the template's text up to the end of the turn before some messages, and the token that ends it, "" if
+        there is none. given: messages and tools as JSON."""
         messages, tools = json.loads(given)
         finder = self._chat.finder(tools, {})
         read = finder.read(_replies(finder, messages, tools), generation_prompt=True)
@@ -221,7 +221,7 @@ class TurnTokens:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Inside, what a template refuses becomes a ThreestepError."""
+    """Inside, a template's refusal becomes a ThreestepError."""
     try:
         yield
     except BadConversation as refused:
@@ -274,7 +274,7 @@ def _opened(message: Message, words: Sequence[str]) -> Message:
 
 
 def _is_trusted(message: Message) -> bool:
-    """Whoever gives a row is trusted with special tokens; a tool is not, nor an environment."""
+    """True if a message may hold special tokens: those of rows may, those of tools and environments may not."""
     return message.get("role") != "tool" and not message.get(BY_ENVIRONMENT)
 
 

@@ -103,7 +103,7 @@ def folder_of(address: str) -> str | None:
 def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
     """The (training, evaluation) files of a folder, by the parts in which their paths differ.
 
-    Evaluation: as `names_evaluation` says, where others are named for training; otherwise all are training.
+    Evaluation: by `names_evaluation`, if others are named for training; otherwise all are training.
     """
     parts = [name.split("/") for name in files]
     shared = len(os.path.commonprefix([path[:-1] for path in parts]))
@@ -155,7 +155,7 @@ def open_stream(name: str) -> Iterator[BinaryIO]:
         else:
             import fsspec
 
-            # fsspec needs a package of its own for .zst, pyarrow has it built in
+            # fsspec needs another package for .zst, pyarrow has it built in
             with fsspec.open(name, "rb", compression=None if name.endswith(_ZSTANDARD) else "infer") as file:
                 yield _unpacked(file) if name.endswith(_ZSTANDARD) else file
 
@@ -200,7 +200,7 @@ def mapped(file: BinaryIO) -> mmap.mmap | bytes:
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """One sentence for the dozen unrelated classes that file systems and decompressors raise."""
+    """Turn the dozen unrelated exceptions of file systems and decompressors into one sentence."""
     try:
         yield
     except (ThreestepError, UnicodeDecodeError):

@@ -30,7 +30,7 @@ _TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class HubAddress:
-    """A dataset's name on the hub, and which of it to read; None: the dataset's only one, or the usual one."""
+    """A dataset's name on the hub, and its settings; None: the dataset's only one, or the usual one."""
 
     name: str
     config: str | None = None
@@ -43,7 +43,7 @@ _SETTINGS = tuple(field.name for field in fields(HubAddress))[1:]
 
 
 def parse_hub_address(address: str, flag: str) -> HubAddress:
-    """Read what follows `hub:`; ThreestepError for a name that is none, and for unknown, empty or doubled settings."""
+    """Read the text after `hub:`; ThreestepError for an invalid name, and for unknown, empty or doubled settings."""
     name, *given = re.split(r",(?=\w+=)", address)
     mistakes = Mistakes()
     if not _NAME.fullmatch(name):
@@ -69,7 +69,7 @@ class HubRows:
     """The training and evaluation rows of a dataset on the hub, at one commit.
 
     The constructor asks the hub for the commit; rows are downloaded, into the cache of `datasets`, when they are
-    opened. With HF_HUB_OFFLINE=1 nothing is asked: what that cache holds is read, and the commit is the cached one.
+    opened. With HF_HUB_OFFLINE=1 there are no requests: rows and commit are those of that cache.
     """
 
     folder: str | None = None  # of pictures beside the rows
@@ -84,7 +84,7 @@ class HubRows:
         log(f"data: {self.address} is at commit {self.commit} ({where})", started_as_main_rank())
 
     def fingerprint(self) -> str:
-        """The dataset at this commit; which of its configurations and splits, the address says."""
+        """The dataset at this commit; the address holds its configuration and splits."""
         return f"{self.address} {self.commit}"
 
     def open(self, expected: Expected | None = None) -> tuple[ArrowRows | JoinedFiles, ArrowRows | JoinedFiles | None]:
@@ -136,7 +136,7 @@ class HubRows:
                 f"{start}: the hub has no dataset of that name that you may read; correct the name, or for a private "
                 "one log in with `hf auth login`"
             ) from error
-        except Exception as error:  # httpx's, which version of it depends on the hub's client, and the client's own
+        except Exception as error:  # httpx's, which version of it depends on the hub's client, and the client's
             raise ThreestepError(
                 f"{start}: the hub could not be reached ({type(error).__name__}: {first_line(error)}); check the "
                 "network, or set HF_HUB_OFFLINE=1 to read what an earlier run downloaded here"

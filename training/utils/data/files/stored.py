@@ -16,7 +16,7 @@ class StoredRows(Protocol):
     """Training rows, and evaluation rows where there are any.
 
     address: for errors.
-    folder: that relative paths in the rows begin at; None of what is not stored here.
+    folder: that relative paths in the rows begin at; None of rows that are not stored here.
     """
 
     address: str
@@ -63,7 +63,7 @@ def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = Tr
 
 
 def check_stored(reader: str, address: str, flag: str) -> None:
-    """Raise ThreestepError where an address cannot be right; asks no network."""
+    """Raise ThreestepError if an address cannot be right; uses no network."""
     if reader == HUB:
         parse_hub_address(address, flag)
     else:

@@ -31,7 +31,7 @@ class TextTokenizer:
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
         self.special: dict[int, str] = {number: token.content for number, token in added if token.special}
         self.special[self.end_id] = tokenizer.convert_ids_to_tokens(self.end_id)
-        # SentencePiece tokenizers put a space of their own before any text; there a response is tokenized after its
+        # SentencePiece tokenizers put an extra space before any text; there a response is tokenized after its
         # prompt.
         prompt, response = "Human: a Assistant:", " a b"
         together, alone = self._encode([prompt + response])[0], self._encode([prompt, response])

@@ -1,4 +1,4 @@
-"""A tokenized row for people to read: as one JSON object, or as text in which the tokens that carry loss are marked.
+"""A tokenized row for people to read: as one JSON object, or as text with the tokens that carry loss marked.
 
 The code that lays out rows for training lays them out here too (`documents`, `layout.rows`). Prints nothing; the caller
 passes the decoder.

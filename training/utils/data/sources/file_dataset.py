@@ -1,6 +1,6 @@
 """Rows without a class as raw datasets: `jsonl:PATH`, `json:`, `csv:`, `parquet:`, `arrow:` and `hub:OWNER/NAME`.
 
-Joins what reads the rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
+Joins a reader of rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
 with a space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
 """
 
@@ -196,7 +196,7 @@ class FileDataset(PromptRawDataset):
         return _json_value(value_of(sample, self._columns.reference or f"{_REWARD_MODEL}.{_GROUND_TRUTH}"))
 
     def get_extra(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All columns but the prompt and responses, without nulls and bytes; also what rewards seek in `extra_info`."""
+        """All columns but the prompt and responses, without nulls and bytes; also the values in `extra_info`."""
         read = {*self.format.roles.values(), self._columns.tools or "tools", self._columns.reference}
         read |= {self._columns.margin, _TEMPLATE_KWARGS, _THINKING, *IMAGE_COLUMNS}
         extra = {name: value for name, value in sample.items() if name not in read}

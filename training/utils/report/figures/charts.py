@@ -77,7 +77,7 @@ Chart = LineChart | HistogramChart | ScatterChart
 
 
 def running_mean(points: Points, window: int) -> list[tuple[float, float]]:
-    """(x, mean of the `window` finite values around it, fewer at the ends) for each finite point. window: odd."""
+    """Running mean: (x, mean of the `window` finite values around it, fewer at the ends). window: odd."""
     known = [(x, y) for x, y in points if y is not None]
     sums = [0.0, *itertools.accumulate(y for _, y in known)]
     half = window // 2

@@ -56,7 +56,7 @@ def _lines(chart: LineChart) -> dict[str, Any] | None:
 
 
 def _columns(points: Points) -> dict[str, list]:
-    """Six digits are finer than a pixel at the greatest zoom."""
+    """The points as columns of x and y, to six digits: finer than a pixel at the greatest zoom."""
     return {"xs": [_plain(x) for x, _ in points], "ys": [None if y is None else float(f"{y:.6g}") for _, y in points]}
 
 

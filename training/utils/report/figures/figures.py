@@ -103,8 +103,8 @@ def sample_charts(step: StepRun) -> list[Chart]:
 def phase_seconds(step: StepRun) -> tuple[list[tuple[str, float]], float]:
     """([(phase, seconds)], seconds of the whole loop), summed over the run.
 
-    The phases that a line of metrics.jsonl names (`time/NAME`, `time_NAME_seconds`) have their own seconds; the rest of
-    the time since the line before counts as what the line reports. Nested phases may add up to more than the whole.
+    The phases that a line of metrics.jsonl names (`time/NAME`, `time_NAME_seconds`) have their seconds there; the rest
+    of the time since the line before counts as the line's kind. Nested phases may add up to more than the whole.
     """
     sums: dict[str, float] = {}
     before = total = 0.0
@@ -152,7 +152,7 @@ def _reported_by(line: dict[str, Any]) -> str:
 
 
 def _spread(pairs: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Points with equal lengths would hide each other: the golden ratio's multiples move them evenly apart."""
+    """Points moved evenly apart by the golden ratio's multiples, as those with equal lengths would hide each other."""
     moves = (0.7 * ((place * 0.6180339887) % 1 - 0.5) for place in range(len(pairs)))
     return tuple((tokens + move, reward) for move, (tokens, reward) in zip(moves, pairs, strict=True))
 

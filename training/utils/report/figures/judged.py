@@ -1,5 +1,4 @@
-"""Ranked responses as a run's samples judge them: which rows a report shows, and their scores. Plain text, not yet
-escaped."""
+"""Ranked responses in a run's samples: the rows that a report shows, and their scores. Plain text, not yet escaped."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _LONGEST_VALUE = 120  # characters
 
 
 def facts_of(run: ReportedRun) -> list[tuple[str, str]]:
-    """(what, text) of the whole run; what its files do not say is left out."""
+    """(name, text) of each fact of the whole run that its files hold."""
     steps = run.steps
     found = [
         ("Model", _joined(_models(steps[0]))),

@@ -52,7 +52,7 @@ class StepRun:
 
     @property
     def place(self) -> int:
-        """Among all steps; unknown ones come last."""
+        """Place among all steps; unknown ones come last."""
         return [*known_steps(), UNKNOWN_STEP.name].index(self.declaration.name)
 
     def points(self, name: str) -> list[tuple[float, float | None]]:
@@ -174,7 +174,7 @@ class _GrowingLines:
         """Forget every object."""
 
     def take(self, value: dict[str, Any]) -> None:
-        """One more object."""
+        """Add an object."""
 
     @property
     def problems(self) -> list[str]:
@@ -211,7 +211,7 @@ class _GrowingLines:
 
 
 class _Metrics(_GrowingLines):
-    """Every line that has a step."""
+    """The lines that have a step."""
 
     def clear(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -222,8 +222,8 @@ class _Metrics(_GrowingLines):
 
 
 class _Samples(_GrowingLines):
-    """Those of the first and the last `step`, and of the first prompts at the steps between: the file grows with every
-    evaluation, and is not kept whole."""
+    """Samples of the first and the last `step`, and of the first prompts at the steps between: the file grows with
+    every evaluation, and is not held whole."""
 
     def clear(self) -> None:
         self._first: list[dict[str, Any]] = []

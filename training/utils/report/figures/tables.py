@@ -18,7 +18,7 @@ _LONGEST_TEXT = 4000  # characters of one text
 class SampledAnswer:
     """One response and its scores. text: None where none was drawn. marks: (name, value), the reward or loss first.
 
-    parts: of a conversation, (who, text) in turns. facts: (name, value) that are neither good nor bad. cut_by: the
+    parts: of a conversation, (role, text) in turns. facts: (name, value) that are neither good nor bad. cut_by: the
     limit that ended a conversation.
     """
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page, and as parts that a page of a run that goes on replaces one by one.
+"""The report as one HTML page, and as parts that a live page replaces one by one.
 
 What a model wrote is untrusted: every text passes through `escape`, and the page's policy runs the report's own script
 alone.
@@ -41,7 +41,7 @@ class PageParts:
 
 
 def page(runs: Sequence[ReportedRun], written: datetime.datetime, live: dict[str, Any] | None = None) -> str:
-    """Return the whole report of the runs. live: what the script needs to follow a run that goes on (`live.py`)."""
+    """Return the whole report of the runs. live: values that the script needs to follow a run (`live.py`)."""
     parts = parts_of(runs)
     d3 = library()
     links = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in parts.sections)
@@ -68,7 +68,7 @@ def page(runs: Sequence[ReportedRun], written: datetime.datetime, live: dict[str
 
 
 def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
-    """Read nothing more: the runs' figures as HTML and as drawings."""
+    """The runs' figures as HTML and as drawings, from what was read."""
     by_kind = _by_kind(runs)
     steps = [step for run in runs for step in run.steps]
     sections: list[tuple[str, str, str]] = []
@@ -327,7 +327,7 @@ def _blocks(blocks: Sequence[tuple[str, str]]) -> str:
 
 
 def _settings(by_kind: dict[str, list[StepRun]]) -> str:
-    """Every resolved value; of several runs those that are the same, as the others stand at the top."""
+    """Every resolved value; for several runs those that are the same, as the others stand at the top."""
     parts = []
     for steps in by_kind.values():
         differ, same = settings_rows(steps)

@@ -27,7 +27,7 @@ from training.utils.data.sources.formats.records import (
 
 @dataclass(frozen=True)
 class FileColumns:
-    """The columns that flags name; None: the format's own. A dot reaches into an object, as in `extra_info.answer`."""
+    """The columns that flags name; None: the format's. A dot reaches into an object, as in `extra_info.answer`."""
 
     prompt: str | None = None
     chosen: str | None = None
@@ -239,14 +239,15 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
 
 
 def _other_separator(kinds: Kinds) -> str:
-    """A remark where the only column's name is a CSV's first line that something other than commas divides."""
+    """A remark if the only column's name is a CSV's first line with another separator than commas."""
     name = next(iter(kinds)) if len(kinds) == 1 else ""
     mark = next((mark for mark in ";\t|" if mark in name), None)
     return "" if mark is None else f" (one column with {mark!r} in its name: a CSV's are separated by commas)"
 
 
 def _format_of_flags(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Roles]:
-    """A column named for a response may be missing: not every phase needs it (see `FileDataset.check_phase`)."""
+    """The format that flags name, and its roles. A response's column may be missing: not every phase needs it (see
+    `FileDataset.check_phase`)."""
     named = columns.deciding
     for role, (name, others) in _DECIDED_BY.items():
         if role not in named:
@@ -289,7 +290,7 @@ def missing_column(kinds: Kinds, where: str, column: str, role: str) -> str:
 
 
 def _check_kinds(kinds: Kinds, roles: Roles, allowed: Mapping[str, tuple[str, ...]]) -> None:
-    """Each column holds values that its role may hold, all of the first row's kind."""
+    """Check that each column holds values that its role may hold, all of the first row's kind."""
     for role, column in roles.items():
         accepted = allowed.get(role, ("text",))
         first = next(iter(kinds.get(column, ())), None)

@@ -1,7 +1,7 @@
 """Conversation trees, one message a row, as conversations: OASST's `message_id`, `parent_id`, `role` and `text`.
 
 Each message of the assistant becomes a row: the messages from the root of its tree to it. Messages of the assistant
-before it are rows of their own, so that here they carry no loss (see `weights`): each is learnt once.
+before it are other rows, so that here they carry no loss (see `weights`): each is learnt once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A message's own weight: whether phase 1 puts loss on it. Knows nothing of tokens and templates.
+"""The weight in a message: whether phase 1 puts loss on it. Knows nothing of tokens and templates.
 
 Frameworks spell it differently: `weight` (OpenAI, Mistral), `loss_mask` (verl), `train` and `training` (Axolotl),
 `loss` (ms-swift, XTuner), `loss_weight` (LLaMA-Factory), `step_loss_mask` (Slime). All mean the same here: 0 or false
@@ -24,7 +24,7 @@ def has_weights(messages: Sequence[Any]) -> bool:
 
 
 def split_weights(messages: Sequence[Message], where: str) -> tuple[list[Message], list[bool | None]]:
-    """The messages without their weights, and the weights: whether each is trained, None where it does not say.
+    """The messages without their weights, and the weights: whether each is trained, None if it has no weight.
 
     Raises BadConversation for a weight other than 0 and 1, for two that differ, and for a key that looks like a weight
     and is none of `SPELLINGS`.

@@ -186,7 +186,7 @@ class ShapesDataset(PromptRawDataset):
     """The shapes as a raw dataset; its rows are made from the run's seed."""
 
     def load_raw_datasets(self, dataset_name: str) -> None:
-        """Rows are generated when first read, and pictures drawn when asked for: a run that finds its cache makes
+        """Rows are generated when first read, and pictures drawn when needed: a run that finds its cache makes
         none."""
 
     @cached_property
