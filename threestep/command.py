@@ -1,4 +1,4 @@
-"""The console command: a word for each program of `training`, run here, or on the ranks that are asked for.
+"""The console command: a word for each program of `training`, run here, or on several ranks.
 
     threestep sft --model_name_or_path DIR --data_path jsonl:rows.jsonl --output_dir OUT --num_ranks 2
 

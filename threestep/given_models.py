@@ -1,5 +1,5 @@
-"""Loaded models and their tokenizers, written as folders that a run reads, and looked at: what of a model its folder
-does not hold. Nothing of the object is changed."""
+"""Loaded models and their tokenizers, written as folders that a run reads, with a record of the rest of the object.
+Nothing of the object is changed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _PROBE = "Hello, world! 12 + 7 = 19\n\n  naïve café: 你好, Привет 🙂
 def folder_of_model(
     model: Any, tokenizer: Any, folder: Path, name: str, kind: str, resumes: bool
 ) -> tuple[str, GivenModel]:
-    """Write a loaded model with its tokenizer to `folder` / `name`; return that path, and what the object is like
-    beside its weights, which stands in the folder's given.json.
+    """Write a loaded model with its tokenizer to `folder` / `name`; return that path, and the facts of the object
+    besides its weights, which stand in the folder's given.json.
 
     name: the flag that takes the model
     kind: of the step: sft, reward, dpo or ppo
     resumes: the run began with the folder that is there; ThreestepError if the model is another one
 
-    Raises ThreestepError for what is no model, for one that cannot be saved whole, and for a tokenizer that its files
+    Raises ThreestepError for another object, for a model that cannot be saved whole, and for a tokenizer that its files
     do not hold.
     """
     _check_kind(model, name)
@@ -72,7 +72,7 @@ def folder_of_model(
 
 
 def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> list[str]:
-    """Return a sentence for each kind of settings that the folder lacks, since transformers does not save them."""
+    """Save; return a sentence for each kind of settings that the folder lacks, as transformers does not save them."""
     from training.utils.models.adapters.saving import mend_settings
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -175,7 +175,7 @@ def _skeleton(model: Any) -> Any:
 
 
 def _check_saved_again(model: Any, skeleton: Any) -> None:
-    """ThreestepError if the names of the weights are not those of the class: what was trained could not be saved."""
+    """ThreestepError if the names of the weights are not those of the class: trained ones could not be saved."""
     odd = sorted(model.state_dict().keys() ^ skeleton.state_dict().keys())
     if odd:
         raise ThreestepError(
@@ -301,8 +301,8 @@ def _check_same(fresh: Path, began: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _configs_kept(model: Any) -> Iterator[None]:
-    """Give configurations back as they were: save_pretrained writes the class and the precision into them, and what
-    it refuses is mended."""
+    """Restore configurations at the end: save_pretrained writes the class and the precision into them, and refused
+    settings are mended."""
     configs = [getattr(module, "config", None) for module in model.modules()]
     configs += [model.config.get_text_config(), getattr(model, "generation_config", None)]
     were = {id(one): (one, dict(vars(one))) for one in configs if one is not None and hasattr(one, "__dict__")}
@@ -315,8 +315,8 @@ def _configs_kept(model: Any) -> Iterator[None]:
 
 
 def _other_loss(model: Any) -> list[str]:
-    """A sentence if the model's forward makes of labels another loss than the mean negative log-likelihood of its
-    logits, which is what step 1 trains."""
+    """A sentence if the model's forward has another loss of labels than the mean negative log-likelihood of its logits,
+    which step 1 trains."""
     import torch
 
     from training.utils.models.own_forward import in_eval_mode

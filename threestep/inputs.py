@@ -22,7 +22,7 @@ _MAIN = "__main__"
 
 
 def address_of_rows(rows: Any, folder: Path, resumes: bool = False) -> list[str]:
-    """Return what --data_path takes for `rows`; those in memory are written to `folder`.
+    """Return the value of --data_path for `rows`; those in memory are written to `folder`.
 
     rows: a path, an address or a registered name; several of them; dicts; or a datasets.Dataset
     resumes: the run began with the rows that are there; ThreestepError if these are others

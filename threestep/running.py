@@ -63,7 +63,7 @@ def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callabl
 
 @contextlib.contextmanager
 def _callers_state() -> Iterator[None]:
-    """Give back what a run sets as a program may: the caller's random generators, log levels and warning filters."""
+    """Restore the caller's random generators, log levels and warning filters, which a run sets as a program may."""
     import torch
 
     from training.utils.engine.ranks.startup import QUIETED_LOGGERS
@@ -85,9 +85,8 @@ def _callers_state() -> Iterator[None]:
 
 
 def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -> None:
-    """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. What they print goes to this
-    process's streams, a notebook's too. ThreestepError with what the ranks said against it, and if they were
-    stopped."""
+    """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. Their output goes to this
+    process's streams, a notebook's too. ThreestepError with the ranks' error message, and if they were stopped."""
     environment = {name: value for name, value in os.environ.items() if name != RANKS_VARIABLE}
     lend(list(words), environment)
     process = subprocess.Popen(
@@ -106,7 +105,7 @@ def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -
 
 
 def _passed_on(process: subprocess.Popen[str], stream: IO[str]) -> list[str]:
-    """Print what the process says until it ends; return its lines. Ctrl-C goes to it, which ends with a checkpoint."""
+    """Print the process's output until it ends; return its lines. Ctrl-C goes to it, which ends with a checkpoint."""
     lines: list[str] = []
     while True:
         try:

@@ -63,7 +63,7 @@ def ppo(
 ) -> Result:
     """Train the policy on prompts, by PPO, GRPO or another estimator (`advantage`).
 
-    reward_model: what `reward` left, as a path or loaded; also the critic's start (--critic_model_name_or_path)
+    reward_model: the model of `reward`, as a path or loaded; also the critic's start (--critic_model_name_or_path)
     settings: as of `sft`; reward: a function fn(prompts, responses, **columns) -> one number a response, a name or text
         as of --reward, a list of them, or a dict of weights. Other settings that name a function (checker, advantage,
         policy_loss, ...) take it too.
@@ -159,7 +159,7 @@ def _resumes(folder: Path, resume: Any) -> bool:
 def _check(
     num_ranks: int | None, models: Mapping[str, tuple[Any, Any]], settings: Mapping[str, Any], in_memory: bool
 ) -> bool:
-    """Raise ThreestepError for what the call itself says; return whether ranks are launched."""
+    """Raise ThreestepError for mistakes in the call itself; return whether ranks are launched."""
     mistakes = Mistakes()
     for name, argument in (("data_path", "rows"), *((flag, "model or reward_model") for flag in models)):
         mistakes.require(name not in settings, f"{name} is the argument {argument} of this call; leave one out")
@@ -197,7 +197,7 @@ def _all_rows(step: Step) -> str:
 
 
 def _clear(folder: Path, is_new: bool) -> None:
-    """Remove the folder of a call that did not come to a run."""
+    """Remove the folder of a call that started no run."""
     if is_new and folder.is_dir() and {path.name for path in folder.iterdir()} <= {_GIVEN_FOLDER}:
         shutil.rmtree(folder)
 

@@ -364,7 +364,7 @@ def _run(
 
 
 def _end_where_stopped(title: str, folder: Path, again: str) -> None:
-    """A step that a signal stopped also exits with 0, but leaves a checkpoint and no figures."""
+    """End this program if a signal stopped the step: it exits with 0 too, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         print(
             f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {again}",

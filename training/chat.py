@@ -129,7 +129,7 @@ def with_flag(argv: Sequence[str]) -> list[str]:
 
 
 def check_acting(flags: ChatFlags) -> None:
-    """ThreestepError for what does not go with --environment and --tools, and for their limits without them."""
+    """ThreestepError for flags that exclude --environment and --tools, and for their limits without them."""
     chat, mistakes, acts = flags.chat, Mistakes(), flags.environment.is_on
     for name in ("parallel_thinking", "reward_model"):
         mistakes.require(
@@ -217,7 +217,7 @@ def asks(talk: Talk) -> str:
 
 
 def show_answer(talk: Talk, place: int) -> None:
-    """Print model `place`'s answer as it grows, then what there is to say of it and its score."""
+    """Print model `place`'s answer as it grows, then its note and its score."""
     label = "model" if len(talk.models) == 1 else f"{'AB'[place]} {talk.models[place].name}"
     print(f"{label}> ", end="", flush=True)
     print("" if print_answer(talk, place) else " (cut)")
@@ -240,8 +240,8 @@ def print_answer(talk: Talk, place: int) -> bool:
 
 
 def answer_once(talk: Talk, question: str) -> None:
-    """Print the answer to one question, those of two models each below its name. What there is to say of
-    them and scores go to standard error."""
+    """Print the answer to one question, those of two models each below its name. Notes and scores go to standard
+    error."""
     if not question:
         raise ThreestepError("standard input is not a terminal and expects a question, got none; write one to it")
     talk.ask(question)

@@ -1,9 +1,9 @@
-"""A chat in which tools or an environment answer the model: conversations of step 3, opened by what a person types, and
-shown as they grow.
+"""A chat in which tools or an environment answer the model: conversations of step 3, opened by a person's questions,
+and shown as they grow.
 
 Each question opens the environment with the chat so far as the row's messages. `ActingRollout` then draws the turns,
-with the limits and seeds of step 3, in a thread of its own: whoever reads the answer may stop at any time, a tool that
-hangs or not. Serves training.chat.
+with the limits and seeds of step 3, in a separate thread: whoever reads the answer may stop at any time, even if a tool
+hangs. Serves training.chat.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Acting:
     def engine(
         self, asked: AskedModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
     ) -> ActingRollout:
-        """Return what draws a model's conversations by `engine`; ThreestepError as of `check`."""
+        """Return a sampler of a model's conversations on `engine`; ThreestepError as of `check`."""
         settings = ActingSettings(asked.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
         return acting_engine(engine, partner_of, settings, asked.tokenizer, asked.chat_ends)
 
 
 def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments) -> Acting | None:
-    """Load what --environment and --tools name; None without them. ThreestepError if they are mistaken."""
+    """Load the environments and tools of the flags; None without any. ThreestepError if they are mistaken."""
     if not flags.is_on:
         return None
     mistakes = Mistakes()
@@ -73,8 +73,8 @@ def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments
 def stream_acted(
     asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
-    """Yield the model's turns and what answers them, as one answer that grows; the last one is complete. Equal seeds
-    give equal turns.
+    """Yield the model's turns and their replies, as one answer that grows; the last one is complete. Equal seeds give
+    equal turns.
 
     row: opens the environment; its `messages` are the chat. ThreestepError where that fails, or a turn has no room.
     """
@@ -185,7 +185,7 @@ class _Streamed(RolloutEngine):
 
 
 class _ShownPartner:
-    """An environment whose replies are shown before the model goes on."""
+    """An environment whose replies are shown before the model continues."""
 
     def __init__(self, episode: Episode, shown: _Shown) -> None:
         self._episode, self._shown = episode, shown
@@ -214,7 +214,7 @@ class _ShownPartner:
 def _drawn(
     asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int, shown: _Shown
 ) -> Answer:
-    """The complete answer; `shown` is told on the way."""
+    """The complete answer; `shown` receives it as it grows."""
 
     def partner_of(row: Mapping[str, Any], seed: int) -> Partner | None:
         episode = acting.environments.episode(row, seed)

@@ -59,7 +59,7 @@ def answer_figures(sides: Sequence[Sequence[Sample]], seed: int) -> dict[str, An
 
 
 def _compared(rewards: Sequence[Sequence[Sequence[float]]], seed: int) -> dict[str, Any]:
-    """The i-th answers of two models to a prompt are compared."""
+    """Figures that compare the i-th answers of two models to each prompt."""
     gains = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(*rewards, strict=True)]
     every = [gain for own in gains for gain in own]
     wins, losses = sum(gain > 0 for gain in every), sum(gain < 0 for gain in every)

@@ -1,7 +1,7 @@
 """Several processes that share a list of work: each takes every n-th piece, and the first one gets all results.
 
-They meet in the launcher's store alone, not in a process group: nobody waits in a collective for a slower one, and what
-else looks for a process group (a reward model's forwards, vLLM) works as in one process.
+They meet in the launcher's store alone, not in a process group: nobody waits in a collective for a slower one, and code
+that looks for a process group (a reward model's forwards, vLLM) works as in one process.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def sharers() -> Iterator[Sharers]:
 
 
 def _leave(together: Sharers) -> None:
-    """Keep the store, which the first rank may host, until every rank has said good-bye."""
+    """Leave the store, which the first rank may host, once every rank has finished."""
     if not together.is_main:
         together.store.set(f"left/{together.rank}", "1")
         return

@@ -1,4 +1,4 @@
-"""The tasks of `python -m training.evaluate`: draw and score answers, or read perplexity; write what was found."""
+"""The tasks of `python -m training.evaluate`: draw and score answers, or read perplexity; write the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Gradio chat page, served to this machine only, and there to whoever has its token."""
+"""A Gradio chat page, served to this machine only, to whoever has its token."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def values_of(talk: Talk) -> list[Any]:
 
 
 def change(talk: Talk, name: str, value: Any) -> str:
-    """Set what a control stands for by the command of its name; return the mistake, or ""."""
+    """Set a control's value by the command of its name; return the mistake, or ""."""
     if name == "system" and value == talk.system:
         return ""  # left as it was: the conversation goes on
     try:
@@ -159,7 +159,7 @@ def _set(new_talk: Callable[[], Talk], name: str, value: Any, talk: Talk | None)
 
 
 def _attach(new_talk: Callable[[], Talk], path: str, talk: Talk | None) -> list[Any]:
-    """Take an uploaded picture; a note tells what it is, or what is wrong with it."""
+    """Take an uploaded picture; a note describes it, or its mistake."""
     talk = new_talk() if talk is None else talk
     try:
         note = talk.attach(path)
@@ -169,7 +169,7 @@ def _attach(new_talk: Callable[[], Talk], path: str, talk: Talk | None) -> list[
 
 
 def _theme() -> Any:
-    """Gradio's own with the fonts of the machine: by default it asks Google for some."""
+    """Gradio's theme with the fonts of the machine: by default it loads some from Google."""
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     return (
         _gradio()

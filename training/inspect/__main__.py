@@ -102,7 +102,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
 
 
 def _flags_of_a_tokenizer(data: DataArguments) -> list[str]:
-    """The flags that are set and mean nothing without a tokenizer."""
+    """The flags that are set and have no meaning without a tokenizer."""
     chat = data.chat
     own = {
         "--prompt_style chat_template": chat.prompt_style == CHAT_TEMPLATE,

@@ -120,9 +120,9 @@ class PhaseAccount:
     share_rows, all_rows: its training rows, out of those that all phases share; eval_rows: held out.
     shares: the same of each source, (name, share, all). share_flags: what decides on the share.
     looked_at: rows of the share that the figures below are from.
-    targets: tokens that carry loss, out of `tokens`; loss: which ones, and why the others do not.
+    targets: tokens that carry loss, out of `tokens`; loss: which these are, and why the others do not.
     dropped_rows, stopping_rows: some of the rows that are dropped, and of those (`stopping`) that would stop training.
-    counted: other counts of the rows, by what was counted.
+    counted: other counts of the rows, by name.
     refused: why training would stop; None: it would not.
     """
 
@@ -161,7 +161,7 @@ class PhaseAccount:
 
 @dataclass(frozen=True)
 class Account:
-    """style: how prompts and responses become text, in one sentence. unit: what lengths count."""
+    """style: the form of prompts and responses, in one sentence. unit: of lengths."""
 
     sources: list[SourceAccount]
     phases: list[PhaseAccount]
@@ -207,7 +207,7 @@ def account_of(
 
 
 def _one_by_one(data: DataArguments) -> Iterator[DataArguments]:
-    """The data flags with each entry alone: what is wrong with one is told of that one."""
+    """The data flags with each entry alone, so that a mistake names its entry."""
     for name in data.source.data_path:
         yield replace(data, source=replace(data.source, data_path=[name], sft_only_data_path=[]))
     for name in data.source.sft_only_data_path:
@@ -262,7 +262,7 @@ def _example(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """A row that was made: from which portion, at which index, and how long it was before it was cut."""
+    """A row that was made: its portion, its index, and its length before it was cut."""
 
     row: Row
     portion: Portion
@@ -417,7 +417,7 @@ class _PhaseLook:
 
     @property
     def _limits(self) -> RowArguments:
-        """Those of the run, which count tokens."""
+        """The limits of the run, which count tokens."""
         return self._data.rows if self._has_ids else self._unlimited
 
     @cached_property

@@ -1,4 +1,4 @@
-"""An account as one HTML page: style inside, no script, nothing from a network; what carries loss is marked.
+"""An account as one HTML page: style inside, no script, nothing from a network; tokens that carry loss are marked.
 
 Data are untrusted: every text passes through `escape`, and the page's policy forbids scripts and requests.
 """

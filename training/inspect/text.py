@@ -26,7 +26,7 @@ def as_json(account: Account) -> dict[str, Any]:
 
 
 def as_lines(account: Account, style: Style) -> Iterator[str]:
-    """The rows first, then what they are: the end of a long text is what a terminal shows."""
+    """The rows first, then their figures: a terminal shows the end of a long text."""
     for phase in account.phases:
         for row in phase.rows:
             yield f"== {row_title(phase, row, account.unit)}"
@@ -144,7 +144,7 @@ def _wrapped(sentence: str, width: int) -> list[str]:
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
-    """Columns under each other; the last is cut at the terminal's edge."""
+    """Rows with aligned columns; the last is cut at the terminal's edge."""
     rows = [tuple(printable(cell).replace("\n", " ") for cell in row) for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     for row in rows:

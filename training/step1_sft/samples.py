@@ -1,7 +1,7 @@
-"""Samples of supervised fine-tuning: held-out rows with their loss, the response of the data and the model's own.
+"""Samples of supervised fine-tuning: held-out rows with their loss, the response of the data and the model's.
 
-The model's own is drawn greedily (`GreedyDrawing`), from streams of its own: no random state of training is read or
-moved. B prompts, P prompt tokens.
+The model's is drawn greedily (`GreedyDrawing`), from separate streams: no random state of training is read or moved. B
+prompts, P prompt tokens.
 """
 
 from __future__ import annotations

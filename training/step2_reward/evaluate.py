@@ -91,7 +91,7 @@ GROUPS = (RunArguments, OptionalDataArguments, RewardEvaluationArguments)
 
 
 def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
-    """ThreestepError if what is found could not be written at the end."""
+    """ThreestepError if the results could not be written at the end."""
     if flags.output is not None:
         check_place("--output", flags.output)
     if flags.score_file is None:

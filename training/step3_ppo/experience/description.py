@@ -58,8 +58,8 @@ def _probability_correlation(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
-    """Return `reward/NAME`, the mean of each reward and of each value that a function gave, over the responses that
-    have it. A collective; ranks may have different names."""
+    """Return `reward/NAME`, the mean of each reward and of each function's further values, over the responses that have
+    it. A collective; ranks may have different names."""
     found: dict[str, list[float]] = {}
     for experience in experiences:
         for name, part_B in experience.reward_parts.items():
@@ -97,7 +97,7 @@ def _means(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _measures(experience: Experience, settings: ExperienceSettings) -> list[Measure]:
-    """Return what is reported of one experience, the same list for each experience and rank."""
+    """Return the measures of one experience, the same list for each experience and rank."""
     rollout, mask_BR = experience.rollout, experience.rollout.drawn.mask_BR
     old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.drawn.logprobs_BR
     lengths_B, prompts_B = rollout.response_lengths_B.float(), rollout.prompt_mask_BP.sum(dim=1).float()

@@ -53,7 +53,7 @@ def read_balanced(
     count: Callable[[TokenSequence], int],
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """Return what `read` gives for this rank's own sequences, concatenated. A collective.
+    """Return the values that `read` gives for this rank's sequences, concatenated. A collective.
 
     read: returns values of a micro-batch by name, `count` for each of its sequences in order; any further values belong
         to no sequence. The indices of the sequences count through all ranks'.

@@ -114,8 +114,8 @@ def make_experience(
 
 
 def _beside(scored: Scored, greedy: Scored, samples_per_prompt: int) -> torch.Tensor:
-    """Return the score of the greedy response to each sample's prompt: the sample's own where the two differ by
-    rounding alone, as those of one text do that two forwards scored."""
+    """Return the score of the greedy response to each sample's prompt: the sample's score if the two differ by rounding
+    alone, as those of one text do that two forwards scored."""
     greedy_B, rounding_B = (
         each_G.repeat_interleave(samples_per_prompt) for each_G in (greedy.outcomes_B, greedy.rounding_B)
     )
@@ -134,8 +134,8 @@ def _score_norms(
 def _per_token(
     rollout: Rollout, roles: Roles, settings: ExperienceSettings
 ) -> tuple[dict[str, torch.Tensor], list[Forward]]:
-    """Return float32 [B, R] by name, what is read for this rank's response tokens, 0 elsewhere; and the forwards with
-    their graphs, if these are reused."""
+    """Return the models' numbers of this rank's response tokens by name, float32 [B, R], 0 elsewhere; and the forwards
+    with their graphs, if these are reused."""
     mask_BR = rollout.drawn.mask_BR
     reusable: list[Forward] = []
 

@@ -31,8 +31,8 @@ class TrainingSequence:
     """One sequence of an Experience, its fields without padding.
 
     number: among the rollout's on all ranks, the same for any number of ranks.
-    counts: False where the response is left out of the loss.
-    kept_r: bool, False where a rejected token is left out of the actor's; None where none is.
+    counts: False if the response is left out of the loss.
+    kept_r: bool, False where a rejected token is left out of the actor's; None if none is.
     """
 
     number: int

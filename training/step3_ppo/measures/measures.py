@@ -1,4 +1,4 @@
-"""Numbers that every rank has some of, and the statistics that are reported of them all. Pure tensors.
+"""Numbers that are spread over the ranks, and their statistics over all ranks. Pure tensors.
 
 Each figure names its statistic; ranks exchange five moments a measure, from which all statistics follow.
 """
@@ -59,7 +59,7 @@ def spread(name: str, mean: str | None = None) -> dict[str, str]:
 
 
 def moments(measures: Sequence[Measure]) -> list[Moments]:
-    """Return those of each measure; the host waits for the device once."""
+    """Return the moments of each measure; the host waits for the device once."""
     if not measures:
         return []
     return [Moments(*row) for row in torch.stack([_row(measure.values) for measure in measures]).tolist()]
@@ -75,7 +75,7 @@ def _row(values: torch.Tensor) -> torch.Tensor:
 
 
 def figures_of(measures: Sequence[Measure], found: Sequence[Moments]) -> dict[str, float]:
-    """Return the statistics that the measures ask for, of moments over all ranks; none where there are no numbers."""
+    """Return the measures' statistics from moments over all ranks; none where there are no numbers."""
     return {
         figure: STATISTICS[statistic](of_all)
         for measure, of_all in zip(measures, found, strict=True)

@@ -1,5 +1,5 @@
 """`--kept_image_features_mb` in step 3: the features of a picture are made once for the models whose vision tower has
-the same weights, and for all their forwards: the rollout's prompts, what is read of a rollout, and its updates."""
+the same weights, and for all their forwards: the rollout's prompts, the reading of a rollout, and its updates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def with_kept_pictures(
     images: RowImages | None, most_mb: int, roles: Roles, log: Callable[..., None]
 ) -> RowImages | None:
-    """Return the images with up to `most_mb` MiB of features kept, of the actor; the other models read them where they
-    can, which is logged, and pixels where not. ThreestepError if the actor cannot."""
+    """Return the images with up to `most_mb` MiB of the actor's features stored; the other models read them if they
+    can, which is logged, and pixels if not. ThreestepError if the actor cannot."""
     if not most_mb or images is None:
         return images
     device, is_main = roles.actor.ranks.device, roles.actor.ranks.is_main

@@ -95,7 +95,7 @@ class PromptDataset(Sequence[PromptRow]):
         self._rows: list[PromptRow] = []
 
     def on_batch_end(self, results: RolloutResults) -> None:
-        """Called after each rollout; the next one takes its prompts from what is here afterwards."""
+        """Called after each rollout; the next one takes its prompts from those that are here afterwards."""
 
     def add(self, prompt: Any, ground_truth: Any = None, **columns: Any) -> bool:
         """Add a prompt (text or messages, see `PromptMaker.make`); False if it is left out, e.g. as too long."""
@@ -174,7 +174,7 @@ class PromptSource:
         return [self.prompts[row] for row in ShuffledStream(len(self.prompts), seed).take(first, count)]
 
     def observe(self, rows: Sequence[PromptRow], experience: Experience, left_out: Sequence[LeftOut] = ()) -> None:
-        """See what became of this rank's prompts: `experience` has the same number of adjacent responses to each.
+        """Receive the results of this rank's prompts: `experience` has the same number of adjacent responses to each.
         left_out: prompts that were scored and are not trained on."""
 
     def state_dict(self) -> State:
@@ -263,8 +263,8 @@ def open_prompt_source(
     ranks: Ranks,
     shuffled: bool = True,
 ) -> PromptSource:
-    """Return the source that the flags ask for; ThreestepError if FILE.py:NAME is not a class of the right kind, or
-    orders prompts that shall stay in the data's order."""
+    """Return the flags' source; ThreestepError if FILE.py:NAME is not a class of the right kind, or orders prompts that
+    shall stay in the data's order."""
     if sampler_address is None and dataset_address is None:
         return PromptSource(prompts, seed, shuffled)
     if not shuffled:

@@ -1,4 +1,4 @@
-"""When a machine's reservation ends: `--stop_at`, read anew after every step, since a scheduler may move the end. Knows
+"""The end of a machine's reservation: `--stop_at`, read anew after every step, since a scheduler may move it. Knows
 nothing of checkpoints."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Expiry:
 
 
 def expiry_of(given: str, environment: Mapping[str, str] = os.environ) -> Expiry:
-    """Return what `--stop_at` names: `auto`, a variable of the environment, a time, or else a file.
+    """Return the expiry that `--stop_at` names: `auto`, a variable of the environment, a time, or else a file.
 
     Raises ThreestepError for `auto` where no scheduler's variable is set.
     """
@@ -100,15 +100,15 @@ def moment_of(text: str) -> float | None:
 
 
 class Deadline:
-    """The end of a reservation while a run goes on: once it has passed it asks for nothing more, unless it is moved."""
+    """The end of a reservation during a run: once it has passed, it stops nothing more, unless it is moved."""
 
     def __init__(self, expiry: Expiry) -> None:
         self._expiry, self._end = expiry, expiry.read()
         self._is_unread = self._has_passed = False
 
     def seconds_left(self) -> float | None:
-        """Return how long the reservation lasts; None after its end. What can no longer be read stays as it was last
-        read, with a warning."""
+        """Return how long the reservation lasts; None after its end. If it can no longer be read, the last value
+        stays, with a warning."""
         try:
             self._end, self._is_unread = self._expiry.read(), False
         except ThreestepError as problem:

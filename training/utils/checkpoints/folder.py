@@ -1,6 +1,6 @@
 """Checkpoints on disk: written to a temporary folder, checksummed, then published.
 
-    OUTPUT_DIR/checkpoints/step_000100/           any files; manifest.json has each file's size and sha256, and its own
+    OUTPUT_DIR/checkpoints/step_000100/           any files; manifest.json has each one's size and sha256, and its own
     OUTPUT_DIR/checkpoints/step_000200.partial/   being written, or left by a killed run
     OUTPUT_DIR/checkpoints/step_000200.universal/ converted for other ranks, while a run resumes from it
     OUTPUT_DIR/checkpoints/latest                 a name, replaced atomically
@@ -63,7 +63,7 @@ class CheckpointFolder:
                 shutil.rmtree(path)
 
     def give_up(self, step: int) -> None:
-        """Remove what was written for `step`; put back the checkpoint that it would have replaced."""
+        """Remove the files written for `step`; put back the checkpoint that they would have replaced."""
         final = self.of(step)
         old = final.with_name(final.name + _OLD)
         if old.exists() and not final.exists():
@@ -71,7 +71,7 @@ class CheckpointFolder:
         shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def publish(self, step: int, description: dict[str, Any]) -> Path:
-        """Make what was written for `step` the latest checkpoint; its manifest records `description`."""
+        """Publish the files written for `step` as the latest checkpoint; its manifest records `description`."""
         partial, final = self.partial(step), self.of(step)
         _write_manifest(partial, {"format": FORMAT, "step": step, **description})
         old = final.with_name(final.name + _OLD)

@@ -16,11 +16,11 @@ _SECOND = "; Ctrl-C again stops at once, without one"
 
 
 class Interrupts:
-    """A context manager: inside, SIGTERM, SIGINT and SIGUSR1 set `reason`, and a line says what follows. A second
-    SIGINT ends the run at once.
+    """A context manager: inside, SIGTERM, SIGINT and SIGUSR1 set `reason` and print a line. A second SIGINT ends the
+    run at once.
 
     announces: whether this rank prints the line
-    follows: what the line says
+    follows: the end of the line: what the run does now
     alone: whether there are no other ranks. The second SIGINT is then a KeyboardInterrupt, which a notebook survives;
         a rank is ended by the system, even where it waits for others in a collective.
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training loop on all ranks: when one is due, what is written, and what is loaded on resuming.
+"""Checkpoints of a training loop on all ranks: when one is due, writing it, and loading it on resuming.
 
 All files are JSON or safetensors, also those that DeepSpeed writes and loads for its engines (see
 `engine.state_files`). They are loaded only after every byte was compared with the manifest.
@@ -60,11 +60,11 @@ class Checkpoints:
 
     def evaluated(self, step: int) -> None:
         """Note that the run was evaluated after `step` (0: before training), and its figures are written. If they are
-        the best so far, and that is asked for, `due` says so. A collective."""
+        the best so far, and the flags ask for that, `due` returns True. A collective."""
 
     def load_best(self, step: int) -> dict[str, Any] | None:
-        """At the end of the run, after `step`: load the best evaluation's checkpoint if it is asked for and an earlier
-        one, and return the state that the loop gave to `save` then. A collective."""
+        """At the end of the run, after `step`: load the best evaluation's checkpoint if the flags ask for it and it is
+        an earlier one, and return the state that the loop gave to `save` then. A collective."""
         return None
 
 
@@ -131,7 +131,7 @@ def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
 
 @dataclass
 class RunCheckpoints(Checkpoints):
-    """Those of a run in its folder. settings: all that the checkpoints' manifests record."""
+    """The checkpoints of a run in its folder. settings: all that their manifests record."""
 
     plan: CheckpointPlan
     run: RunFolder
@@ -269,8 +269,7 @@ class RunCheckpoints(Checkpoints):
         return folder.of(step)
 
     def _write(self, step: int, state: Mapping[str, Any], folder: CheckpointFolder) -> str | None:
-        """Write and publish a checkpoint in `folder`; on a disk error, restore what was there before and return the
-        error."""
+        """Write and publish a checkpoint in `folder`; on a disk error, restore the one before and return the error."""
         is_main = self._ranks.is_main
         error = (
             disk_error_of(lambda: folder.begin(step, self.parts.engines), is_main)
@@ -303,8 +302,8 @@ class RunCheckpoints(Checkpoints):
             folder.prune(step, self.plan.flags.keep_last, None if best is None else best.step)
 
     def _stop_reason(self) -> int:
-        """Why this rank must stop: a signal's place in SIGNALS, from 1 on, _OUT_OF_TIME or _EXPIRES; 0 if it need
-        not."""
+        """The reason why this rank must stop: a signal's place in SIGNALS, from 1 on, _OUT_OF_TIME or _EXPIRES; 0 if
+        there is none."""
         now = time.monotonic()
         self._longest_step_seconds = max(self._longest_step_seconds, now - self._step_began)
         self._step_began = now

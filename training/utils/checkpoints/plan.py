@@ -141,7 +141,7 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
 
 
 def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
-    """ThreestepError if the manifest lacks what a resume compares."""
+    """ThreestepError if the manifest lacks fields that a resume compares."""
     where = f"{found / MANIFEST}"
     known = ("step", "settings", "files", "sha256")  # format 1 has no more
     check_keys(manifest, known if manifest.get("format", 1) == 1 else (*known, "format", "defaults"), where)

@@ -1,9 +1,9 @@
 """The memory of a forward and its backward besides the weights: activations, output layer, key-value cache.
 
 Activations are counted, not guessed: the model runs on the meta device, where a tensor has a shape and no memory, and
-what autograd saves for the backward is added up. For a GPT layer in half precision that gives the terms of Korthikanti
-et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", section 4) without the attention matrix,
-which no kernel used here saves; for other families, whatever their layers save (docs/scale.md).
+the tensors that autograd saves for the backward are added up. For a GPT layer in half precision that gives the terms of
+Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", section 4) without the
+attention matrix, which no kernel used here saves; for other families, whatever their layers save (docs/scale.md).
 
 N rows, T tokens in a row, H hidden size, V vocabulary, A heads, K key-value heads, D head size.
 """
@@ -40,7 +40,7 @@ class SavedActivations:
     """Bytes that a forward saves for its backward.
 
     layers: of each decoder layer
-    outside: of what is in no layer
+    outside: of modules in no layer
     boundary: one layer's input [N, T, H], all that gradient checkpointing saves of a layer
     widest: the largest tensor
     """
@@ -61,7 +61,7 @@ class SavedActivations:
 def saved_activations(
     model: PreTrainedModel, rows: int, tokens: int, attention: str = SDPA, in_float32: bool = False
 ) -> SavedActivations:
-    """Count what a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on the meta device,
+    """Count the bytes that a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on meta,
     in train mode. Layers of one kind save the same: only enough of them run to see each kind. With attention by sdpa,
     key-value heads are repeated for their query heads, and the copies saved. in_float32: attention is computed in
     float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`)."""
@@ -94,7 +94,7 @@ def saved_activations(
 
 
 def _counted_apart(layers: Sequence[nn.Module], counting: _Counting) -> list[RemovableHandle]:
-    """Have what each layer saves counted as its own, and the largest of what goes into one; return the hooks."""
+    """Count each layer's saved tensors separately, and its largest input; return the hooks."""
 
     def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         counting.within = id(layer)
@@ -109,7 +109,7 @@ def _counted_apart(layers: Sequence[nn.Module], counting: _Counting) -> list[Rem
 
 
 def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool = False) -> SavedActivations:
-    """Count what tower and projector save of these pictures. `model` is on the meta device; a copy of its tower that is
+    """Count the bytes that tower and projector save of these pictures. `model` is on meta; a copy of its tower that is
     cut to a few blocks, with weights of zeros, reads them on the CPU, where the shapes of pictures are known.
 
     trains: as if all of its weights were trained; otherwise as in `model`.
@@ -214,7 +214,7 @@ class _Counting:
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """Layers with weights of the same shapes and attention of the same reach save the same."""
+    """A key of a layer: those with weights of the same shapes and attention of the same reach save the same."""
     shapes = tuple((name, tuple(part.shape), part.requires_grad) for name, part in layer.named_parameters())
     return type(layer), getattr(layer, "attention_type", None), shapes
 
@@ -222,7 +222,7 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
 @contextlib.contextmanager
 def _first_of_each_kind(base: Any, layers: list[Any], kinds: list[Any]) -> Iterator[list[Any]]:
     """Inside, the model has only its first layers, up to one after the first of the last kind. A kind's second layer is
-    counted if there is one: what all layers share is saved in the first."""
+    counted if there is one: tensors that all layers share are saved in the first."""
     parents = [module for module in base.modules() if isinstance(module, nn.ModuleList) and list(module) == layers]
     length = max((kinds.index(kind) for kind in kinds), default=-1) + 2
     if len(parents) != 1 or length >= len(layers):

@@ -1,8 +1,8 @@
 """DeepSpeed's memory for a model, in bytes of one rank: weights, gradients, optimizer state, buffers. Pure numbers.
 
 The formulas are ZeRO's (Rajbhandari et al. 2020, section 3: 2 + 2 + 12 bytes a weight in half precision, each divided
-by the ranks from the stage on that shards it), with what DeepSpeed 0.19 does differently; a test compares them with
-what its engines hold (docs/scale.md).
+by the ranks from the stage on that shards it), with DeepSpeed 0.19's deviations; a test compares them with the memory
+of its engines (docs/scale.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EngineMemory:
     backward, and stepping in the optimizer's step.
 
     secondary: ZeRO++'s second copy of the weights, in shards of a node.
-    pinned: what torch adds to pinned host memory.
+    pinned: the bytes that torch adds to pinned host memory.
     """
 
     parameters: MemoryLine

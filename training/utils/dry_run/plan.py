@@ -63,7 +63,7 @@ class LargestForward:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model that will be trained. engine: what it holds; forward: what its largest forward and backward add, with
+    """A model that will be trained. engine: its memory; forward: memory that its largest forward and backward add,
     activations first; layer_bytes: of the largest layer's activations."""
 
     sentences: tuple[str, ...]
@@ -86,7 +86,7 @@ def plan_training(
     ranks: int,
     device: PlannedDevice,
 ) -> PlannedModel:
-    """Return what training `model` (on the meta device) takes of one rank."""
+    """Return the memory of one rank that trains `model`, which is on the meta device."""
     trained = _trained_elements(model)
     config, engine = _engine_of(model, settings, ranks, device)
     engine, whole_layer = _with_rounded_weights(engine, model)
@@ -136,7 +136,7 @@ def plan_training(
 def picture_lines(
     model: Any, pictures: PlannedPictures | None, gradient_checkpointing: bool = False, beside: int | None = None
 ) -> list[MemoryLine]:
-    """Return what pictures add to a forward of `model`, a model on the meta device; nothing of one of text.
+    """Return the memory that pictures add to a forward of `model`, on the meta device; nothing for one of text.
 
     beside: bytes that the language model's forward saves for a backward, after the pictures are read; None: it has no
     backward. Then, and while a frozen tower reads, one of its blocks is held at a time.
@@ -174,7 +174,7 @@ def plan_head(
 def _engine_of(
     model: Any, settings: EngineSettings, ranks: int, device: PlannedDevice
 ) -> tuple[dict[str, Any], EngineMemory]:
-    """DeepSpeed's configuration for `model`, and what its engine holds."""
+    """DeepSpeed's configuration for `model`, and its engine's memory."""
     weights, trained = sum(part.numel() for part in model.parameters()), _trained_elements(model)
     sizes = model_sizes(model)
     limits = planned_limits(sizes, settings, ranks, device)
@@ -190,7 +190,7 @@ def _trained_elements(model: Any) -> int:
 
 
 def _with_rounded_weights(engine: EngineMemory, model: Any) -> tuple[EngineMemory, list[MemoryLine]]:
-    """Add what the rounded weights of `model` take; and, for a forward, one of them made whole."""
+    """Add the memory of the rounded weights of `model`; and, for a forward, of one of them made whole."""
     layers = [layer for _, layer in quantized_layers(model)]
     if not layers:
         return engine, []
@@ -215,8 +215,8 @@ def planned_limits(sizes: ModelSizes, settings: EngineSettings, ranks: int, devi
 
 def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens: int | None, shared_by: int = 1) -> int:
     """Return how many rows of `longest_tokens` the largest forward of `sequences` has, as `forward_plan` bounds it.
-    A single sequence may exceed the bound of `most_tokens`. shared_by: responses of a prompt, each in a row of its own
-    if nothing is packed."""
+    A single sequence may exceed the bound of `most_tokens`. shared_by: responses of a prompt, each in a separate row if
+    nothing is packed."""
     if most_tokens is not None:
         return max(1, -(-most_tokens // longest_tokens))
     return sequences if packed else sequences * shared_by

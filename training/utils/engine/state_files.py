@@ -1,7 +1,7 @@
 """Files of an engine's state that hold tensors and plain values alone, so that reading one runs no code.
 
 A file is a safetensors file: its header has the state as JSON, in which each tensor is a number, its name in the body.
-DeepSpeed writes and reads its checkpoints through `plain_checkpoint_engine`, its own extension point, and through
+DeepSpeed writes and reads its checkpoints through `plain_checkpoint_engine`, its extension point, and through
 `plain_torch_files` where its code calls torch.save and torch.load. Checkpoints of earlier versions, which are torch's
 pickles, are read by torch's safe loader.
 """

@@ -166,7 +166,7 @@ class TrainingEngine:
         return state
 
     def _check_taken(self, asked: dict[str, Any]) -> None:
-        """Compare what DeepSpeed runs with what was asked: it silently ignores what it does not understand."""
+        """Compare DeepSpeed's settings with the requested ones: it silently ignores those that it does not know."""
         engine = self.engine
         taken = {
             "ZeRO stage": (engine.zero_optimization_stage(), asked["zero_optimization"]["stage"]),

@@ -24,7 +24,7 @@ _LEAST = 30_000_000  # DeepSpeed-Chat's limit
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """In elements. block: the largest layer that a model repeats; module: the largest module without its parts."""
+    """Sizes in elements. block: the largest layer that a model repeats; module: the largest one without its parts."""
 
     weights: int
     block: int
@@ -40,7 +40,7 @@ def model_sizes(model: nn.Module) -> ModelSizes:
 
 
 def zero3_limits(sizes: ModelSizes, element_bytes: int, memory_bytes: int | None, on_gpu: bool) -> dict[str, int]:
-    """Return the keys of `zero_optimization` that limit what ZeRO-3 gathers, in elements.
+    """Return the keys of `zero_optimization` that limit ZeRO-3's gathering, in elements.
 
     memory_bytes: of a rank: of its GPU, or its share of the host's; None if unknown.
 

@@ -48,7 +48,7 @@ def acting_engine(
     tokenizer: PreTrainedTokenizerBase,
     end_token_ids: Sequence[int],
 ) -> ActingRollout:
-    """Return what draws conversations by `engine`. ThreestepError without a chat template, or with one that takes
+    """Return a sampler of conversations on `engine`. ThreestepError without a chat template, or with one that takes
     neither a tool's answer nor, from an environment, a user's message.
 
     partner_of: see ActingRollout. end_token_ids: each ends a turn.
@@ -87,8 +87,8 @@ def acting_engine(
 
 
 def history_habit(turns: TurnTokens, acts: bool) -> str:
-    """Return a sentence on what the chat template makes of a history once somebody answers: `acts`: an environment,
-    not tools alone. ThreestepError if it takes no answer."""
+    """Return a sentence on how the chat template treats a history once somebody answers. acts: an environment, not
+    tools alone. ThreestepError if it takes no answer."""
     asked: dict[str, Any] = {"tool": [_ANY_TOOL], **({"user": None} if acts else {})}
     kept, forks, refused = [], [], []
     for role, tools in asked.items():
@@ -112,8 +112,8 @@ def _named(roles: Sequence[str]) -> str:
 
 
 def _parser(flags: EnvironmentArguments, chat: ChatTokenizer) -> tuple[Parser, ThreestepError | None]:
-    """Return what reads calls; and what is wrong with --tool_parser, where that matters only if an environment opens
-    with tools."""
+    """Return the parser of calls; and the mistake in --tool_parser, if it matters only once an environment opens with
+    tools."""
     try:
         return parser_of(flags.tool_parser, chat.finder([_ANY_TOOL], {}).template_text), None
     except ThreestepError as problem:

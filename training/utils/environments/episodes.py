@@ -1,10 +1,9 @@
 """One conversation's environment as a rollout runs it: calls that do not block, limits, checks, sums.
 
-What an environment is handed, and what it returns, is copied: it may change its objects, and the rollout reads its
-own again.
+An environment's arguments and results are copied: it may change its objects, and the rollout reads its copies later.
 
-What a tool does never ends a run. An environment that fails in the middle ends its conversation, counted; one that
-cannot begin is a mistake in the user's code, which stops the run in a sentence.
+A tool never ends a run. An environment that fails in the middle ends its conversation, counted; one that cannot begin
+is a mistake in the user's code, which stops the run with one sentence.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ FAILURES, CUT, MENDED = "environment_failures", "cut_answers", "mended_answers"
 class EpisodeSettings:
     """name: of the environment, in errors.
     make: makes the environment of one conversation.
-    seconds: of one call of `reset` or `step`; None: no limit, for an environment that keeps its own.
+    seconds: of one call of `reset` or `step`; None: no limit, for an environment that has one.
     characters: of one message of a reply.
     warn: is called with the sentence of each failure.
     """
@@ -151,7 +150,7 @@ def _failure(outcome: Outcome, seconds: float | None) -> str | None:
 
 
 def _checked_opening(value: Any) -> tuple[Opening | None, str]:
-    """The opening in what `reset` returned; None and what is wrong with it."""
+    """The opening that `reset` returned; or None and its mistake."""
     if not isinstance(value, tuple) or len(value) not in (1, 2):
         return None, f"expects to return (messages, tools), got {type(value).__name__}"
     opening = Opening(*value)
@@ -165,7 +164,7 @@ def _checked_opening(value: Any) -> tuple[Opening | None, str]:
 
 
 def _checked_reply(value: Any) -> tuple[EnvironmentReply | None, str]:
-    """The reply in what `step` returned; None and what is wrong with it."""
+    """The reply that `step` returned; or None and its mistake."""
     if not isinstance(value, tuple) or not 1 <= len(value) <= 4:
         return None, f"expects to return (messages, reward, done), got {type(value).__name__}"
     reply = EnvironmentReply(*value)

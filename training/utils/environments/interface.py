@@ -76,14 +76,14 @@ class EnvironmentReply(NamedTuple):
 
 
 class Environment(Protocol):
-    """One conversation's other side. Every sample of a prompt gets an instance of its own."""
+    """One conversation's other side. Every sample of a prompt gets a new instance."""
 
     def reset(self, row: Mapping[str, Any]) -> Opening | Awaitable[Opening]:
         """Begin a conversation. row: the columns of the dataset's row, `messages` (its prompt) and `ground_truth`.
 
-        The row decides how a conversation begins: the samples of one prompt are compared with each other. What is
-        random later on comes from `seed`, an integer of its own for each sample, which is passed where the method has
-        a parameter of that name.
+        The row alone decides the beginning: the samples of one prompt are compared with each other. Later randomness
+        comes from `seed`, a different integer for each sample, which is passed if the method has a parameter of that
+        name.
         """
 
     def step(self, message: AssistantMessage) -> EnvironmentReply | Awaitable[EnvironmentReply]:

@@ -25,8 +25,8 @@ _WITH_DISK = (
 
 @dataclass(frozen=True)
 class Isolation:
-    """command: words that run others in it, for a folder of the program's own. has_disk: of a size, in memory.
-    sentence: what is guarded, and what is not."""
+    """command: words that run others in it, for a folder of the program. has_disk: of a size, in memory. sentence: its
+    guarantees and their limits."""
 
     name: str
     command: Callable[[Path], Sequence[str]]

@@ -73,7 +73,7 @@ class Environments:
         return None if name is None else Episode(self._settings[name], deepcopy(row), seed, self._caller)
 
     def close(self) -> None:
-        """Let go of what calls need; nothing waits for calls that hang."""
+        """Release the resources of calls; nothing waits for calls that hang."""
         self._caller.close()
 
     def _warn(self, sentence: str) -> None:

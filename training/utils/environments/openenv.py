@@ -1,11 +1,11 @@
-"""Environments of OpenEnv (the package `openenv`), which run behind servers of their own. Serves files of users:
+"""Environments of OpenEnv (the package `openenv`), which run behind servers. Serves files of users:
 
     from training.utils.environments.openenv import OpenEnvironment
 
     class Calendar(OpenEnvironment):              # its tools are the model's (MCP)
         url = "http://127.0.0.1:8000"
 
-    class Coder(OpenEnvironment):                 # its actions are made of what the model says
+    class Coder(OpenEnvironment):                 # its actions are made of the model's messages
         url = "http://127.0.0.1:8001"
 
         def action(self, message):
@@ -57,8 +57,8 @@ class OpenEnvironment:
         return list(row["messages"])
 
     def action(self, message: AssistantMessage) -> dict[str, Any]:
-        """The server's action for what the model said; without an own one, the model calls the server's tools, and
-        ends the conversation where it calls none."""
+        """The server's action for the model's message; unless overridden, the model calls the server's tools, and ends
+        the conversation if it calls none."""
         raise NotImplementedError
 
     def text(self, observation: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Tool calls in a model's text: three forms of the public model families, or a parser of the user's.
 
-A parser reads text and returns what it found; it never raises for what a model wrote. A call that was cut or cannot be
-read is no call: it becomes one sentence for the model. Calls inside the reasoning do not count.
+A parser never raises for a model's text. A call that was cut or cannot be read is no call: it becomes one sentence for
+the model. Calls inside the reasoning do not count.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def _shows(template: str, sign: re.Pattern[str], other: re.Pattern[str] | None) 
 
 
 def _parser_of_user(address: str) -> Parser:
-    """A function from text to a list of {"name", "arguments"}, or to such a list and the text without calls; what it
-    raises is the problem of the call."""
+    """A parser from a function of text to a list of {"name", "arguments"}, or to such a list and the text without
+    calls; its exception is the problem of the call."""
     function = load_function(address, "--tool_parser")
 
     def parse(text: str) -> Parsed:

@@ -1,6 +1,6 @@
 """A tool that runs the model's Python code within limits of time, memory, processes, files and output, and as far from
-the machine as `isolation` can keep it. `--tools` asks for it by one of two names: one that promises no sandbox, and
-takes the strongest isolation there is; one that is refused where bubblewrap does not work.
+the machine as `isolation` can keep it. `--tools` has two names for it: one that promises no sandbox, and takes the
+strongest isolation there is; one that is refused if bubblewrap does not work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def python_tool(seconds: float, isolation: Isolation) -> Callable[[str], str]:
 
 
 def isolation_of(name: str) -> Isolation:
-    """The isolation that a tool of this name runs in. ThreestepError where it asks for one that does not work here."""
+    """The isolation that a tool of this name runs in. ThreestepError if it needs one that does not work here."""
     found = strongest(_works)
     if name == IN_BUBBLEWRAP and found is not BUBBLEWRAP:
         raise ThreestepError(

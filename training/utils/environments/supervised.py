@@ -1,8 +1,8 @@
 """The supervisor of a model's Python program: starts it within limits, and ends it with all that it started.
 
-Serves `python_tool`, which runs this file's source in a process of its own, where nothing of this package can be
-imported. As the first process of a PID namespace its end is the end of everything in it. Elsewhere it adopts what its
-descendants leave behind (prctl's PR_SET_CHILD_SUBREAPER), and ends all descendants that it sees.
+Serves `python_tool`, which runs this file's source in a separate process, where nothing of this package can be
+imported. As the first process of a PID namespace its end is the end of everything in it. Elsewhere it adopts the
+processes that its descendants leave behind (prctl's PR_SET_CHILD_SUBREAPER), and ends all descendants that it sees.
 """
 
 from __future__ import annotations

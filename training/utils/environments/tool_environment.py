@@ -48,7 +48,7 @@ class _Answer(NamedTuple):
 
 class ToolEnvironment:
     """The calls of a message run at once, and are answered in the order in which they were written. A call that fails
-    in any way is answered by a sentence, and counted; nothing that a tool does ends the conversation."""
+    in any way is answered by a sentence, and counted; no tool ends the conversation."""
 
     def __init__(self, tools: Sequence[Tool], limits: CallLimits, caller: Caller) -> None:
         """tools: of different names; all conversations share them, so their functions run in several threads."""

@@ -70,7 +70,7 @@ def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:
 
 
 def model_of(name_or_path: str) -> str:
-    """Return the base of an adapter; a model's own name or path."""
+    """Return the base of an adapter, or the name or path of a model."""
     adapter = find_adapter(name_or_path)
     return name_or_path if adapter is None else adapter.base
 

@@ -1,7 +1,7 @@
 """Adapters on their base: planned before a weight is read, then merged into the base's weights, or trained on.
 
-Strict: tensors that are missing, unexpected or of another shape are refused by name. What the base computes with the
-adapter on, as PEFT runs it, is the truth: a merge that computes something else is refused, of whatever kind it is.
+Strict: tensors that are missing, unexpected or of another shape are refused by name. The output of the base with the
+adapter on, as PEFT runs it, is the truth: a merge with another output is refused, of whatever kind it is.
 
 Whole tensors: those that replace one of the base's (PEFT's `modules_to_save`, embeddings, a scalar head).
 """
@@ -155,7 +155,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, own: dict[str, torch.Tenso
 
 @contextlib.contextmanager
 def _refused_by_name(plan: AdapterPlan, model: str) -> Iterator[None]:
-    """Turn what PEFT raises inside into a sentence, and silence its warnings."""
+    """Inside, turn PEFT's exceptions into a sentence, and silence its warnings."""
     import torch
 
     try:
@@ -236,7 +236,7 @@ def _of_adapter(plan: AdapterPlan, model: PreTrainedModel) -> _Lora:
 
 
 def _of_run(model: PreTrainedModel, settings: ModelSettings) -> _Lora:
-    """See `_of_adapter`; of the run's own LoRA."""
+    """See `_of_adapter`; for the run's LoRA."""
     import torch
 
     with torch.device("meta"):

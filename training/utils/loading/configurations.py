@@ -91,7 +91,7 @@ def check_reads_text(config: Any, name_or_path: str, takes_images: bool = False)
     """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model, and
     for one that writes no text.
 
-    takes_images: what reads it trains such models too
+    takes_images: the caller trains such models too
     """
     if is_vision_config(config) and not is_text_config(config) and not takes_images:
         raise ThreestepError(
@@ -143,8 +143,8 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
 
 
 def _in_words(problem: Exception) -> str:
-    """The first line of an error, with the second where that says what the first announces, and its kind where the line
-    alone does not say what is wrong."""
+    """The first line of an error, with the second if the first only announces it, and its kind if the line alone does
+    not explain it."""
     lines = str(problem).strip().splitlines()
     said = " ".join(line.strip() for line in lines[:2])[:200] if lines and lines[0].endswith(":") else ""
     said = said or first_line(problem)
@@ -152,8 +152,8 @@ def _in_words(problem: Exception) -> str:
 
 
 def model_files(name_or_path: str) -> list[str]:
-    """Return the files that decide what a loaded model computes: its configuration and safetensors; of an adapter, its
-    own and its base's."""
+    """Return the files that a loaded model's output depends on: its configuration and safetensors; of an adapter, its
+    and its base's."""
     from transformers.utils import cached_file
 
     adapter = find_adapter(name_or_path)

@@ -48,7 +48,7 @@ def check_model_folder(name_or_path: str) -> None:
 
 
 def check_base(adapter: AdapterFolder) -> None:
-    """See `check_model_folder`; of what an adapter names as its base."""
+    """See `check_model_folder`; for the base that an adapter names."""
     try:
         check_model_folder(adapter.base)
     except ThreestepError as mistake:
@@ -57,7 +57,7 @@ def check_base(adapter: AdapterFolder) -> None:
 
 def _check_hub_name(name_or_path: str) -> None:
     """ThreestepError if a name with no folder behind it was meant as a folder. OWNER/NAME was, where a folder OWNER is
-    here and the hub's cache has no such model: otherwise the network would be asked, for minutes where there is none.
+    here and the hub's cache has no such model: otherwise the network would be tried, for minutes if there is none.
     """
     path, slashes = Path(name_or_path), name_or_path.count("/")
     if path.is_absolute() or name_or_path.startswith((".", "~")) or slashes > 1:

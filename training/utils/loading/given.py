@@ -1,8 +1,8 @@
-"""Models that a Python program holds (`threestep.sft(model, ...)`): what their folder says of them, and the objects.
+"""Models that a Python program holds (`threestep.sft(model, ...)`): their folders' records of them, and the objects.
 
 The front writes such a model to a folder, so that other processes and a resumed run read it as any other. A model
-folder holds weights and a configuration; what else decides how the object trains stands in its `given.json`: frozen
-weights, numbers that the object computes, and, where no folder can hold it (a forward of its class, hooks), why. A
+folder holds weights and a configuration; everything else that the object's training depends on stands in `given.json`:
+frozen weights, numbers that the object computes, and, if no folder can hold it (a forward of its class, hooks), why. A
 folder's model is trained only if it computes the object's numbers; otherwise a copy of the object is, in the process
 that holds it.
 """
@@ -52,7 +52,7 @@ class GivenModel:
 
     kind: the object's class
     frozen: the weights that do not train
-    only_object: why no folder holds what the object computes; None where its folder does
+    only_object: why no folder stands for the object; None if its folder does
     notes: sentences for the log
     """
 
@@ -90,7 +90,7 @@ def write_given(folder: Path, given: GivenModel) -> None:
 
 
 def given_in(name_or_path: str) -> GivenModel | None:
-    """Return what given.json of a model's folder holds; None without it. ThreestepError if it is damaged."""
+    """Return the content of given.json in a model's folder; None without it. ThreestepError if it is damaged."""
     path = Path(name_or_path, FILE)
     if not path.is_file():
         return None
@@ -111,10 +111,10 @@ def only_as_object(name_or_path: str) -> bool:
 
 
 def copy_of_object(where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool) -> PreTrainedModel | None:
-    """Return a copy of the object that the folder `where` stands for, in `dtype` and eval mode, where the folder alone
-    does not hold what it computes; None of all other folders.
+    """Return a copy of the object that the folder `where` stands for, in `dtype` and eval mode, if the folder alone
+    does not give its output; None for all other folders.
 
-    ThreestepError if this process does not hold the object, and for what cannot be done with a copy.
+    ThreestepError if this process does not hold the object, and for settings that a copy cannot have.
     """
     given = given_in(where)
     if given is None or given.only_object is None:
@@ -133,7 +133,7 @@ def is_copy_of_object(model: PreTrainedModel) -> bool:
 def proven(
     model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
 ) -> PreTrainedModel:
-    """Return `model`, just loaded from the folder `where`, if it computes what the object of that folder does;
+    """Return `model`, just loaded from the folder `where`, if it computes the same as the object of that folder;
     otherwise a copy of the object. A folder that stands for no object is left alone. A collective under ZeRO-3."""
     given = given_in(where)
     if given is None:
@@ -230,8 +230,8 @@ def _deep_copy(model: PreTrainedModel, given: GivenModel, what: str) -> PreTrain
 
 
 def _check_score(model: PreTrainedModel, what: str) -> None:
-    """ThreestepError if the model's score is not what its head gives at the last token: values are read of the head, at
-    every token."""
+    """ThreestepError if the model's score is not its head's at the last token: values are read from the head, at every
+    token."""
     import torch
 
     from training.utils.models.own_forward import in_eval_mode
@@ -273,8 +273,8 @@ def _uses_noted(model: PreTrainedModel) -> Iterator[list[str]]:
 
 
 def read_numbers(model: PreTrainedModel) -> Numbers:
-    """Return what `model` computes of a short sequence, in eval mode; train mode and buffers are as before. A
-    collective under ZeRO-3, of a model that no engine owns.
+    """Return the numbers of `model` on a short sequence, in eval mode; train mode and buffers are restored. A
+    collective under ZeRO-3, for a model that no engine has.
 
     ThreestepError for a model that cannot be called with token ids alone, or has no logits; for numbers that are not
     finite; and for those that are drawn at random.
@@ -332,7 +332,7 @@ def _apart(some: list[float], others: list[float]) -> float:
 
 
 def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool) -> None:
-    """Freeze what was frozen in the object of the model's folder, and give the weights its gradient hooks. A model
+    """Freeze the weights that are frozen in the object of the model's folder, and copy its gradient hooks. A model
     whose folder stands for no object is left alone.
 
     embeddings_train: they have new rows; ThreestepError if they were frozen
@@ -372,7 +372,7 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
 
 
 def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], own: Mapping[str, torch.nn.Parameter]) -> None:
-    """Copies of parameters lose their hooks (torch 2.13, Parameter.__deepcopy__)."""
+    """Copy the hooks of parameters, which copies lose (torch 2.13, Parameter.__deepcopy__)."""
     for name, weight in theirs.items():
         hooks = list((getattr(weight, "_backward_hooks", None) or {}).values())
         mine = own.get(name)

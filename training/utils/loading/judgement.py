@@ -51,7 +51,7 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class WantedModel:
-    """The model that is asked for.
+    """The requested model.
 
     where: its folder or hub name
     config: as transformers reads it
@@ -146,7 +146,7 @@ def _no_language_model(wanted: WantedModel, found: LoadReport, stored: Mapping[s
 
 
 def _head_bias(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    """A bias beside a head that is used, without which it computes other numbers."""
+    """Name of a bias beside a head that is used, without which it computes other numbers."""
     heads = (HEAD,) if wanted.is_scalar else OUTPUT_HEADS
     moved = "scores would move by that constant" if wanted.is_scalar else "log-probabilities would be others"
     uses = {*found.names} - found.missing
@@ -162,7 +162,7 @@ def _head_bias(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Stor
 
 
 def _other_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    """A head that is there under another name where one would be drawn at random, or lost."""
+    """Name of a head under another name, if one would be drawn at random, or lost."""
     if not wanted.is_scalar:
         return None
     if f"{HEAD}weight" not in found.missing:

@@ -28,8 +28,7 @@ _Merge = Callable[[Any, dict[str, Any], Sequence[Any]], dict[str, Any]]
 def merged_when_copied() -> Iterator[None]:
     """Inside, from_pretrained under ZeRO-3 holds one merged weight at a time; other loads are as ever.
 
-    A family, or a transformers, with which that cannot be done merges as it does by itself, and a line of the log says
-    so.
+    A family, or a transformers, with which that cannot be done merges in its usual way, and a line of the log notes it.
     """
     from transformers.integrations import deepspeed as sharding
 
@@ -49,7 +48,7 @@ def merged_when_copied() -> Iterator[None]:
 
 
 def _converted(original: _Merge, model: Any, state_dict: _Tensors, weight_mapping: Sequence[Any]) -> dict[str, Any]:
-    """Return what `original` does, with merged weights that are made when they are copied.
+    """Return the result of `original`, with merged weights that are made when they are copied.
 
     Arguments: those of transformers' function, whose `state_dict` holds the files' tensors by their names there.
     """
@@ -107,7 +106,7 @@ def _merged(
 
 
 def _made_together(model: Any, state_dict: _Tensors, weight_mapping: Sequence[Any]) -> list[list[str]]:
-    """Return the names of the files' tensors that one converter takes at once, by transformers' own rules."""
+    """Return the names of the files' tensors that one converter takes at once, by transformers' rules."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     renamings = [entry for entry in weight_mapping if isinstance(entry, WeightRenaming)]

@@ -289,7 +289,7 @@ def _measure(
 ) -> None:
     """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
 
-    drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
+    drew_weights: each rank has drawn a different head or embeddings; the first rank's count, as they will in training.
     """
     from training.utils.models.attention_choice import settle_attention
     from training.utils.models.own_forward import read_own_forward
@@ -328,8 +328,8 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
 
 
 def _set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Set the rates of dropout and noise, but for those that the model computes with in eval mode too, such as PhiMoE's
-    jitter: they are no noise."""
+    """Set the rates of dropout and noise, but for those that eval mode uses too, such as PhiMoE's jitter: they are no
+    noise."""
     from training.utils.models.own_forward import difference_now, own_forward_of
 
     own, others = own_forward_of(model), set_dropout(model, rate)
@@ -359,7 +359,7 @@ def check_no_dropout(
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.
 
-    where, instead: for the sentence: what is asked of the model, and what to do
+    where, instead: for the sentence: the purpose of the model, and the remedy
     """
     from training.utils.models.own_forward import difference_now, own_forward_of
 

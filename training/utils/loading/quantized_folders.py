@@ -1,6 +1,6 @@
 """Models whose weights are stored quantized: read as whole weights, or refused by name.
 
-A model says so in `quantization_config` of its config.json, or of that file's part for text (transformers 5.19,
+A model has `quantization_config` in its config.json, or in that file's part for text (transformers 5.19,
 quantizers/auto.py: get_hf_quantizer).
 """
 

@@ -32,8 +32,8 @@ _DTYPES = {
 
 
 def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, StoredTensor], **options: Any) -> bool:
-    """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold. Return
-    whether that could be done; otherwise the model is judged once it is loaded.
+    """Compare the headers of the files with the model; ThreestepError if they differ. Return whether that could be
+    done; otherwise the model is checked once it is loaded.
 
     auto_class: transformers' class that loads it
     options: further arguments of its from_config
@@ -55,9 +55,9 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
 def judge_loaded(
     wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor], rehearsed: bool
 ) -> None:
-    """Judge what from_pretrained said in earnest: ThreestepError if it did not load what the rehearsal did.
+    """Check the report of from_pretrained: ThreestepError if it did not load the tensors that the rehearsal did.
 
-    rehearsed: what `check_weights` returned
+    rehearsed: the result of `check_weights`
     report: transformers' loading_info, which under ZeRO-3 knows of missing tensors alone
     """
     if wanted.is_scalar:
@@ -83,7 +83,7 @@ def judge_loaded(
 
 
 def stored_tensors(name_or_path: str, config: Any) -> dict[str, StoredTensor]:
-    """Return what the safetensors of a folder or hub name hold; {} if it has none on the hub, which transformers may
+    """Return the tensors in the safetensors of a folder or hub name; {} if the hub has none, which transformers may
     convert. ThreestepError if a folder has none, or damaged ones. Weights of a hub name are downloaded first."""
     explicit = getattr(config, "transformers_weights", None)
     if Path(name_or_path).is_dir():
@@ -119,7 +119,7 @@ def empty_model(auto_class: Any, config: Any, **options: Any) -> Any:
 
 
 def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadReport, Any]:
-    """Load tensors without values into a model without values; return what transformers says, and that model."""
+    """Load tensors without values into a model without values; return transformers' report, and that model."""
     tensors = {
         name: torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.dtype, torch.uint8), device="meta")
         for name, tensor in stored.items()
@@ -153,7 +153,7 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
 
 
 def check_has_head(model: Any) -> None:
-    """ThreestepError if a scalar model's head is not where we read and train it."""
+    """ThreestepError if a scalar model's head is not in the place where it is read and trained."""
     if not hasattr(model, HEAD.removesuffix(".")):
         raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
 
@@ -178,7 +178,7 @@ def _check_whole(model: Any, stored: Mapping[str, StoredTensor]) -> None:
 def _check_tied(wanted: WantedModel, model: Any, stored: Mapping[str, StoredTensor]) -> None:
     """ThreestepError if the configuration ties two tensors that are both stored, with different values.
 
-    Transformers unties them then, but not under ZeRO-3, where it compares what is left of them.
+    Transformers unties them then, but not under ZeRO-3, where it compares their shards.
     """
     from safetensors import safe_open
 
@@ -224,7 +224,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _report_kept() -> Iterator[list[str]]:
-    """Inside, what transformers logs of loading is not printed; it is in the list."""
+    """Inside, transformers' log of loading is not printed; it is in the list."""
     said: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:

@@ -47,7 +47,7 @@ _WHY = {
 @dataclass(frozen=True)
 class AttentionCall:
     """A model's calls of its attention. head_sizes: of keys and of values, the largest and the smallest of all
-    layers, 0 if none asks by transformers' interface. dropout: the largest, in train mode. changes: arguments that
+    layers, 0 if none uses transformers' interface. dropout: the largest, in train mode. changes: arguments that
     change the scores."""
 
     head_sizes: tuple[int, int]
@@ -58,7 +58,7 @@ class AttentionCall:
 def settle_attention(
     model: PreTrainedModel, own: OwnForward, wanted: str, dropout: float | None, compiled: bool
 ) -> None:
-    """Give a model that was loaded with transformers' own attention, and measured, the one that computes its rows.
+    """Give a model that was loaded with transformers' attention, and measured, the one that computes its rows.
 
     wanted: `--attn_implementation`. dropout: every rate, None for the model's own. compiled: its blocks will be
     compiled, each with the runs of every row anew where attention computes them in turn.
@@ -80,7 +80,7 @@ def settle_attention(
 
 
 def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> None:
-    """Take the first of the order that the model can be given, keep the later ones in `own.others`, and note why."""
+    """Take the first of the order that the model can have, store the later ones in `own.others`, and note why."""
     loaded = text_attention(model)
     if loaded != SDPA:
         own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
@@ -145,7 +145,7 @@ def _try_varlen(model: PreTrainedModel, own: OwnForward, call: AttentionCall) ->
 
 
 def _why_not_varlen(model: PreTrainedModel, call: AttentionCall) -> str | None:
-    """Return None if torch's kernel can compute what the model asks, else the reason why not."""
+    """Return None if torch's kernel can compute the model's attention, else the reason why not."""
     missing = why_no_kernel()
     if missing is not None or torch.version.hip is not None:
         return missing or "its kernel was not tried on ROCm"
@@ -196,7 +196,7 @@ def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTra
 
 
 def _call_of(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> AttentionCall:
-    """Read a short sequence in train mode, and note what attention is called with. torch's random state is left alone.
+    """Read a short sequence in train mode, and note attention's arguments. torch's random state is left alone.
 
     dropout: the rate that will be set, None for the model's own
     """

@@ -3,9 +3,9 @@
 Each block is compiled separately, as in torchtitan: blocks share their code, so that one compilation is enough, and
 gradient checkpointing, LoRA and ZeRO-3's gathering of weights work around and inside of them.
 
-What is compiled is the forward of rows. A forward with a key-value cache, as in rollouts, is left as it is: each layer
-of the cache, and each of its states, would be a compilation of its own, and the compiler's limit would be used up
-before training begins (8 compilations of a code, torch 2.13).
+The forward of rows is compiled. A forward with a key-value cache, as in rollouts, is not: each layer of the cache, and
+each of its states, would be another compilation, and the compiler's limit would be used up before training begins (8
+compilations of a code, torch 2.13).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = REC
     happens at the first forward.
 
     The compiled forward equals the plain one up to rounding. Names of weights do not change.
-    limit: compilations of one code; beyond it the blocks run uncompiled, and one line says so. Blocks of sharded
+    limit: compilations of one code; beyond it the blocks run uncompiled, and one line notes it. Blocks of sharded
         weights keep torch's limit and its warning: DeepSpeed's hooks, which gather them, are traced too, and a block
         that has begun to gather cannot be begun anew.
     """

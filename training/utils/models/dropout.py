@@ -1,6 +1,6 @@
-"""Dropout rates of a loaded model, found by what its modules are and what their attributes and settings are called.
+"""Dropout rates of a loaded model, found by the types of its modules and the names of their attributes and settings.
 
-A name says a rate if it ends as `_RATE` says, such as attention_dropout, resid_pdrop, drop_path_rate, layerdrop,
+A name means a rate if it matches `_RATE`, such as attention_dropout, resid_pdrop, drop_path_rate, layerdrop,
 router_jitter_noise or attention_probs_dropout_prob; and its value must be one. `training.utils.loading.models` proves
 by forwards that nothing was missed.
 """

@@ -79,8 +79,8 @@ def training_flops(shape: ModelShape, tokens: int, pairs: int, reads: int) -> fl
     (`visible_pairs`), the head at `reads` positions.
 
     For each token, a weight costs 2 FLOPs forward, 2 for the gradient of its input and, if it is trained, 2 for its
-    own: 6, or 4 if frozen. A visible pair costs 2 per unit of width for its score and 2 for its value, and twice that
-    backward: 12. A sliding window counts as full attention; elementwise work does not count.
+    gradient: 6, or 4 if frozen. A visible pair costs 2 per unit of width for its score and 2 for its value, and twice
+    that backward: 12. A sliding window counts as full attention; elementwise work does not count.
 
     By hand: one layer of width 4, two heads of 2 (4 matrices of 16 weights), an MLP of width 8 without a gate (2 of
     32): 128 weights; a head for 10 tokens: 40. A sequence of 3 tokens of which 1 is predicted:

@@ -69,8 +69,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
 def why_not_packed(
     model: PreTrainedModel, read: Read, longest_tokens: int, device: torch.device, sharing: bool = True
 ) -> str | None:
-    """Return None if packed rows give the numbers of the model's own forward, else the reason why not. Where another
-    attention was left to be tried (`attention_choice`), the model is given it, and a note says so.
+    """Return None if packed rows give the numbers of the model's own forward, else the reason why not. If another
+    attention is left to try (`attention_choice`), the model gets it, and a note records it.
 
     read, and who must call: see `check_padded`.
     longest_tokens: of the documents of the training.
@@ -126,7 +126,7 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
 
 
 def notes_on(model: PreTrainedModel) -> list[str]:
-    """Sentences on what is computed in another way than for most families, and why."""
+    """Sentences on each deviation from most families' computation, and its reason."""
     own = _own(model)
     if own.head_is_linear:
         return own.notes
@@ -178,7 +178,7 @@ def _gradient(model: PreTrainedModel, rows: TokenRows, numbers: slice) -> torch.
     """Return the gradient of some of the numbers of `rows`, one row, for each of its tokens' embeddings [T, H]; None if
     the weights are sharded. A token that must not be seen has a gradient of exactly 0, whatever rounds.
 
-    The model is called by itself: DeepSpeed allows no gradient but its own of what an engine returns.
+    The model is called directly: DeepSpeed allows no other gradient of an engine's output than its own.
     """
     if hasattr(next(model.parameters()), "ds_id"):
         return None

@@ -45,7 +45,7 @@ class OwnForward:
     of_scores: the model is a scalar model.
     tolerance: the largest `difference` that rounding explains.
     head_is_linear: the logits (or scores) are one linear layer on the last hidden state of `base_model`.
-    notes: sentences on what was chosen or switched off because of these numbers.
+    notes: sentences on choices that these numbers decided.
     others: attention implementations to take next, should packed rows give other numbers by the present one.
     pictured: the same of rows with images; None where the data have none.
     """
@@ -65,8 +65,8 @@ class OwnForward:
 
 
 def own_forward_of(model: PreTrainedModel) -> OwnForward | None:
-    """Return what `read_own_forward` measured. A model that was not loaded from a folder is measured now, unless it has
-    no whole weights to do it with (None)."""
+    """Return the measurement of `read_own_forward`. A model that was not loaded from a folder is measured now, unless
+    its weights are not whole (None)."""
     known: OwnForward | None = getattr(model, _ATTRIBUTE, None)
     weight = next(model.parameters())
     if known is None and weight.device.type != "meta" and not hasattr(weight, "ds_id"):
@@ -97,7 +97,7 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0, images: Ro
 
 
 def read_again(model: PreTrainedModel) -> float:
-    """Measure `model`, whose weights have changed since, anew; return how far its numbers moved. Notes are kept."""
+    """Measure `model`, whose weights have changed since, anew; return how far its numbers moved. Notes stay."""
     own = own_forward_of(model)
     assert own is not None, "it was measured when it was loaded"
     again = _measured(model, own.probes, own.pictured.images if own.pictured else None)
@@ -184,8 +184,8 @@ class _Read:
 
     @property
     def compared(self) -> torch.Tensor:
-        """Numbers of the kind that are held against the tolerance. Of a sequence one score alone is read, too few to
-        tell their noise by, and it may be near zero where the others are not: of scores, those of the middle too."""
+        """The numbers that are compared with the tolerance; for scores, those of the middle too: one score a sequence
+        is too few to measure noise by, and may be near zero where the others are not."""
         return torch.cat([self.numbers_M, self.middle_PV.flatten()]) if self.of_scores else self.numbers_M
 
 
@@ -227,7 +227,7 @@ def _logits_at(
 
 def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple[torch.Tensor, bool, Any]:
     """Call `model` plainly; return its logits (of a scalar model: its score), whether they are one linear layer on the
-    last hidden state, and what that layer returned. others: further arguments of its forward."""
+    last hidden state, and that layer's output. others: further arguments of its forward."""
     of_scores = hasattr(model, "score")
     head = model.score if of_scores else model.get_output_embeddings()
     ids_1T = ids_T.unsqueeze(0).to(model.device)

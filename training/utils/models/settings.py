@@ -21,7 +21,7 @@ class ModelSettings:
         other adapters are merged into their base.
     freeze_vision_tower, freeze_projector: of a model of images and text, see training.utils.models.adapters.freezing.
     new_head: a reward model gets a new head in the place of one that its folder has under another name than `score`.
-    takes_images: what trains the model also trains models of images and text.
+    takes_images: the trainer also trains models of images and text.
     """
 
     name_or_path: str

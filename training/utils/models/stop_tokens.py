@@ -1,7 +1,7 @@
-"""At which tokens a finished model stops, for whoever serves it: `eos_token_id` of its generation_config.json.
+"""The tokens at which a finished model stops, for whoever serves it: `eos_token_id` of its generation_config.json.
 
 Plain transformers and every server read it. The tokens that a model has learnt to end its turns with are often not its
-tokenizer's eos: `<|im_end|>` on a base model, a token of its own behind a tool call.
+tokenizer's eos: `<|im_end|>` on a base model, another token after a tool call.
 """
 
 from __future__ import annotations

@@ -151,5 +151,5 @@ def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor)
 
 
 def _hidden(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> torch.Tensor:
-    """The trunk's states, [L, H]: of every slot, and of what fills the rows."""
+    """The trunk's states, [L, H]: of every slot, padding included."""
     return model.base_model(**_inputs(model, rows, noise_NTE))[0].flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The file of the reference's log-probabilities, found by a fingerprint of what they depend on.
+"""The file of the reference's log-probabilities, named by a fingerprint of the inputs that they depend on.
 
 One safetensors file next to the tokenized data, named by the fingerprint of its parts (`reference_file`), which its
 header holds in clear; published by one rename. Knows no engine.

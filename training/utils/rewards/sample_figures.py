@@ -69,7 +69,7 @@ def several_of(samples: Sequence[Sample], name: str, seed: int) -> dict[str, Fig
 
 
 def _said(sample: Sample) -> str:
-    """A response but for white space; of a conversation its last turn."""
+    """A response's text but for white space; of a conversation its last turn."""
     return " ".join(str(sample.get("last_turn", sample["response"])).split())
 
 

@@ -1,4 +1,4 @@
-"""Figures of several scored responses to each prompt: what one, the best, the worst or the majority of k would score.
+"""Figures of several scored responses to each prompt: scores of one, the best, the worst or the majority of k.
 Serves evaluations.
 
 Each is the exact expectation over the k-subsets of a prompt's n responses, drawn without replacement: nothing is

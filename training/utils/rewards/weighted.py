@@ -24,7 +24,7 @@ _WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 @dataclass(frozen=True)
 class Reward:
     """name: as it is logged.
-    rule: None for the reward model, and for the sum of what an environment gave a conversation's turns.
+    rule: None for the reward model, and for the sum of an environment's rewards over a conversation's turns.
     """
 
     name: str
@@ -55,7 +55,7 @@ def reads_model(named: Sequence[Reward]) -> bool:
 
 
 def environment_weight(named: Sequence[Reward]) -> float:
-    """The weight of the environments' rewards; 0 where none of them is that."""
+    """The weight of the environments' rewards; 0 without any."""
     return sum(reward.weight for reward in named if reward.rule is None and reward.name == ENVIRONMENT)
 
 

@@ -1,4 +1,4 @@
-"""The device of a rank, and what a process asks of it before it starts: allocator, threads, determinism."""
+"""The device of a rank, and its settings before a process starts: allocator, threads, determinism."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def chosen_accelerator(environment: Mapping[str, str], has_cuda: bool) -> str:
-    """Return "cuda" or "cpu": DS_ACCELERATOR, or by default what torch finds. ThreestepError for another name, and for
-    a GPU that is not there, or is there where the CPU was asked for."""
+    """Return "cuda" or "cpu": DS_ACCELERATOR, or by default torch's choice. ThreestepError for another name, for a
+    missing GPU, and for a GPU that torch uses despite "cpu"."""
     asked = environment.get(ACCELERATOR, "").strip()
     if asked not in ("", "cpu", "cuda"):
         raise ThreestepError(
@@ -78,8 +78,8 @@ def set_threads(environment: Mapping[str, str], world_size: int) -> None:
 
 
 def make_deterministic(device: torch.device, environment: MutableMapping[str, str]) -> None:
-    """Have CUDA compute the same bits from the same numbers; an operation that cannot raises a RuntimeError that says
-    so. Call it before the first matrix product. A CPU needs nothing of it."""
+    """Have CUDA compute the same bits from the same numbers; an operation that cannot raises a RuntimeError. Call it
+    before the first matrix product. A CPU needs nothing of it."""
     if device.type != "cuda":
         return
     environment.setdefault(_CUBLAS, ":4096:8")  # the CUDA toolkit's documentation, cuBLAS: results reproducibility

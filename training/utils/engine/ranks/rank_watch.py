@@ -1,9 +1,9 @@
 """Leaving a run that fails, on every rank: nobody waits for a collective that will not come.
 
 Destroying a process group waits for the collectives that are still pending, in NCCL and in gloo, up to --rank_timeout;
-and a rank whose host waits for its GPU in a collective hears of nothing. So a rank that fails says so in the process
-group's store, and leaves its group within seconds or without having left it; each rank has a thread that looks into the
-store, and ends the process where the main thread does not.
+and a rank whose host waits for its GPU in a collective learns of nothing. So a rank that fails notes it in the process
+group's store, and leaves its group within seconds or ends without leaving it; each rank has a thread that watches the
+store, and ends the process if the main thread does not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RankWatch:
             threading.Thread(target=self._watch, name="watching other ranks", daemon=True).start()
 
     def tell(self) -> None:
-        """Say that this rank failed, to the others."""
+        """Report this rank's failure to the others."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):  # the store's host may have gone first
                 self._store.set(self._key, str(self._rank))
@@ -79,7 +79,7 @@ def started_watch(rank: int, world_size: int) -> RankWatch:
 
 def leave_process_group(failed: bool) -> None:
     """Destroy the process group, if there is one. failed: abort NCCL's communicators first, and wait for seconds at
-    most; what is left ends with the process (`run_program`)."""
+    most; the rest ends with the process (`run_program`)."""
     if not dist.is_initialized():
         return
     if not failed or dist.get_world_size() == 1:
@@ -91,8 +91,8 @@ def leave_process_group(failed: bool) -> None:
 
 
 def _destroy() -> None:
-    """By DeepSpeed, which then forgets the groups that it made: torch alone would leave them to the next run of this
-    process, which cannot use them (deepspeed 0.19, utils/groups.py)."""
+    """Destroy the group by DeepSpeed, which then forgets the groups that it made: torch alone would leave them to the
+    next run of this process, which cannot use them (deepspeed 0.19, utils/groups.py)."""
     import deepspeed
 
     if deepspeed.comm.is_initialized():

@@ -31,7 +31,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Ranks:
     """This process among all ranks, and the device it computes on.
 
-    leaving: what engines release when the process leaves the group, so that another run may follow in this process
+    leaving: releases engines when the process leaves the group, so that another run may follow in this process
     """
 
     rank: int
@@ -134,7 +134,7 @@ def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
 def _buffers_unrounded() -> Iterator[None]:
     """Inside, `deepspeed.zero.Init` casts weights alone.
 
-    By itself it casts every tensor that a model's constructor makes, rotary frequencies too (deepspeed 0.19,
+    It would cast every tensor that a model's constructor makes, rotary frequencies too (deepspeed 0.19,
     partition_parameters.py: zero_wrapper_for_fp_tensor_constructor): in bfloat16, angles of position 2,048 are off by
     radians.
     """

@@ -58,9 +58,9 @@ def why_no_adapters(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> 
 
 
 def _is_refused_by_peft(model: PreTrainedModel, name: str) -> bool:
-    """PEFT adapts no `out_proj` of Mamba's relatives. Of families whose experts became one tensor in transformers 5, it
-    takes every layer called as an expert's once were (`down_proj`) for the experts, also those of shared experts and
-    dense layers, when it adds adapters and when it loads them (peft 0.21)."""
+    """True if PEFT cannot adapt the layer: an `out_proj` of Mamba's relatives; or, in families whose experts became one
+    tensor in transformers 5, any layer named as an expert's once were (`down_proj`), also those of shared experts and
+    dense layers, which it takes for the experts, adding adapters and loading them (peft 0.21)."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers

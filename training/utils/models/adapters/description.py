@@ -1,4 +1,4 @@
-"""A model without its weights, as a checkpoint keeps it: configuration, tokenizer, adapter settings, dtype.
+"""A model without its weights, as a checkpoint holds it: configuration, tokenizer, adapter settings, dtype.
 
 Together with the engine's weights in the checkpoint, that is enough to make a model folder.
 """
@@ -100,7 +100,7 @@ def read_description(folder: Path) -> DescribedModel:
 
 
 def _class_of(config: Any) -> Any:
-    """Return what makes the model whose class `architectures` names."""
+    """Return the class or Auto class of the model that `architectures` names."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     if any("SequenceClassification" in name for name in config.architectures):

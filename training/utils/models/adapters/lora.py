@@ -21,8 +21,8 @@ ADAPTER = "default"
 
 
 def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
-    """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it. Adapters that it has already
-    are these, trained on, but for their dropout.
+    """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it. Adapters that it already has
+    continue to train, but for their dropout.
 
     `lora_module_name` is "all-linear" (every linear layer but the head) or parts of the names of the layers, separated
     by commas. Of a model of images and text these are layers of the language model, but for a part that only names of
@@ -81,7 +81,7 @@ def merged_name(name: str) -> str:
 
 
 def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """Return what LoRA adds to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
+    """Return LoRA's addition to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
     if not name.endswith(".base_layer.weight"):
         return None
     layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
@@ -99,7 +99,7 @@ def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Paramet
 
 
 def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
-    """Return the names of the linear layers to adapt; what is left out is noted with the model's own forward."""
+    """Return the names of the linear layers to adapt; those left out are noted with the model's own forward."""
     import torch
     from transformers.pytorch_utils import Conv1D
 

@@ -1,5 +1,5 @@
 """Weights that a family keeps in float32 whatever the precision of the model (routers, norms, state-space decays):
-DeepSpeed trains all weights in one precision, and says nothing."""
+DeepSpeed trains all weights in one precision, without a warning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDED = "_threestep_rounded"  # an attribute of the weights that were rounded 
 
 def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Round the weights that a loaded model keeps in float32 to `dtype`, as DeepSpeed would, and measure its own
-    forward anew; a note names them, and says how far its numbers moved. A ZeRO-3 model, whose weights were rounded when
+    forward anew; a note names them, and how far its numbers moved. A ZeRO-3 model, whose weights were rounded when
     they were sharded, only gets the note."""
     names = _kept_in_float32(model, dtype)
     if not names:

@@ -2,7 +2,7 @@
 
 | --attn_implementation | argument | where |
 | --- | --- | --- |
-| auto | of varlen, flex_attention and sdpa the first that computes the model's own numbers (`attention_choice`) | |
+| auto | of varlen, flex_attention and sdpa the first that gives the model's own numbers (`attention_choice`) | |
 | sdpa | a boolean mask, None where causal attention is enough | everywhere; quadratic in the row |
 | sdpa, on a CPU | the runs that make up the rows (`document_attention`) | families that pass keyword arguments on |
 | varlen | lengths of the runs, and their keys (`varlen_attention`) | CUDA, half precision; such families |
@@ -40,7 +40,7 @@ def text_attention(model: Any) -> str:
 
 
 def set_text_attention(model: Any, name: str) -> None:
-    """Give a transformers model the attention `name`. A vision tower keeps its own: its patches all see each other."""
+    """Give a transformers model the attention `name`, but not its vision tower: its patches all see each other."""
     text_config = model.config.get_text_config()
     parts = [part for part in model.config.sub_configs if getattr(model.config, part, None) is text_config]
     model.set_attn_implementation({parts[0]: name} if parts else name)
@@ -114,8 +114,8 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
 
 
 def _image_inputs(rows: TokenRows, implementation: str) -> dict[str, Any]:
-    """Return other arguments than for a text, beside those of the pixels; ThreestepError for an attention of all rows
-    as one, which its positions would not fit into."""
+    """Return the arguments that differ from those of text, besides the pixels; ThreestepError for an attention of all
+    rows as one, which its positions would not fit into."""
     if implementation in (FLEX, *FLASH):
         raise ThreestepError(
             f"rows with images expect --attn_implementation {AUTO}, {SDPA} or {VARLEN}, got {implementation}"

@@ -1,8 +1,7 @@
 """Each form of attention as one function of queries, keys and values, for rows that are laid out already.
 
-For what compares forms: the first rows of a run on CUDA (`time_on_first_rows`), benchmarks and tests. What a model
-makes once for a micro-batch (mask, block mask, lengths of runs) is made by `attention_of`, what it does in each layer
-by what that returns.
+For comparisons of forms: the first rows of a run on CUDA (`time_on_first_rows`), benchmarks and tests. `attention_of`
+makes what a model needs once for a micro-batch (mask, block mask, lengths of runs); its result is the layer's work.
 
 N rows, T tokens in a row, A heads, K key-value heads, D head size.
 """
@@ -82,8 +81,8 @@ def seconds_of_forms(
     repeats: int = 5,
     flex: FlexAttention | None = None,
 ) -> dict[str, float]:
-    """Return the seconds that a forward and backward of each form's attention takes of one layer, the median of
-    `repeats` after one that is not counted. rows: on a device, which is waited for. flex: see `attention_of`."""
+    """Return the seconds of a forward and backward of one layer's attention in each form, the median of `repeats` after
+    one that is not counted. rows: on a device, which is waited for. flex: see `attention_of`."""
     count, width = rows.input_ids_NT.shape
     device = rows.input_ids_NT.device
     generator = torch.Generator(device).manual_seed(0)  # a run's own random state is left alone
@@ -106,9 +105,9 @@ def seconds_of_forms(
 
 
 def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, say: Callable[[str], None]) -> None:
-    """Have the first packed rows that `reader`, which reads `model`, trains on also time its attention beside sdpa's
-    with a dense mask, and `say` one sentence. It changes nothing that is computed, and chooses nothing: what one rank's
-    clock says would differ from rank to rank, and from a run to its resumption."""
+    """Time the attention of `model` beside sdpa's with a dense mask, on the first packed rows that `reader` trains on,
+    and `say` one sentence. It changes no number and chooses nothing: clocks would differ from rank to rank, and from a
+    run to its resumption."""
 
     def before(module: nn.Module, given: tuple[Any, ...]) -> None:
         if reader.training and given and given[0].visible_NSS is not None:

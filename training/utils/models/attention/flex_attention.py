@@ -96,9 +96,9 @@ def _ordered(seen_bb: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class FlexAttention:
     """transformers' attention function: return ([1, L, A, D], None).
 
-    What is not the training's (another mask, as in rollouts; scores that a bias or a sink changes; dropout) is left to
-    transformers, or to `by_dense_mask`. Where the compiler reaches its limit, the forward is computed unfused, and one
-    line says so.
+    Calls that differ from training's (another mask, as in rollouts; scores that a bias or a sink changes; dropout) are
+    left to transformers, or to `by_dense_mask`. Once the compiler reaches its limit, the forward is computed unfused,
+    and one line notes it.
     """
 
     def __init__(self, backend: Any = "inductor", by_dense_mask: Callable[..., Any] | None = None) -> None:

@@ -1,10 +1,10 @@
-"""Attention of the runs of all rows in one kernel without a mask, for CUDA: torch's own `varlen_attn`.
+"""Attention of the runs of all rows in one kernel without a mask, for CUDA: torch's `varlen_attn`.
 
-The queries of a run (`layout.runs`) stand at the end of its keys: what it sees, then its own tokens. `varlen_attn` is
+The queries of a run (`layout.runs`) stand at the end of its keys: the tokens it sees, then its own. `varlen_attn` is
 FlashAttention 2, whose causal mask is aligned at the bottom right where queries and keys differ in number: query i of a
 sequence sees the keys up to i + keys - queries. In torch's source, aten/src/ATen/native/transformers/cuda/flash_attn:
 mask.h, `col_idx_limit_right = row_idx + 1 + max_seqlen_k - max_seqlen_q`, which the kernels are given as the lengths of
-that one sequence (`binfo.actual_seqlen_k`, `actual_seqlen_q`); pytorch/pytorch#193630 says it in words.
+that one sequence (`binfo.actual_seqlen_k`, `actual_seqlen_q`); pytorch/pytorch#193630 explains it.
 `tests/gpu/test_varlen_on_cuda.py` holds it against a dense mask.
 
 Knows no layout but `RunLengths`. N rows, T tokens in a row, A heads, K key-value heads, D head size (values may have

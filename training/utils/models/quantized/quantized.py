@@ -1,10 +1,10 @@
-"""Linear layers whose frozen weights are kept in 4 or 8 bits, and made whole again in each forward and backward.
+"""Linear layers whose frozen weights are stored in 4 or 8 bits, and made whole again in each forward and backward.
 
 QLoRA (Dettmers et al. 2023, arXiv:2305.14314): the weights of the base are rounded once, adapters in the precision of
 the training stand on them, and gradients pass through the rounded weights to the adapters. The 4-bit kinds and their
-kernels are bitsandbytes'; its layers are not used. They change their own weights on some CPUs in eval mode, and in 8
-bits they round activations too, by the outliers of a whole batch (LLM.int8()): what is computed for a token would then
-depend on what shares its batch. Here the weights alone are rounded, and the rest is a linear layer of them.
+kernels are bitsandbytes'; its layers are not used. They change their weights on some CPUs in eval mode, and in 8 bits
+they round activations too, by the outliers of a whole batch (LLM.int8()): a token's numbers would then depend on its
+neighbours in the batch. Here the weights alone are rounded, and the rest is a linear layer of them.
 
 O outputs, I inputs.
 """
@@ -66,7 +66,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class _ThroughRounded(torch.autograd.Function):
-    """Keeps nothing for the backward, which makes the weight whole once more."""
+    """Saves nothing for the backward, which makes the weight whole once more."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
@@ -205,7 +205,7 @@ def dequantized(
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes that all weights of `model` take on one rank, as they are kept."""
+    """Return the bytes that all weights of `model` take on one rank, as they are stored."""
     rounded = sum(part.nbytes for _, layer in quantized_layers(model) for part in layer.buffers())
     return rounded + sum(weight.nbytes for weight in model.parameters())
 

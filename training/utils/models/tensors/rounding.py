@@ -18,7 +18,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def rounded_once_more(model: nn.Module, seed: int) -> Iterator[None]:
-    """Inside, forwards of `model` are disturbed by about one rounding error a module. torch's own random state is left
+    """Inside, forwards of `model` are disturbed by about one rounding error a module. torch's random state is left
     alone."""
     generators: dict[torch.device, torch.Generator] = {}
 
