@@ -225,26 +225,26 @@ def _differences(model: Any, plain: Any) -> list[str]:
 
 
 def _hooks_of(module: Any) -> list[str]:
-    found = []
+    sentences = []
     for attribute, words in _HOOKS.items():
         hooks = (getattr(module, attribute, None) or {}).values()
         # transformers' enable_input_require_grads, which is of recomputation alone
         if any("make_inputs_require_grad" not in getattr(hook, "__qualname__", "") for hook in hooks):
-            found.append(words)
-    return found
+            sentences.append(words)
+    return sentences
 
 
 def _attributes(module: Any, other: Any) -> list[str]:
     """The attributes of a module that are not as its constructor makes them."""
     own, plain = vars(module), vars(other)
-    found = [f"{name} is replaced" for name in own if callable(own[name]) and _is_method(type(module), name, own)]
+    differences = [f"{name} is replaced" for name in own if callable(own[name]) and _is_method(type(module), name, own)]
     for name, value in plain.items():
         counts = not name.startswith("_") and name not in _BOOKKEEPING and not name.endswith("_cached")
         if counts and isinstance(value, _PLAIN):
             now = own.get(name)
             if now != value and not (now != now and value != value):  # NaN
-                found.append(f"{name} is {now!r}, and {value!r} by its configuration")
-    return found
+                differences.append(f"{name} is {now!r}, and {value!r} by its configuration")
+    return differences
 
 
 def _is_method(kind: type, name: str, own: Mapping[str, Any]) -> bool:

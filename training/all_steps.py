@@ -197,15 +197,15 @@ def check_settings(config_files: Mapping[str, Path]) -> None:
 
 def finished_steps(plan: Plan) -> tuple[str, ...]:
     """The first steps that an earlier run with the same settings finished, in their order."""
-    found: list[str] = []
+    finished: list[str] = []
     for step, settings in plan.settings.items():
         written = plan.output_dir / "configs" / f"{step}.yaml"
         mine = redacted_value({**settings, "resume": None})
         same = written.exists() and redacted_value({**read_yaml(written), "resume": None}) == mine
         if not (same and (plan.output_dir / step / "summary.json").exists()):
             break
-        found.append(step)
-    return tuple(found)
+        finished.append(step)
+    return tuple(finished)
 
 
 def run_plan(

@@ -67,10 +67,10 @@ def answers_to(
             bar.update(len(places))
             return [vars(answer) for answer in asked.answers_of(rollout, sampling.end_token_ids)]
 
-        found = sharers.results(name, len(batches), answered)
+        answers = sharers.results(name, len(batches), answered)
     return [
         Answer(**{**given, "token_ids": tuple(given["token_ids"]), "paths": tuple(given["paths"])})
-        for batch in found
+        for batch in answers
         for given in batch
     ]
 
@@ -88,7 +88,7 @@ def scores_of(
     texts = [answer.text for answer in answers]
     rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
     columns = sorted({name for row in rows for name in row.columns})
-    found = start_rules(rules, rows, texts, columns, timeout_seconds, asked.model.device)()
+    answered = start_rules(rules, rows, texts, columns, timeout_seconds, asked.model.device)()
     each = len(answers) // len(rows)
     parts: dict[str, list[float]] = {}
     for reward in rewards:
@@ -96,7 +96,7 @@ def scores_of(
             assert scorer is not None
             parts[reward.name] = _model_scores(asked, [row for row in rows for _ in range(each)], answers, scorer)
         else:
-            own, values = found[reward.name]
+            own, values = answered[reward.name]
             parts |= {reward.name: own, **{f"{reward.name}/{key}": given for key, given in values.items()}}
     total = [sum(reward.weight * parts[reward.name][place] for reward in rewards) for place in range(len(answers))]
     return Scores(total, parts)

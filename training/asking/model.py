@@ -187,15 +187,15 @@ class AskedModel:
 
     def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:
         """The drawn responses."""
-        texts, found = rollout.texts(self.tokenizer.decode, end_token_ids), []
+        texts, answers = rollout.texts(self.tokenizer.decode, end_token_ids), []
         for row, text in enumerate(texts):
             ids_r = rollout.response_of(row)
             paths, positions = tuple[int, ...](), None
             if rollout.positions_B is not None and self.tags is not None:
                 paths = tuple(len(block.paths) for block in drawn_blocks(ids_r, self.tags))
                 positions = int(rollout.positions_B[row])
-            found.append(Answer(text, tuple(ids_r.tolist()), bool(rollout.ended_B[row]), positions, paths))
-        return found
+            answers.append(Answer(text, tuple(ids_r.tolist()), bool(rollout.ended_B[row]), positions, paths))
+        return answers
 
 
 def start_alone() -> Ranks:
@@ -314,8 +314,8 @@ def load_asked_model(
     folder = open_asked(name_or_path, data)
     if folder.reader is None or not with_images:
         return load_opened(replace(folder, reader=None), dtype, device, start_engine)
-    found = chat_images(folder.reader, folder.data, folder.tokenizer)
-    return load_opened(folder, dtype, device, start_engine, found.pixels, found.rows)
+    chat = chat_images(folder.reader, folder.data, folder.tokenizer)
+    return load_opened(folder, dtype, device, start_engine, chat.pixels, chat.rows)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:

@@ -61,10 +61,10 @@ def row_losses(
         losses, targets, right = [0.0] * len(part), [0] * len(part), 0
         for layout in plan_step([document.tokens for document in part], plan)[0]:
             rows = laid_out([[part[index] for index in row] for row in layout], pad, asked.images)
-            found = read(rows.to(ranks.device))
-            right += int(found.is_greedy_M.sum())
+            result = read(rows.to(ranks.device))
+            right += int(result.is_greedy_M.sum())
             counts = [(index, part[index].targets) for row in layout for index in row]
-            own = found.logprobs_M.double().split([count for _, count in counts])
+            own = result.logprobs_M.double().split([count for _, count in counts])
             for (index, count), logprobs in zip(counts, own, strict=True):
                 losses[index], targets[index] = -float(logprobs.sum()), count
         return losses, targets, right

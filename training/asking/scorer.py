@@ -92,12 +92,12 @@ class Scorer:
 
 
 def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response: str) -> tuple[Ids, Ids]:
-    found = texts.responses(
+    pieces = texts.responses(
         Conversation(checked_messages(list(messages), _WHERE), _WHERE), [{"role": "assistant", "content": response}]
     )
-    if found is None:
+    if pieces is None:
         raise ThreestepError(f"{_WHERE}: the reward model's chat template renders an answer without its prompt")
-    prompt, answers = found
+    prompt, answers = pieces
     [ids] = texts.encode([[*prompt, *answers]], [_WHERE])
     if isinstance(ids, BadConversation):
         raise ids

@@ -142,11 +142,11 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
         shared = (together, f"answers of {place}")
         batch, each = asked.per_device_eval_batch_size, asked.val_samples
-        found = answers_to(model, rows, flags.sampling, flags.run.seed, batch, shared, each)
+        drawn = answers_to(model, rows, flags.sampling, flags.run.seed, batch, shared, each)
         if not together.is_main:
             continue
-        answers.append(found)
-        scores.append(scores_of(model, rows, found, rewards, scorer, flags.reward.reward_timeout))
+        answers.append(drawn)
+        scores.append(scores_of(model, rows, drawn, rewards, scorer, flags.reward.reward_timeout))
     if not together.is_main:
         return []
     sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
@@ -221,12 +221,12 @@ class Built:
 
 def _built(flags: Evaluated, phase: int, folder: AskedFolder) -> Built:
     unread = why_unread(folder.name)
-    found = build_phase(
+    built = build_phase(
         phase, flags.data, folder.tokenizer, flags.run.seed, log=note, images=folder.reader, unread=unread
     )
-    rows = _checked_rows(getattr(found, flags.asked.split), flags)
-    images = images_of(rows, found.pixels_of, prompt_document if phase == 3 else sentence_document)
-    return Built(rows, images, found.pixels_of)
+    rows = _checked_rows(getattr(built, flags.asked.split), flags)
+    images = images_of(rows, built.pixels_of, prompt_document if phase == 3 else sentence_document)
+    return Built(rows, images, built.pixels_of)
 
 
 def _checked_rows(rows: Any, flags: Evaluated) -> Any:

@@ -246,8 +246,8 @@ def _columns(rows: Sequence[Any], recognised: Recognition | None) -> list[Column
         head = column if column in kinds else column.partition(".")[0]
         roles.setdefault(head, []).append(role if head == column else f"{role} ({column})")
     return [
-        Column(name, list(found), ", ".join(roles.get(name, [])) or None, _example(examples.get(name)))
-        for name, found in kinds.items()
+        Column(name, list(kinds_of_values), ", ".join(roles.get(name, [])) or None, _example(examples.get(name)))
+        for name, kinds_of_values in kinds.items()
     ]
 
 
@@ -341,10 +341,10 @@ class _PhaseLook:
             stopping: list[LeftOutRow] = []
             passing = []
             for portion in portions:
-                found = [self._why_it_stops(portion, int(index)) for index in portion.indices]
-                rows = zip(portion.indices, found, strict=True)
+                reasons = [self._why_it_stops(portion, int(index)) for index in portion.indices]
+                rows = zip(portion.indices, reasons, strict=True)
                 stopping += [LeftOutRow(_where(portion, int(index)), why) for index, why in rows if why is not None]
-                passing.append(replace(portion, indices=portion.indices[[why is None for why in found]]))
+                passing.append(replace(portion, indices=portion.indices[[why is None for why in reasons]]))
             account = replace(account, stopping=len(stopping), stopping_rows=stopping[:_ROWS_NAMED])
             return replace(self._rows(account, passing), refused=str(refusal))
 
@@ -429,17 +429,17 @@ class _PhaseLook:
         self, portions: Sequence[Portion], kept: Sequence[_Taken], limits: RowArguments
     ) -> list[LeftOutRow]:
         """Some of the rows that are left out, of each reason at least one among the first."""
-        found: list[LeftOutRow] = []
+        dropped: list[LeftOutRow] = []
         kept_ids = {taken.row.row_id for taken in kept}
         for portion in portions:
             for index in map(int, portion.indices):
-                if portion.first_row_id + index in kept_ids or len(found) == _ROWS_NAMED:
+                if portion.first_row_id + index in kept_ids or len(dropped) == _ROWS_NAMED:
                     continue
                 counts = Counts()
                 for _ in self._made([replace(portion, indices=np.array([index]))], limits, counts):
                     pass
-                found.append(LeftOutRow(_where(portion, index), next(iter(counts.dropped), "unknown")))
-        return found
+                dropped.append(LeftOutRow(_where(portion, index), next(iter(counts.dropped), "unknown")))
+        return dropped
 
     def _shown(self, taken: _Taken, whole_tokens: int) -> ShownRow:
         row, decode = taken.row, self._decode
@@ -464,8 +464,8 @@ class _PhaseLook:
     def _shown_images(self, row: Row) -> list[tuple[str, str]]:
         if self._images is None or isinstance(row, TextBlock):
             return []
-        found = shown_images(row.images, self._pictures, self._images.reader)
-        return [(image.words, image.uri()) for image in found]
+        images = shown_images(row.images, self._pictures, self._images.reader)
+        return [(image.words, image.uri()) for image in images]
 
     @cached_property
     def _decode(self) -> Decode:
@@ -493,11 +493,11 @@ def _where_loss_falls(phase: int, data: DataArguments) -> str:
 
 def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
     """Further counts by their names; ends of responses depend on the model, and are unknown without one."""
-    found = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
+    counted = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
     if has_ids:
-        found |= {f"responses end with {token}": count for token, count in counts.ends.items()}
-        found |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
-    return found
+        counted |= {f"responses end with {token}": count for token, count in counts.ends.items()}
+        counted |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
+    return counted
 
 
 def _texts(row: Row, ids: list[int], loss_mask: list[int], decode: Decode) -> list[tuple[str, list[Run]]]:

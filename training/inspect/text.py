@@ -16,13 +16,13 @@ NOT_READ = "not read"
 
 def as_json(account: Account) -> dict[str, Any]:
     """The account as JSON values, by the names of its records."""
-    found = asdict(account)
-    for phase in found["phases"]:
+    values = asdict(account)
+    for phase in values["phases"]:
         if phase["lengths"] is not None:
             phase["lengths"].pop("rows")
         for row in phase["rows"]:
             row["images"] = [words for words, _ in row["images"]]
-    return {**found, "refused": account.refused}
+    return {**values, "refused": account.refused}
 
 
 def as_lines(account: Account, style: Style) -> Iterator[str]:
@@ -112,29 +112,29 @@ def share_sentence(phase: PhaseAccount) -> str:
 
 def findings(phase: PhaseAccount, unit: str) -> list[str]:
     """Lines on the rows: kept, cut, dropped and why, their lengths, and where the loss falls."""
-    found = [] if phase.refused is None else [f"refused: {phase.refused}"]
+    lines = [] if phase.refused is None else [f"refused: {phase.refused}"]
     if phase.stopping:
-        found.append(f"{phase.stopping:,} of the rows looked at would stop training, which the figures leave out")
-        found += [f"  {row.where}: {row.reason}" for row in phase.stopping_rows]
+        lines.append(f"{phase.stopping:,} of the rows looked at would stop training, which the figures leave out")
+        lines += [f"  {row.where}: {row.reason}" for row in phase.stopping_rows]
     if not phase.looked_at:
-        return found
+        return lines
     sample = "" if phase.looked_at == phase.share_rows else f" {phase.looked_at:,} looked at:"
     limit = ""
     if phase.kept and phase.limit_tokens is not None:
         limit = f", {phase.cut:,} of them cut at {phase.limit_flag} {phase.limit_tokens:,}"
-    found.append(f"{sample} {phase.kept:,} kept{limit}, {sum(phase.dropped.values()):,} dropped".strip())
-    found += [f"dropped {count:,} ({reason}): {in_words(reason)}" for reason, count in sorted(phase.dropped.items())]
-    found += [f"  {row.where}: {row.reason}" for row in phase.dropped_rows]
-    found += [f"{count:,} {what}" for what, count in sorted(phase.counted.items())]
+    lines.append(f"{sample} {phase.kept:,} kept{limit}, {sum(phase.dropped.values()):,} dropped".strip())
+    lines += [f"dropped {count:,} ({reason}): {in_words(reason)}" for reason, count in sorted(phase.dropped.items())]
+    lines += [f"  {row.where}: {row.reason}" for row in phase.dropped_rows]
+    lines += [f"{count:,} {what}" for what, count in sorted(phase.counted.items())]
     if phase.lengths is not None:
         lengths = phase.lengths
-        found.append(
+        lines.append(
             f"lengths in {unit}, before any cut: least {lengths.least:,}, median {lengths.median:,}, 95th percentile "
             f"{lengths.p95:,}, longest {lengths.most:,}"
         )
     share = f"{phase.targets:,} of {phase.tokens:,} {unit} ({phase.targets / max(phase.tokens, 1):.0%}): "
-    found.append(f"loss: {share if phase.targets else ''}{phase.loss}")
-    return found
+    lines.append(f"loss: {share if phase.targets else ''}{phase.loss}")
+    return lines
 
 
 def _wrapped(sentence: str, width: int) -> list[str]:

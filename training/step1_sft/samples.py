@@ -80,11 +80,11 @@ class GreedyDrawing:
         parts = {index: parts_of(row) for index, row in rows.items()}
         most = self.longest_tokens - self.sampling.max_new_tokens
         fitting = [index for index, part in parts.items() if len(part.prompt) <= most]
-        mine, found = fitting[ranks.rank :: ranks.world_size], dict[int, Drawn]()
+        mine, responses = fitting[ranks.rank :: ranks.world_size], dict[int, Drawn]()
         for start in range(0, len(mine), self.rows_at_a_time):
             part = mine[start : start + self.rows_at_a_time]
-            found |= dict(zip(part, self._drawn([parts[index] for index in part], ranks.device), strict=True))
-        return {index: drawn for part in gathered(found) for index, drawn in part.items()}
+            responses |= dict(zip(part, self._drawn([parts[index] for index in part], ranks.device), strict=True))
+        return {index: drawn for part in gathered(responses) for index, drawn in part.items()}
 
     def _drawn(self, parts: Sequence[Parts], device: torch.device) -> list[Drawn]:
         flipped = [PromptRow(0, torch.tensor(part.prompt).flip(0).numpy(), "", None) for part in parts]
@@ -143,7 +143,7 @@ def sentence_samples(
     rows: Mapping[int, SentenceRow], losses: Mapping[int, float], drawn: Mapping[int, Drawn], samples: EvaluationSamples
 ) -> list[dict[str, Any]]:
     """The lines of samples.jsonl. losses: nats a token, by row; a row that was not drawn has no response."""
-    found = []
+    written = []
     for index, row in rows.items():
         parts = parts_of(row)
         prompt, truth = samples.text(parts.prompt), samples.text(parts.response)
@@ -163,5 +163,5 @@ def sentence_samples(
                 "response_tokens": len(response.ids),
                 "ended": response.ended,
             }
-        found.append(sample)
-    return found
+        written.append(sample)
+    return written

@@ -94,12 +94,12 @@ def write_scores(pairs: PairFile, scored: ScoredResponses, output: str | None, i
     """Print a line for each pair, in the order of the file; write them to `output` as JSON lines too."""
     if not is_main_rank:
         return
-    found: dict[int, dict[str, Any]] = {place: {"left_out": reason} for place, reason in pairs.left_out.items()}
+    results: dict[int, dict[str, Any]] = {place: {"left_out": reason} for place, reason in pairs.left_out.items()}
     for row, (chosen, rejected) in zip(pairs.rows, scored.score_R.reshape(-1, 2).tolist(), strict=True):
         gap = chosen - rejected
         winner = "chosen" if gap > 0 else "rejected" if gap < 0 else "tie"
-        found[row.row_id] = {"chosen": chosen, "rejected": rejected, "gap": gap, "winner": winner}
-    lines = [{"pair": place, **found[place]} for place in sorted(found)]
+        results[row.row_id] = {"chosen": chosen, "rejected": rejected, "gap": gap, "winner": winner}
+    lines = [{"pair": place, **results[place]} for place in sorted(results)]
     for line in lines:
         log(_sentence(line))
     if output is not None:
@@ -151,8 +151,8 @@ def _texts(path: str, raw: PromptRawDataset) -> tuple[list[str], ...]:
     samples: Sequence[Any] = raw.get_train_data()
     columns: tuple[list[str], ...] = ([], [], [])
     for place, sample in enumerate(samples, start=1):
-        found = (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample))
-        for name, column, text in zip(_COLUMNS, columns, found, strict=True):
+        texts = (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample))
+        for name, column, text in zip(_COLUMNS, columns, texts, strict=True):
             if text is None:
                 raise ThreestepError(
                     f"{path}, pair {place}: expected the texts prompt, chosen and rejected, got no {name}; "

@@ -29,8 +29,8 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     """Return statistics over tokens, responses or groups; a field that an experience lacks has no figure. A
     collective."""
     each = [_measures(experience, settings) for experience in experiences]
-    own = [_joined(found) for found in zip(*(moments(measures) for measures in each), strict=True)]
-    of_all = [_joined(found) for found in zip(*gathered(own), strict=True)]
+    own = [_joined(parts) for parts in zip(*(moments(measures) for measures in each), strict=True)]
+    of_all = [_joined(parts) for parts in zip(*gathered(own), strict=True)]
     figures = figures_of(each[0], of_all)
     figures |= _explained_variance(figures) | _probability_correlation(figures)
     return figures | reward_means(experiences) | conversation_means(experiences)
@@ -60,11 +60,11 @@ def _probability_correlation(figures: Mapping[str, float]) -> dict[str, float]:
 def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
     """Return `reward/NAME`, the mean of each reward and of each function's further values, over the responses that have
     it. A collective; ranks may have different names."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for experience in experiences:
         for name, part_B in experience.reward_parts.items():
-            found.setdefault(name, []).extend(value for value in part_B.tolist() if not math.isnan(value))
-    return {f"reward/{name}": mean for name, mean in _means(found).items()}
+            values.setdefault(name, []).extend(value for value in part_B.tolist() if not math.isnan(value))
+    return {f"reward/{name}": mean for name, mean in _means(values).items()}
 
 
 def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -74,15 +74,15 @@ def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
     records = [record for experience in experiences for record in experience.rollout.conversations or ()]
     if not records:  # on all ranks alike: one engine draws for all
         return {}
-    found = {"conversation/turns": [float(record.turns) for record in records]}
-    found |= {"conversation/forks": [float(record.forks) for record in records]}
-    found |= {f"conversation/cut_by_{cut}": [float(record.cut == cut) for record in records] for cut in CUTS}
-    found["conversation/aborted_share"] = [float(record.figures.get(FAILURES, 0) > 0) for record in records]
+    means = {"conversation/turns": [float(record.turns) for record in records]}
+    means |= {"conversation/forks": [float(record.forks) for record in records]}
+    means |= {f"conversation/cut_by_{cut}": [float(record.cut == cut) for record in records] for cut in CUTS}
+    means["conversation/aborted_share"] = [float(record.figures.get(FAILURES, 0) > 0) for record in records]
     names = {
         name for part in gathered(sorted({name for record in records for name in record.figures})) for name in part
     }
-    found |= {f"environment/{name}": [record.figures.get(name, 0.0) for record in records] for name in sorted(names)}
-    return _means(found)
+    means |= {f"environment/{name}": [record.figures.get(name, 0.0) for record in records] for name in sorted(names)}
+    return _means(means)
 
 
 def _means(found: Mapping[str, Sequence[float]]) -> dict[str, float]:

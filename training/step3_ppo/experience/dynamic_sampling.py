@@ -80,9 +80,9 @@ def with_differing_groups(
         replaced = [place // ranks for place in taken if place % ranks == rank]
         dropped = [own for own, equal in enumerate(is_equal) if equal and own * ranks + rank < len(gaps)]
         for order, (groups, source) in enumerate(((replaced, samples), (dropped, fresh))):
-            found = _picked([_Part.of(source)], groups, settings)
+            picked = _picked([_Part.of(source)], groups, settings)
             keys = [(attempt, order, group * ranks + rank) for group in groups]
-            left_out.append(LeftOut(keys, found.rows, found.rollout, found.scored.scores_B))
+            left_out.append(LeftOut(keys, picked.rows, picked.rollout, picked.scored.scores_B))
         samples = _filled(samples, fresh, taken, settings)
         counts = counts + GroupCounts(len(taken), -len(taken), len(gaps) - len(usable))
     return DrawnGroups(samples, tuple(left_out), counts)

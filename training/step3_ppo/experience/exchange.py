@@ -63,20 +63,20 @@ def read_balanced(
         parts = [unpacked_sequences(part) for part in gathered(packed_sequences(own))]
     all_ranks = [sequence for part in parts for sequence in part]
     first = sum(len(part) for part in parts[: settings.rank])
-    found: dict[str, dict[int, torch.Tensor]] = {}
+    by_name: dict[str, dict[int, torch.Tensor]] = {}
     for indices, laid_out in settings.share(all_ranks, device):
         rows = moved(laid_out, device)
         sizes = [count(all_ranks[index]) for index in indices]
         for name, values in read(indices, rows).items():
             split = values[: sum(sizes)].split(sizes) if sizes else ()
-            found.setdefault(name, {}).update(zip(indices, split, strict=True))
+            by_name.setdefault(name, {}).update(zip(indices, split, strict=True))
     if several_ranks():
-        found = _from_all_ranks(found, device)
+        by_name = _from_all_ranks(by_name, device)
     mine = range(first, first + len(own))
     # A rank without sequences of its own gets nothing, of the same type.
     return {
         name: torch.cat([next(iter(values.values())).new_empty(0), *(values[index] for index in mine)])
-        for name, values in found.items()
+        for name, values in by_name.items()
     }
 
 

@@ -153,12 +153,12 @@ def _per_token(
 
     # Forwards that learn run in training mode: only there activations may be recomputed.
     with contextlib.nullcontext() if settings.reuses_forwards else roles.reading(), torch.no_grad():
-        found = read_balanced(
+        read_values = read_balanced(
             rollout.sequences(), settings, read, lambda sequence: int(sequence.is_target.sum()), mask_BR.device
         )
     nothing_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
     # Targets come in the order of the sequences, those of each in the order of its text: row-major in the mask.
-    return {name: nothing_BR.masked_scatter(mask_BR, values.float()) for name, values in found.items()}, reusable
+    return {name: nothing_BR.masked_scatter(mask_BR, values.float()) for name, values in read_values.items()}, reusable
 
 
 def _read(

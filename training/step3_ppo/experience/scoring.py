@@ -57,10 +57,10 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
         summands, rounding_B, parts = list[torch.Tensor](), nothing_B, dict[str, torch.Tensor]()
         for reward in rewards.named:
             if reward.rule is None:
-                found = _of_environments(rollout) if reward.name == ENVIRONMENT else model
-                assert found is not None
-                parts[reward.name] = found.values_B
-                rounding_B = rounding_B + abs(reward.weight) * found.rounding_B
+                scored = _of_environments(rollout) if reward.name == ENVIRONMENT else model
+                assert scored is not None
+                parts[reward.name] = scored.values_B
+                rounding_B = rounding_B + abs(reward.weight) * scored.rounding_B
             else:
                 own, values = answers[reward.name]
                 parts[reward.name] = torch.tensor(own, device=device)
@@ -78,13 +78,13 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
 def further_columns(rows: Sequence[PromptRow], rollout: Rollout, rewards: Rewards) -> dict[str, list[Any]]:
     """Return the columns of reward functions that no row holds, one entry for each response: `drawn_turns`, of
     conversations, the texts of its turns; and `images`, where prompts have some, those of its prompt."""
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     if rollout.conversations is not None and rewards.turns_of is not None:
-        found["drawn_turns"] = list(rewards.turns_of(rollout))
+        columns["drawn_turns"] = list(rewards.turns_of(rollout))
     if rewards.pictures_of is not None:
         each = len(rollout.response_lengths_B) // len(rows)
-        found["images"] = [pictures for row in rows for pictures in [rewards.pictures_of(row)] * each]
-    return found
+        columns["images"] = [pictures for row in rows for pictures in [rewards.pictures_of(row)] * each]
+    return columns
 
 
 class Rounded(NamedTuple):
@@ -160,4 +160,4 @@ def _check_scores(scores_B: torch.Tensor, rows: Sequence[PromptRow], rollout: Ro
             f"{rollout.response_of(faulty[0]).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this "
             "--dtype; evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
         )
-    raise ThreestepError(next(found for found in gathered(problem) if found is not None))
+    raise ThreestepError(next(sentence for sentence in gathered(problem) if sentence is not None))

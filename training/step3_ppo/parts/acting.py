@@ -49,8 +49,8 @@ def check_rows(environments: Environments, split: CachedSplit) -> None:
 
 def deciding_flags(flags: PpoFlags) -> dict[str, Any]:
     """The flags that conversations depend on, by name; none without environments."""
-    found = {**asdict(flags.environment), **asdict(flags.conversation)} if flags.environment.is_on else {}
-    return {name: value for name, value in found.items() if name != "answer_interval"}  # which decides their rounding
+    given = {**asdict(flags.environment), **asdict(flags.conversation)} if flags.environment.is_on else {}
+    return {name: value for name, value in given.items() if name != "answer_interval"}  # which decides their rounding
 
 
 def _as_row(row: PromptRow) -> dict[str, Any]:

@@ -87,8 +87,8 @@ class Evaluator:
         for start in range(0, per_rank, self.prompts_per_batch):
             for sample in self._samples(padded[start : start + self.prompts_per_batch], sampling, each):
                 samples[sample["prompt_index"], sample["sample"]] = sample
-        found = {index: sample for part in gathered(samples) for index, sample in part.items()}
-        return [{"step": step, **found[index]} for index in sorted(found)]
+        by_index = {index: sample for part in gathered(samples) for index, sample in part.items()}
+        return [{"step": step, **by_index[index]} for index in sorted(by_index)]
 
     def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
         own = [self.prompts[index] for index in prompts]

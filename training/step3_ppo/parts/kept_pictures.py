@@ -42,12 +42,12 @@ def with_kept_pictures(
 
 def _others(roles: Roles) -> list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]]:
     """(name, model, its forward of rows) of the models besides the actor."""
-    found: list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]] = []
+    others: list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]] = []
     if roles.reference is not None and roles.reference.frozen is not None:
         frozen = roles.reference.frozen
-        found.append(("reference", roles.reference.model, lambda rows: frozen(rows, 1.0).logprobs_M))
+        others.append(("reference", roles.reference.model, lambda rows: frozen(rows, 1.0).logprobs_M))
     if roles.critic is not None:
-        found.append(("critic", roles.critic_model, roles.critic))
+        others.append(("critic", roles.critic_model, roles.critic))
     if roles.reward_model is not None:
-        found.append(("reward model", roles.scorer, roles.reward_model))
-    return found
+        others.append(("reward model", roles.scorer, roles.reward_model))
+    return others

@@ -282,13 +282,13 @@ def open_prompt_source(
 
 
 def _class_of(address: str, flag: str, kind: type) -> Any:
-    found = load_named(address, flag)
-    if not isinstance(found, type) or not issubclass(found, kind):
+    loaded = load_named(address, flag)
+    if not isinstance(loaded, type) or not issubclass(loaded, kind):
         raise ThreestepError(f"{flag}: '{address}' is no class that builds on {kind.__module__}.{kind.__name__}")
-    missing = getattr(found, "__abstractmethods__", ())
+    missing = getattr(loaded, "__abstractmethods__", ())
     if missing:
         raise ThreestepError(f"{flag}: '{address}' has to define {', '.join(sorted(missing))}")
-    return found
+    return loaded
 
 
 def _state_of(part: Any) -> State:

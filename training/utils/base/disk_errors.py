@@ -27,9 +27,9 @@ def disk_error_in(problem: BaseException) -> OSError | None:
     if isinstance(problem, OSError):
         return problem if problem.errno in _OF_DISKS else None
     said = str(problem)
-    found = _RUST.search(said)
-    if found is not None and int(found[1]) in _OF_DISKS:
-        return OSError(int(found[1]), os.strerror(int(found[1])))
+    match = _RUST.search(said)
+    if match is not None and int(match[1]) in _OF_DISKS:
+        return OSError(int(match[1]), os.strerror(int(match[1])))
     if isinstance(problem, RuntimeError) and any(words in said for words in _TORCH):
         # The cause has the number, where torch.save writes to a file that Python opened.
         return disk_error_in(problem.__context__) if problem.__context__ else OSError(errno.EIO, "a write failed")

@@ -70,10 +70,10 @@ def load_named(given: str, flag: str) -> Any:
 
 def load_function(given: str, flag: str) -> Any:
     """As `load_named`, for functions and other callables."""
-    found = load_named(given, flag)
-    if not callable(found):
-        raise ThreestepError(f"{flag} expects a function, got '{given}', which is {type(found).__name__}")
-    return found
+    loaded = load_named(given, flag)
+    if not callable(loaded):
+        raise ThreestepError(f"{flag} expects a function, got '{given}', which is {type(loaded).__name__}")
+    return loaded
 
 
 def load_module(path: str, flag: str, package: str = "") -> ModuleType:

@@ -56,13 +56,13 @@ class Expiry:
                     f"--stop_at reads {place}, which cannot be read ({reason}); write the time into it, or leave "
                     "--stop_at out"
                 ) from None
-        found = moment_of(text.strip())
-        if found is None:
+        moment = moment_of(text.strip())
+        if moment is None:
             raise ThreestepError(
                 f"--stop_at expects seconds since 1970 or a time such as 2026-05-01T17:30:00+02:00 in {place}, got "
                 f"'{text.strip()[:100]}'"
             )
-        return found
+        return moment
 
 
 def expiry_of(given: str, environment: Mapping[str, str] = os.environ) -> Expiry:
@@ -71,13 +71,13 @@ def expiry_of(given: str, environment: Mapping[str, str] = os.environ) -> Expiry
     Raises ThreestepError for `auto` where no scheduler's variable is set.
     """
     if given == AUTO:
-        found = next((name for name in VARIABLES if name in environment), None)
-        if found is None:
+        variable = next((name for name in VARIABLES if name in environment), None)
+        if variable is None:
             raise ThreestepError(
                 f"--stop_at {AUTO} expects a scheduler's {either(VARIABLES)} in the environment, got none of them; "
                 "give the variable, file or time that tells the end, or leave --stop_at out"
             )
-        return Expiry(variable=found)
+        return Expiry(variable=variable)
     moment = moment_of(given)
     if moment is not None:
         return Expiry(moment=moment)

@@ -94,8 +94,8 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """The steps of published checkpoints, damaged ones included, in ascending order."""
-        found = (re.fullmatch(r"step_(\d+)", path.name) for path in self.path.glob("step_*"))
-        return sorted(int(match[1]) for match in found if match is not None)
+        matches = (re.fullmatch(r"step_(\d+)", path.name) for path in self.path.glob("step_*"))
+        return sorted(int(match[1]) for match in matches if match is not None)
 
     def latest_first(self) -> list[Path]:
         """The checkpoint that `latest` names and those before it, newest first; all of them if it names none."""

@@ -187,9 +187,9 @@ class RunCheckpoints(Checkpoints):
         """This evaluation, if it is the best so far; before training, the metric is looked for alone."""
         flags, figures = self.plan.flags, self.metrics.evaluation
         metric = metric_in(figures, flags.metric_for_best_model)
-        found = Best(step, metric, figures[metric])
-        wins = is_better(found.value, self._best, greater_wins(metric, flags.greater_is_better))
-        return found if step and wins else None
+        current = Best(step, metric, figures[metric])
+        wins = is_better(current.value, self._best, greater_wins(metric, flags.greater_is_better))
+        return current if step and wins else None
 
     def load_best(self, step: int) -> dict[str, Any] | None:
         if not self.plan.flags.load_best_model_at_end or step == 0:

@@ -79,20 +79,20 @@ def plan_checkpoints(
     def find() -> Path | None:
         if flags.stop_at is not None:
             expiry_of(flags.stop_at).read()
-        found = _find(flags, folder)
-        if found is not None:
-            if (problem := stranger(found)) is not None:
-                raise ThreestepError(f"--resume: {found}: {problem}")
-            manifest = read_manifest(found)
-            _check_manifest(found, manifest)
-            check_settings(found, manifest, settings, defaults or {})
+        latest = _find(flags, folder)
+        if latest is not None:
+            if (problem := stranger(latest)) is not None:
+                raise ThreestepError(f"--resume: {latest}: {problem}")
+            manifest = read_manifest(latest)
+            _check_manifest(latest, manifest)
+            check_settings(latest, manifest, settings, defaults or {})
             for name in _of_unknown_default(manifest, settings):
                 log(
-                    f"warning: --resume: {found} was written with --{name} {manifest['settings'][name]}, which this "
+                    f"warning: --resume: {latest} was written with --{name} {manifest['settings'][name]}, which this "
                     "version does not have"
                 )
-            folder.point_to(found)
-        return found
+            folder.point_to(latest)
+        return latest
 
     return CheckpointPlan(flags, folder, settings, on_main(find, ranks.is_main, patient=True), defaults or {})
 
@@ -107,15 +107,15 @@ def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
     if not steps:
         log(f"--resume: no checkpoint in {folder.path} yet, the run starts from the beginning")
         return None
-    found, problems = folder.latest_undamaged()
+    latest, problems = folder.latest_undamaged()
     for problem in problems:
         log(f"warning: --resume skips {problem}")
-    if found is None:
+    if latest is None:
         raise ThreestepError(
             f"--resume: every checkpoint in {folder.path} is damaged ({'; '.join(problems)}); to start again, remove "
             "that folder"
         )
-    return found
+    return latest
 
 
 def refuse_checkpoints(folder: CheckpointFolder) -> None:

@@ -85,27 +85,27 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
     uniform: None where no loss is known to be one of equal choices
     at_end: nothing follows: a loss that never fell below the uniform one, and a last gradient of 0, are signs too
     """
-    found = _of_loss(history, uniform, at_end)
+    sentences = _of_loss(history, uniform, at_end)
     for name, zeros in history.zeros.items():
         if zeros >= ZERO_STEPS or (at_end and zeros):
-            found[f"{name} zero"] = (
+            sentences[f"{name} zero"] = (
                 f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; look at the learning rate of "
                 "the steps before, at what is frozen, and at whether the rewards or pairs differ"
             )
     for name, skipped in history.infinite.items():
         if at_end and skipped >= ZERO_STEPS:  # earlier, each step is logged, and too many end the run (`bad_steps`)
-            found[f"{name} infinite"] = (
+            sentences[f"{name} infinite"] = (
                 f"{name} has not been finite for the last {skipped} steps, which were skipped: the run has diverged; "
                 "lower the learning rate, or warm it up for longer"
             )
     for name, norms in history.norms.items():
         first, last = statistics.median(history.first_norms[name]), statistics.median(norms)
         if len(norms) == WINDOW and last > GROWN * first > 0:
-            found[f"{name} grown"] = (
+            sentences[f"{name} grown"] = (
                 f"{name} is {last:.3g}, the median of {WINDOW} steps, and was {first:.3g} at the beginning: it grows "
                 "without end; lower the learning rate, or warm it up for longer"
             )
-    return found
+    return sentences
 
 
 def _of_loss(history: History, uniform: Uniform | None, at_end: bool) -> dict[str, str]:

@@ -48,11 +48,11 @@ class DivergenceWatch:
 
     def closing(self) -> str:
         """End of the run's last line that names its signs; "" if it has none."""
-        found = signs(self._history, self._uniform, at_end=True)
-        self._note(found)
+        sentences = signs(self._history, self._uniform, at_end=True)
+        self._note(sentences)
         if self._notes is not None:
             self._notes.settle()
-        return "".join(f"; warning: {sentence}" for sentence in found.values())
+        return "".join(f"; warning: {sentence}" for sentence in sentences.values())
 
     def _add(self, step: int, figures: Mapping[str, float]) -> None:
         self._step = step

@@ -66,11 +66,11 @@ def saved_activations(
     key-value heads are repeated for their query heads, and the copies saved. in_float32: attention is computed in
     float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`)."""
     base: Any = model.base_model
-    found = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
-    kinds = [_kind(layer) for layer in found]
+    layers = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
+    kinds = [_kind(layer) for layer in layers]
     counting = _Counting({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
     with (
-        _first_of_each_kind(base, found, kinds) as run,
+        _first_of_each_kind(base, layers, kinds) as run,
         _counted_attention(model, repeats=attention == SDPA, in_float32=in_float32),
     ):
         hooks = _counted_apart(run, counting)

@@ -114,9 +114,9 @@ class Episode:
         messages = [
             {**deepcopy(message), "content": text.text} for message, text in zip(reply.messages, texts, strict=True)
         ]
-        found = {CUT: sum(text.was_cut for text in texts), MENDED: sum(text.was_mended for text in texts)}
+        counts = {CUT: sum(text.was_cut for text in texts), MENDED: sum(text.was_mended for text in texts)}
         # An environment that counts them, as that of tools, has bounded its messages itself.
-        figures = Counter({**found, **reply.figures})
+        figures = Counter({**counts, **reply.figures})
         return reply._replace(messages=messages, figures=figures)
 
 

@@ -92,11 +92,11 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
         if maker is not None:
             makers[address.rpartition(":")[2]] = maker
     tools = [mistakes.note(_tool, address, flags.tool_seconds) for address in flags.tool_addresses]
-    found = [tool for tool in tools if tool is not None]
-    if found:
+    usable = [tool for tool in tools if tool is not None]
+    if usable:
         limits = CallLimits(flags.tool_seconds, flags.max_observation_characters, flags.max_calls_per_turn)
-        makers[TOOLS] = lambda: ToolEnvironment(found, limits, caller)
-    names = [tool.name for tool in found]
+        makers[TOOLS] = lambda: ToolEnvironment(usable, limits, caller)
+    names = [tool.name for tool in usable]
     mistakes.require(
         len(set(names)) == len(names),
         f"--tools expects functions of different names, got {', '.join(names)}; rename one",

@@ -100,8 +100,8 @@ def parse_pythonic(text: str) -> Parsed:
     """Calls as a Python list, of Llama 3.2, Llama 4 and LFM2: [f(a=1, b="x"), g()]. Arguments are literals, by name."""
     content, written = "", text.strip()
     for begin_tag, end_tag in _PYTHONIC_TAGS:
-        before, found, behind = text.partition(begin_tag)
-        if found:
+        before, has_tag, behind = text.partition(begin_tag)
+        if has_tag:
             written, end, after = behind.partition(end_tag)
             if not end:
                 return Parsed(before.strip(), problems=(_sentence(ValueError(f"expected {end_tag} behind the calls")),))
@@ -145,14 +145,14 @@ def parser_of(name: str, template: str | None) -> Parser:
         )
     if name != AUTO:
         return PARSERS[name]
-    found = [form for form, (sign, other) in _SIGNS.items() if _shows(template or "", sign, other)]
-    if len(found) != 1:
-        got = f"signs of {' and '.join(found)}" if found else "signs of none of them"
+    forms = [form for form, (sign, other) in _SIGNS.items() if _shows(template or "", sign, other)]
+    if len(forms) != 1:
+        got = f"signs of {' and '.join(forms)}" if forms else "signs of none of them"
         raise ThreestepError(
             f"--tool_parser {AUTO} expects a chat template that writes calls as {', '.join(PARSERS)}, got {got}; name "
             "the parser, or give your own as FILE.py:NAME"
         )
-    return PARSERS[found[0]]
+    return PARSERS[forms[0]]
 
 
 def _shows(template: str, sign: re.Pattern[str], other: re.Pattern[str] | None) -> bool:
@@ -166,8 +166,8 @@ def _parser_of_user(address: str) -> Parser:
 
     def parse(text: str) -> Parsed:
         try:
-            found = function(text)
-            values, content = found if isinstance(found, tuple) else (found, text)
+            parsed = function(text)
+            values, content = parsed if isinstance(parsed, tuple) else (parsed, text)
             return Parsed(str(content), tuple(_call_of(value) for value in values))
         except Exception as problem:  # noqa: BLE001 - whatever a user's function raises for a model's text
             return Parsed(text, problems=(_sentence(problem),))

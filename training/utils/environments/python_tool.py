@@ -55,13 +55,13 @@ def python_tool(seconds: float, isolation: Isolation) -> Callable[[str], str]:
 
 def isolation_of(name: str) -> Isolation:
     """The isolation that a tool of this name runs in. ThreestepError if it needs one that does not work here."""
-    found = strongest(_works)
-    if name == IN_BUBBLEWRAP and found is not BUBBLEWRAP:
+    best = strongest(_works)
+    if name == IN_BUBBLEWRAP and best is not BUBBLEWRAP:
         raise ThreestepError(
             f"--tools {IN_BUBBLEWRAP} expects bubblewrap, and {_why_not()}; install it and allow user namespaces, or "
-            f"run in a container with --tools {NO_SANDBOX}, which takes here: {found.name} ({found.sentence})"
+            f"run in a container with --tools {NO_SANDBOX}, which takes here: {best.name} ({best.sentence})"
         )
-    return found
+    return best
 
 
 def _works(isolation: Isolation) -> bool:

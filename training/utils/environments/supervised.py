@@ -62,9 +62,9 @@ def _watch(pid: int, deadline: float, memory: int, processes: int, disk_files: i
     """Wait until the program has ended or left its limits; return the supervisor's exit code."""
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:  # adopted ones too
-                if found[0] == pid:
-                    status = os.waitstatus_to_exitcode(found[1])
+            while (waited := os.waitpid(-1, os.WNOHANG))[0]:  # adopted ones too
+                if waited[0] == pid:
+                    status = os.waitstatus_to_exitcode(waited[1])
                     return 0 if status >= 0 else SIGNALLED - status
         began = time.monotonic()
         seen = _descendants()
@@ -109,12 +109,12 @@ def _descendants() -> list[int]:
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
             children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(pid)
-    found, waiting = [], [mine]
+    processes, waiting = [], [mine]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        processes += below
         waiting += below
-    return found
+    return processes
 
 
 def _private_bytes(pid: int) -> int:

@@ -45,12 +45,12 @@ def find_adapter(name_or_path: str) -> AdapterFolder | None:
     quiet = ("missing_entries", "connection_errors", "gated_repo")  # what loads the model says what is wrong
     try:
         for file in (CONFIG, WEIGHTS):
-            found = cached_file(name_or_path, file, **{f"_raise_exceptions_for_{what}": False for what in quiet})
-            if found is None and file == CONFIG:
+            cached = cached_file(name_or_path, file, **{f"_raise_exceptions_for_{what}": False for what in quiet})
+            if cached is None and file == CONFIG:
                 return None
     except OSError:
         return None
-    return adapter_in(Path(str(found or "")).parent, name_or_path)
+    return adapter_in(Path(str(cached or "")).parent, name_or_path)
 
 
 def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:

@@ -39,10 +39,10 @@ def check_model_folder(name_or_path: str) -> None:
     if not (path / "config.json").is_file():
         raise ThreestepError(_without_config(path))
     config = _read_config(path)
-    found = weight_files(path, config.get("transformers_weights"))
-    for file in found:
+    files = weight_files(path, config.get("transformers_weights"))
+    for file in files:
         read_header(file)
-    other = None if found else _of_other_weights(path, config)
+    other = None if files else _of_other_weights(path, config)
     if other is not None:
         raise ThreestepError(other)
 
@@ -207,8 +207,8 @@ def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def _pickles(folder: Path) -> list[Path]:
-    found = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
-    return [path for path in found if path.name not in _NO_WEIGHTS]
+    paths = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
+    return [path for path in paths if path.name not in _NO_WEIGHTS]
 
 
 def _checkpoint(folder: Path) -> Path | None:

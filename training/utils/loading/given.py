@@ -139,12 +139,12 @@ def proven(
     if given is None:
         return model
     _log_notes(given)
-    found = read_numbers(model)
-    same_head = type(model).__name__ == given.kind and len(found.logits) == len(given.numbers.logits)
+    numbers = read_numbers(model)
+    same_head = type(model).__name__ == given.kind and len(numbers.logits) == len(given.numbers.logits)
     kinds = ("trunk", "logits") if same_head else ("trunk",)
     for kind in kinds:
-        theirs, mine = getattr(given.numbers, kind), getattr(found, kind)
-        most = getattr(given.numbers, f"{kind}_noise") + getattr(found, f"{kind}_noise")
+        theirs, mine = getattr(given.numbers, kind), getattr(numbers, kind)
+        most = getattr(given.numbers, f"{kind}_noise") + getattr(numbers, f"{kind}_noise")
         apart = _apart(theirs, mine)
         if not apart <= most:
             why = (
@@ -214,14 +214,14 @@ def _deep_copy(model: PreTrainedModel, given: GivenModel, what: str) -> PreTrain
             "that was given as it is"
         ) from problem
     with _uses_noted(model) as uses:
-        found = read_numbers(copied)
+        numbers = read_numbers(copied)
     if uses:
         raise ThreestepError(
             f"{what}; and a copy of it still computes with {uses[0]} of the object that was given: a hook or a forward "
             "holds that object; let it use its arguments (module, inputs, output), or `self`"
         )
-    apart = _apart(given.numbers.logits, found.logits)
-    if not apart <= given.numbers.logits_noise + found.logits_noise:
+    apart = _apart(given.numbers.logits, numbers.logits)
+    if not apart <= given.numbers.logits_noise + numbers.logits_noise:
         raise ThreestepError(
             f"{what}; and a copy of it computes other numbers (by {apart:.2g}): its forward or a hook keeps a state "
             "that changes from call to call"

@@ -87,9 +87,9 @@ def forget_quantization(config: Any) -> None:
 
 def _given(config: Any) -> Any:
     for part in (config, config.get_text_config()):
-        found = getattr(part, _KEY, None)
-        if found is not None:
-            return found.to_dict() if hasattr(found, "to_dict") else found
+        settings = getattr(part, _KEY, None)
+        if settings is not None:
+            return settings.to_dict() if hasattr(settings, "to_dict") else settings
     return None
 
 

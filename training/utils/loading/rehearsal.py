@@ -41,12 +41,12 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
     if not stored or is_quantized(wanted.config):  # a quantizer changes names
         return False
     try:
-        found, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)
+        report, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)
     except NotImplementedError:  # a model that reads its own values while it is loaded, of which there are none
         return False
     if wanted.is_scalar:
         check_has_head(model)
-    judge(wanted, found, stored)
+    judge(wanted, report, stored)
     _check_whole(model, stored)
     _check_tied(wanted, model, stored)
     return True
@@ -63,7 +63,7 @@ def judge_loaded(
     if wanted.is_scalar:
         check_has_head(model)
     parameters = {name for name, _ in model.named_parameters()}
-    found = LoadReport(
+    loaded = LoadReport(
         names=parameters,
         missing=frozenset(report["missing_keys"]) & parameters,
         unexpected=frozenset(),  # said already
@@ -71,15 +71,15 @@ def judge_loaded(
         unconverted=tuple(report["error_msgs"]),
     )
     if not rehearsed:
-        return judge(wanted, replace(found, unexpected=frozenset(report["unexpected_keys"])), stored)
-    new = {name for name in found.missing if wanted.new_head and name.startswith(HEAD)}
-    lacking = sorted(found.missing - new - wanted.supplied)
+        return judge(wanted, replace(loaded, unexpected=frozenset(report["unexpected_keys"])), stored)
+    new = {name for name in loaded.missing if wanted.new_head and name.startswith(HEAD)}
+    lacking = sorted(loaded.missing - new - wanted.supplied)
     if lacking and hasattr(model.get_parameter(lacking[0]), "ds_id"):
         raise ThreestepError(
             f"'{wanted.where}' cannot be loaded in shards, as --zero_stage 3 does: transformers leaves {len(lacking)} "
             f"of its tensors random ({lacking[0]}), though the files hold them; use --zero_stage 2"
         )
-    judge(replace(wanted, replaces_head=False), replace(found, missing=frozenset(lacking)), stored)
+    judge(replace(wanted, replaces_head=False), replace(loaded, missing=frozenset(lacking)), stored)
 
 
 def stored_tensors(name_or_path: str, config: Any) -> dict[str, StoredTensor]:
@@ -142,14 +142,14 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
             failed = re.findall(r"^(\S+) +\| CONVERSION", table, re.MULTILINE) or [first_line(problem)]
             why = "".join(f" ({line})" for line in re.findall(r"^Error: (.+)$", table, re.MULTILINE)[:1])
             return LoadReport(names, frozenset(), unconverted=tuple(failed), why_unconverted=why), empty
-    found = LoadReport(
+    load = LoadReport(
         names,
         missing=frozenset(report["missing_keys"]),
         unexpected=frozenset(report["unexpected_keys"]),
         wrong_shapes=_shapes(report["mismatched_keys"]),
         unconverted=tuple(report["error_msgs"]),
     )
-    return found, model
+    return load, model
 
 
 def check_has_head(model: Any) -> None:

@@ -193,11 +193,11 @@ def calibration_bins(gap_Q: np.ndarray) -> list[CalibrationBin]:
     right_Q = np.where(gap_Q == 0, 0.5, gap_Q > 0)
     bin_Q = np.minimum(((predicted_Q - 0.5) * 2 * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
     edges = np.linspace(0.5, 1.0, CALIBRATION_BINS + 1).round(10).tolist()
-    found = []
+    bins = []
     for index, (least, most) in enumerate(zip(edges, edges[1:], strict=False)):
         inside = bin_Q == index
-        found.append(CalibrationBin(least, most, int(inside.sum()), _mean(predicted_Q[inside]), _mean(right_Q[inside])))
-    return found
+        bins.append(CalibrationBin(least, most, int(inside.sum()), _mean(predicted_Q[inside]), _mean(right_Q[inside])))
+    return bins
 
 
 def calibration_error(bins: list[CalibrationBin]) -> float | None:

@@ -79,10 +79,10 @@ class ReferenceFile:
             return {}, "rebuild_cache was asked for"
         if not self.path.exists():
             return {}, self._why_not_found()
-        found = _open(self.path)
-        if found is None or found[0] != self.parts:
+        content = _open(self.path)
+        if content is None or content[0] != self.parts:
             return {}, "the cached file was damaged"
-        return found[1], ""
+        return content[1], ""
 
     def write(self, splits: dict[str, RowLogprobs]) -> None:
         """Replace the content by `splits`."""
@@ -101,8 +101,8 @@ class ReferenceFile:
         """The parts that differ from the most similar file of the same data or model."""
         changes: list[list[str]] = []
         for path in Path(self.folder).glob("reference-*.safetensors"):
-            found = _open(path)
-            old = {} if found is None else found[0]
+            content = _open(path)
+            old = {} if content is None else content[0]
             if any(old.get(name) == self.parts[name] for name in ("data", "model")):
                 changes.append([name for name in self.parts if old.get(name) != self.parts[name]])
         if not changes:

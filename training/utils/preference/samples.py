@@ -37,7 +37,7 @@ def ranked_samples(
     """The lines of samples.jsonl of the rows `taken`: `responses` and `scores`, best first, and `margin`, the least
     difference between the scores of a better and a worse response; below 0 a pair is judged the wrong way round."""
     starts = np.searchsorted(scored.prompt_R, np.arange(len(rows)))
-    found = []
+    lines = []
     for index in taken:
         row = rows[index]
         scores = scored.score_R[starts[index] : starts[index] + len(row.response_ids)].tolist()
@@ -46,7 +46,7 @@ def ranked_samples(
             [samples.text(ids.tolist()) for ids in row.response_ids],
         )
         images = samples.images(row.images)
-        found.append(
+        lines.append(
             {
                 "prompt_index": index,
                 "uid": sample_uid(prompt, *responses, *images),
@@ -57,7 +57,7 @@ def ranked_samples(
                 "margin": least_margin(scores),
             }
         )
-    return found
+    return lines
 
 
 def least_margin(scores: Sequence[float]) -> float:

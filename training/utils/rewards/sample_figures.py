@@ -27,10 +27,10 @@ def value_names(samples: Sequence[Sample]) -> list[str]:
 
 def each_prompt(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Return the samples of each prompt, prompts in the order of their first."""
-    found: dict[int, list[Sample]] = {}
+    by_prompt: dict[int, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample["prompt_index"], []).append(sample)
-    return list(found.values())
+        by_prompt.setdefault(sample["prompt_index"], []).append(sample)
+    return list(by_prompt.values())
 
 
 def of_each_prompt(samples: Sequence[Sample], name: str) -> list[list[float]]:
@@ -41,14 +41,14 @@ def of_each_prompt(samples: Sequence[Sample], name: str) -> list[list[float]]:
 def by_source(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     """Return the samples of each data source by its name in metrics: the last part of a path, or all of it if two would
     be equal. Nothing where there is one source."""
-    found: dict[str, list[Sample]] = {}
+    sources: dict[str, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(str(sample["columns"].get("data_source", "")), []).append(sample)
-    if len(found) < 2:
+        sources.setdefault(str(sample["columns"].get("data_source", "")), []).append(sample)
+    if len(sources) < 2:
         return {}
-    short = [re.sub(r"[^\w.-]", "_", source.rsplit("/", 1)[-1]) for source in found]
-    whole = [re.sub(r"[^\w.-]", "_", source) for source in found]
-    return dict(zip(short if len(set(short)) == len(short) else whole, found.values(), strict=True))
+    short = [re.sub(r"[^\w.-]", "_", source.rsplit("/", 1)[-1]) for source in sources]
+    whole = [re.sub(r"[^\w.-]", "_", source) for source in sources]
+    return dict(zip(short if len(set(short)) == len(short) else whole, sources.values(), strict=True))
 
 
 def several_of(samples: Sequence[Sample], name: str, seed: int) -> dict[str, Figure]:

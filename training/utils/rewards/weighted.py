@@ -64,7 +64,7 @@ MODEL_ALONE = Rewards((Reward(MODEL, 1.0, None),), ScoringArguments().reward_tim
 
 def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = False) -> tuple[Reward, ...]:
     """Return the rewards of --reward; add unknown and duplicate names to `mistakes`. acts: there are environments."""
-    found: list[Reward] = []
+    rewards: list[Reward] = []
     for entry in flags.reward.split(","):
         address, weight = _split_weight(entry.strip())
         name, rule = address.rpartition(":")[2], None
@@ -78,12 +78,12 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
             "--environment, in step 3, or leave it out",
         )
         mistakes.require(
-            all(name != other.name for other in found),
+            all(name != other.name for other in rewards),
             f"--reward expects each reward once and functions of different names, got '{name}' twice in "
             f"'{flags.reward}'",
         )
-        found.append(Reward(name, weight, rule))
-    return tuple(found)
+        rewards.append(Reward(name, weight, rule))
+    return tuple(rewards)
 
 
 def found_rule(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:

@@ -241,13 +241,13 @@ def _has_rank(member: psutil.Process) -> bool:
 
 def _deepspeed_program() -> str:
     beside_python = Path(sys.executable).parent / "deepspeed"
-    found = str(beside_python) if beside_python.exists() else shutil.which("deepspeed")
-    if found is None:
+    program = str(beside_python) if beside_python.exists() else shutil.which("deepspeed")
+    if program is None:
         raise ThreestepError(
             f"several ranks need the program `deepspeed`, found neither next to {sys.executable} nor on PATH:"
             " install the package (pip install -c constraints.txt -e .)"
         )
-    return found
+    return program
 
 
 def _installed_gpus() -> int:

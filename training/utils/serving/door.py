@@ -90,15 +90,15 @@ class Door:
         return Refusal(303, "", (*Refusal(303, "").headers, ("Location", place), ("Set-Cookie", cookie)))
 
     def _cookies(self, headers: Sequence[str]) -> list[str]:
-        found = []
+        tokens = []
         for header in headers:
             try:
                 cookies = SimpleCookie(header)
             except CookieError:
                 continue
             if self._cookie in cookies:
-                found.append(cookies[self._cookie].value)
-        return found
+                tokens.append(cookies[self._cookie].value)
+        return tokens
 
     def _is_token(self, given: str) -> bool:
         """True for the token; takes the same time however much of it is right."""

@@ -61,7 +61,7 @@ class ParallelCheck:
         if self._tags is None:
             return None
         try:
-            found = any([self._blocks(ids, loss) for ids in texts])
+            has_blocks = any([self._blocks(ids, loss) for ids in texts])
         except MalformedBlocks as problem:
             if self._malformed == "error":
                 raise ThreestepError(
@@ -72,8 +72,8 @@ class ParallelCheck:
                 raise
             self._counts["malformed and causal"] += 1
             return None
-        self._counts["with blocks"] += found
-        return astuple(self._tags) if found else None
+        self._counts["with blocks"] += has_blocks
+        return astuple(self._tags) if has_blocks else None
 
     def is_whole(
         self, texts: Sequence[Sequence[int]], loss: Sequence[bool] | None = None, may_end_open: bool = False

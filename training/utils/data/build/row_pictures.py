@@ -54,22 +54,22 @@ class RowPictures:
         Raises BadConversation for images that do not fit their places or cannot be read, and for a text that holds a
         token by which the model knows images.
         """
-        found = place_images(messages, values, where)
-        self._check_texts(found.messages, where)
-        if self.reader.family.one_picture and len(found.images) > 1:
+        parts = place_images(messages, values, where)
+        self._check_texts(parts.messages, where)
+        if self.reader.family.one_picture and len(parts.images) > 1:
             raise BadConversation(
-                f"{where}: expected at most one image, got {len(found.images)}: {self.reader.model_type} reads rows of "
+                f"{where}: expected at most one image, got {len(parts.images)}: {self.reader.model_type} reads rows of "
                 "several in another way, which is not trained here; leave such rows out, or take another family"
             )
         root = None if folder is None else Path(folder)
         images = []
-        for number, value in enumerate(found.images, start=1):
+        for number, value in enumerate(parts.images, start=1):
             named = f"{where}, image {number}"
             data = image_bytes(value, root, named, self.allow_urls)
             text = self.reader.text_of(data, named)
             digest = hashlib.sha256(data)
             images.append(RowPicture(self.pictures.add(digest.digest(), data), text, digest.hexdigest()))
-        return found.messages, tuple(images)
+        return parts.messages, tuple(images)
 
     def _check_texts(self, messages: Sequence[Message], where: str) -> None:
         family = self.reader.family
@@ -90,11 +90,11 @@ class RowPictures:
         Raises BadConversation where the template did not write as many images as there are.
         """
         written = self.reader.family.written
-        found = sum(piece.text.count(written) for piece in pieces)
-        if found != len(images):
+        count = sum(piece.text.count(written) for piece in pieces)
+        if count != len(images):
             raise BadConversation(
                 f"{where}: expected the chat template to write {written} for each of {len(images)} images, got "
-                f"{found}; it must write parts of the type 'image'"
+                f"{count}; it must write parts of the type 'image'"
             )
         waiting = iter(images)
         expanded = []

@@ -42,20 +42,20 @@ def read_texts(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> tu
         return prompt, []
     ranked = raw.get_responses(sample) if phase == 2 else None
     if ranked is None:
-        found = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in KINDS[phase]]
+        responses = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in KINDS[phase]]
     else:
         if len(ranked) < 2 or not all(isinstance(response, str) for response in ranked):
             raise ThreestepError(
                 f"{where}: {type(raw).__name__}.get_responses: expected 2 or more texts, or None, got {len(ranked)} "
                 f"responses ({', '.join(type(response).__name__ for response in ranked)})"
             )
-        found = [("response", response) for response in ranked]
-    for kind, response in found:
+        responses = [("response", response) for response in ranked]
+    for kind, response in responses:
         if response is None:
             raise Dropped(f"no_{kind}")
         if not response.strip():
             raise Dropped("empty_response")
-    return prompt, [response for _, response in found if response is not None]
+    return prompt, [response for _, response in responses if response is not None]
 
 
 def _prompt_of_sentences(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> str:

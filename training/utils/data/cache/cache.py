@@ -114,15 +114,15 @@ def open_or_build(
     final = os.path.join(cache_dir, f"{name}-{fingerprint[:20]}")
     reason = None
     if not rebuild:
-        found, reason = _try_open(final, fingerprint, name, log)
-        if found is not None:
-            return found
+        opened, reason = _try_open(final, fingerprint, name, log)
+        if opened is not None:
+            return opened
 
     waiting = f"data: {name}: {WAITING}"
     with _writing_into(cache_dir), locked(final + LOCK, on_wait=lambda: log(waiting)):
-        found, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
-        if found is not None:
-            return found
+        opened, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
+        if opened is not None:
+            return opened
         if rebuild:
             reason = "rebuild_cache was asked for"
         elif reason is None:
@@ -167,18 +167,18 @@ def _try_open(
     """
     started = time.perf_counter()
     try:
-        found = CachedFolder(final, _open(final, fingerprint), resumed=True)
+        opened = CachedFolder(final, _open(final, fingerprint), resumed=True)
     except FileNotFoundError:
         return None, None
     except Damaged as damage:
         return None, f"the cached one was damaged: {damage}"
-    if only_fresh and (final in _opened_here or found.manifest["published_at_seconds"] < _process_started_at()):
+    if only_fresh and (final in _opened_here or opened.manifest["published_at_seconds"] < _process_started_at()):
         return None, None
     _opened_here.add(final)
     with suppress(OSError):  # `prune` reads the time of the last use; a read-only folder is not pruned
         os.utime(os.path.join(final, MANIFEST))
-    log(f"data: {name} read from the cache in {time.perf_counter() - started:.2f} s: {found.rows_in_words}; {final}")
-    return found, None
+    log(f"data: {name} read from the cache in {time.perf_counter() - started:.2f} s: {opened.rows_in_words}; {final}")
+    return opened, None
 
 
 def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
@@ -292,7 +292,7 @@ def locked(path: str, on_wait: Callable[[], None]) -> Iterator[None]:
 
 def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
     """Names of the parts that differ from the most similar folder that was built from the same datasets."""
-    found: list[tuple[int, float, list[str]]] = []
+    candidates: list[tuple[int, float, list[str]]] = []
     for folder in os.listdir(cache_dir):
         path = os.path.join(cache_dir, folder)
         manifest = read_manifest(path) if folder.startswith(f"{name}-") and os.path.isdir(path) else None
@@ -301,7 +301,7 @@ def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
         old = manifest.get("parts", {})
         if old.get("datasets") == parts.get("datasets"):
             changed = [key for key in {**parts, **old} if old.get(key) != parts.get(key)]
-            found.append((len(changed), -manifest.get("published_at_seconds", 0.0), changed))
-    if not found:
+            candidates.append((len(changed), -manifest.get("published_at_seconds", 0.0), changed))
+    if not candidates:
         return "the cache has nothing of these datasets"
-    return "changed since the last one: " + ", ".join(min(found, key=lambda each: each[:2])[2])
+    return "changed since the last one: " + ", ".join(min(candidates, key=lambda each: each[:2])[2])

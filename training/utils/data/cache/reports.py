@@ -63,12 +63,12 @@ def split_sentence(name: str, split: SplitReport) -> str:
     """One split: the rows kept, cut and dropped."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
     noted = "".join(f", {count:,} {how}" for how, count in sorted(split.noted.items()))
-    found = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
     return (
         f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
         + (f"dropped: {dropped}" if dropped else "none dropped")
         + noted
-        + (f", parallel thinking: {found}" if found else "")
+        + (f", parallel thinking: {counts}" if counts else "")
     )
 
 

@@ -145,9 +145,9 @@ class ChatTemplate:
             RecursionError,
         ) as error:
             raise TemplateRefused(str(error).strip() or type(error).__name__) from error
-        (text,), found = rendered
+        (text,), marked = rendered
         check_length(text, conversation)
-        return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
+        return Rendering(text, [(begin, end) for begin, end in marked[0]] if marks else [])
 
     def _as_read(self, message: Message) -> Message:
         content = message.get("content")

@@ -236,9 +236,9 @@ class TurnFinder:
         return tuple(turns)
 
     def _end_of_turn(self, masked: str, begin: int, limit: int) -> int | None:
-        found = [at + len(token) for token in self._habits.ends if (at := masked.find(token, begin, limit)) >= 0]
-        if found:
-            return min(found)
+        ends = [at + len(token) for token in self._habits.ends if (at := masked.find(token, begin, limit)) >= 0]
+        if ends:
+            return min(ends)
         other = self._habits.ending(masked, begin, limit)  # some templates end a tool call with another token
         return other.end() if other else None
 

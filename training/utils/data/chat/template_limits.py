@@ -45,11 +45,11 @@ def check_first_renderings(render: Callable[[], None]) -> None:
     if pid == 0:
         _try_out(render)
     deadline = time.monotonic() + _WAITING * TRIAL_SECONDS
-    while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
+    while (waited := os.waitpid(pid, os.WNOHANG))[0] == 0:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
-    code = os.waitstatus_to_exitcode(found[1])
+    code = os.waitstatus_to_exitcode(waited[1])
     if code == _OUT_OF_MEMORY:
         raise ThreestepError(_refused(f"takes more than {MOST_BYTES >> 20} MiB of memory"))
     if code == _TOO_LONG:

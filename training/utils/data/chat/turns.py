@@ -101,10 +101,10 @@ class TurnTokens:
         with _explained():
             whole = self._chat.prompt(_conversation([_opened(each, words) for each in messages], tools, where))
             pieces = [replace(each, text=part) for each in whole for part in each.text.split(_SEAM) if part]
-            (found,) = self._chat.encode([pieces], [where])
-        if isinstance(found, BadConversation):
-            raise ThreestepError(str(found))
-        return [token for ids in found for token in ids]
+            (encoded,) = self._chat.encode([pieces], [where])
+        if isinstance(encoded, BadConversation):
+            raise ThreestepError(str(encoded))
+        return [token for ids in encoded for token in ids]
 
     def reply(self, messages: Sequence[Message], tools: Any, last_token: int) -> ReplyTokens:
         """Return the tokens after a sampled turn: the messages, and the generation prompt of the next turn.
@@ -161,8 +161,8 @@ class TurnTokens:
         except BadConversation:
             return HistoryTokens(is_refused=True)
         parts = [part for piece in pieces for part in piece.split(_SEAM) if part]
-        (found,) = self._chat.texts.encode_pieces([parts])
-        anew = [token for own in found for token in own]
+        (encoded,) = self._chat.texts.encode_pieces([parts])
+        anew = [token for own in encoded for token in own]
         had, gets = self._chat.decode([list(ids), anew])
         return HistoryTokens(None if had == gets else anew)
 

@@ -46,8 +46,8 @@ def find_files(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
     matches = _local_matches(address, flag)
     if not (len(matches) == 1 and os.path.isdir(matches[0])):
         return matches
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(matches[0], followlinks=True) for name in names]
-    return _of_folder(found, suffixes, address, flag)
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(matches[0], followlinks=True) for name in names]
+    return _of_folder(paths, suffixes, address, flag)
 
 
 def _local_matches(address: str, flag: str) -> list[str]:
@@ -69,14 +69,14 @@ def _find_remote(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
             return [address]
         files, path = fsspec.core.url_to_fs(address)
         if glob.has_magic(path):
-            found = sorted(files.glob(path))
+            paths = sorted(files.glob(path))
         elif files.isdir(path):
-            found = _of_folder(files.find(path), suffixes, address, flag)
+            paths = _of_folder(files.find(path), suffixes, address, flag)
         else:
-            found = [path] if files.exists(path) else []
-        if not found:
+            paths = [path] if files.exists(path) else []
+        if not paths:
             raise ThreestepError(f"--{flag}: '{address}' names no file")
-        return [files.unstrip_protocol(name) for name in found]
+        return [files.unstrip_protocol(name) for name in paths]
 
 
 def _of_folder(found: Sequence[str], suffixes: Sequence[str], folder: str, flag: str) -> list[str]:

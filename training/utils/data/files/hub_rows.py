@@ -100,18 +100,18 @@ class HubRows:
     def _chosen_splits(self, names: list[str]) -> tuple[str, list[str]]:
         """The split to train on, and those for evaluation. Without a setting: the one whose name begins with train (or
         the only one), and all whose names begin with test, validation and the like, as for a folder of files."""
-        found = f"{self.address}: its splits are {', '.join(names)}"
+        subject = f"{self.address}: its splits are {', '.join(names)}"
         asked = self._asked
         for setting, name in (("split", asked.split), ("eval_split", asked.eval_split)):
             if name is not None and name not in names:
                 raise ThreestepError(
-                    f"{found}; {setting} expects one of them, got '{name}'{nearest_names(name, names)}"
+                    f"{subject}; {setting} expects one of them, got '{name}'{nearest_names(name, names)}"
                 )
         if asked.split is not None:
             return asked.split, [] if asked.eval_split is None else [asked.eval_split]
         train = ["train"] if "train" in names else [name for name in names if names_training(name)] or names
         if len(train) != 1:
-            raise ThreestepError(f"{found}; name the one to train on, as in hub:{asked.name},split={train[0]}")
+            raise ThreestepError(f"{subject}; name the one to train on, as in hub:{asked.name},split={train[0]}")
         return train[0], [name for name in names if name not in train and names_evaluation(name)]
 
     def _resolved_commit(self) -> str:
@@ -121,7 +121,7 @@ class HubRows:
         asked = self._asked
         start = f"--{self._flag}: '{self.address}'"
         try:
-            found = HfApi().dataset_info(asked.name, revision=asked.revision, timeout=_TIMEOUT_SECONDS)
+            info = HfApi().dataset_info(asked.name, revision=asked.revision, timeout=_TIMEOUT_SECONDS)
         except GatedRepoError as error:
             raise ThreestepError(
                 f"{start}: access is granted by the dataset's owners; ask for it at https://huggingface.co/datasets/"
@@ -141,7 +141,7 @@ class HubRows:
                 f"{start}: the hub could not be reached ({type(error).__name__}: {first_line(error)}); check the "
                 "network, or set HF_HUB_OFFLINE=1 to read what an earlier run downloaded here"
             ) from error
-        return str(found.sha)
+        return str(info.sha)
 
     def _cached_commit(self) -> str:
         commit, wanted = _commit_of(self._splits), self._asked.revision
@@ -173,10 +173,10 @@ class HubRows:
             raise ThreestepError(
                 f"--{self._flag}: '{self.address}' could not be loaded: {type(error).__name__}: {said}; {remedy}"
             ) from error
-        found = _commit_of(splits)
-        if not self._offline and found not in (None, self.commit):
+        stored = _commit_of(splits)
+        if not self._offline and stored not in (None, self.commit):
             raise ThreestepError(
-                f"--{self._flag}: '{self.address}': the hub was lost and the copy in the cache is at commit {found}, "
+                f"--{self._flag}: '{self.address}': the hub was lost and the copy in the cache is at commit {stored}, "
                 f"not {self.commit}; check the network, or set HF_HUB_OFFLINE=1 to read that copy"
             )
         return splits

@@ -55,10 +55,10 @@ def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = Tr
     flag: gave the name, for errors. spool_dir: for copies of files that have no random access. hold_out: files named
     for evaluation are no training rows.
     """
-    found = split_reader(name)
-    if found is None:
+    split = split_reader(name)
+    if split is None:
         return None
-    reader, address = found
+    reader, address = split
     return HubRows(address, flag) if reader == HUB else StoredFiles(reader, address, flag, spool_dir, hold_out)
 
 

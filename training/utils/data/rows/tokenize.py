@@ -142,10 +142,10 @@ def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
         return int(tokenizer.eos_token_id)
     ids = tokenizer(token, add_special_tokens=False)["input_ids"]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        found = "unknown to it" if tokenizer.unk_token_id in ids else f"{len(ids)} tokens"
+        problem = "unknown to it" if tokenizer.unk_token_id in ids else f"{len(ids)} tokens"
         raise ThreestepError(
             f"--end_of_conversation_token expects one token of {named_tokenizer(tokenizer)}, got '{token}', which is "
-            f"{found}; use one of its special tokens, or leave the flag out to use its eos token"
+            f"{problem}; use one of its special tokens, or leave the flag out to use its eos token"
         )
     return int(ids[0])
 

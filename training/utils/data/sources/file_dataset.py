@@ -72,10 +72,10 @@ class FileDataset(PromptRawDataset):
     def format(self) -> Format:
         """The format of the files, recognised by their columns or named by flags."""
         train, held_out = self._opened
-        found = recognise(train.kinds, self._columns, self._named_format, self._address)
+        recognised = recognise(train.kinds, self._columns, self._named_format, self._address)
         if held_out:
-            recognise(held_out.kinds, self._columns, found.name, self._address)
-        return replace(found, why=train.sentence) if isinstance(train, TreeRows) else found
+            recognise(held_out.kinds, self._columns, recognised.name, self._address)
+        return replace(recognised, why=train.sentence) if isinstance(train, TreeRows) else recognised
 
     @cached_property
     def _recognition(self) -> Recognition:

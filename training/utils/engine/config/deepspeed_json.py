@@ -69,16 +69,16 @@ def filled_in_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str = 
 def without_effect(theirs: dict[str, Any], final: dict[str, Any]) -> list[str]:
     """Return a sentence for each key of the user's that changes nothing in this run."""
     runs = _what_runs(final)
-    found = []
+    lines = []
     for dotted, value in keys.walked(theirs):
         where = keys.ACCEPTED.get(dotted, runs).split()
         is_given = value is not None and value is not False and value != "auto"
         if dotted in keys.LEFT_OUT:
-            found.append(f"'{dotted}' changes nothing: {keys.LEFT_OUT[dotted]}")
+            lines.append(f"'{dotted}' changes nothing: {keys.LEFT_OUT[dotted]}")
         elif is_given and runs not in where:
             stages = ", ".join(stage.replace("bf16", " in bf16") for stage in where)
-            found.append(f"'{dotted}' changes nothing at ZeRO stage {runs.replace('bf16', ' in bf16')}; of {stages}")
-    return found
+            lines.append(f"'{dotted}' changes nothing at ZeRO stage {runs.replace('bf16', ' in bf16')}; of {stages}")
+    return lines
 
 
 def _check_names(theirs: dict[str, Any], where: Any, mistakes: Mistakes) -> None:

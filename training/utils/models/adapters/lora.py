@@ -107,21 +107,21 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
     from training.utils.models.own_forward import own_forward_of
 
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
-    found = {
+    layers = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, (torch.nn.Linear, Conv1D)) and module not in heads
     }
-    lacking = [part for part in parts if not any(part in name for name in found)]
-    named = _in_language(model, found, parts)
-    found = {name: module for name, module in found.items() if name in named}
-    if lacking or not found:
+    lacking = [part for part in parts if not any(part in name for name in layers)]
+    named = _in_language(model, layers, parts)
+    layers = {name: module for name, module in layers.items() if name in named}
+    if lacking or not layers:
         raise ThreestepError(
             f"--lora_module_name expects 'all-linear' or a part of the names of linear layers in "
             f"{type(model).__name__}, such as 'layers.', got '{','.join(lacking)}'"
         )
-    reasons = why_no_adapters(model, found)
-    left = [name for name in found if name not in reasons]
+    reasons = why_no_adapters(model, layers)
+    left = [name for name in layers if name not in reasons]
     notes = [_in_words(reason, [name for name in reasons if reasons[name] == reason]) for reason in {*reasons.values()}]
     if not left:
         raise ThreestepError(
@@ -139,11 +139,11 @@ def _in_language(model: PreTrainedModel, names: Collection[str], parts: Sequence
     no name in the language model."""
     from training.utils.images.models.vision import is_of_vision
 
-    of_vision, found = is_of_vision(model), set[str]()
+    of_vision, matching = is_of_vision(model), set[str]()
     for part in parts:
         named = {name for name in names if part in name}
-        found |= {name for name in named if not of_vision(name)} or named
-    return found
+        matching |= {name for name in named if not of_vision(name)} or named
+    return matching
 
 
 def _in_words(reason: str, names: list[str]) -> str:

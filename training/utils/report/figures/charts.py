@@ -81,11 +81,11 @@ def running_mean(points: Points, window: int) -> list[tuple[float, float]]:
     known = [(x, y) for x, y in points if y is not None]
     sums = [0.0, *itertools.accumulate(y for _, y in known)]
     half = window // 2
-    found = []
+    means = []
     for place, (x, _) in enumerate(known):
         first, last = max(place - half, 0), min(place + half + 1, len(known))
-        found.append((x, (sums[last] - sums[first]) / (last - first)))
-    return found
+        means.append((x, (sums[last] - sums[first]) / (last - first)))
+    return means
 
 
 def thinned(points: Points, most: int) -> list[tuple[float, float | None]]:
@@ -113,8 +113,8 @@ def histogram_of(kinds: Sequence[tuple[str, Sequence[float]]], bins: int = 20) -
     width = (high - low) / bins
     counts = []
     for label, own in kinds:
-        found = [0] * bins
+        bin_counts = [0] * bins
         for value in own:
-            found[min(int((value - low) / width), bins - 1)] += 1
-        counts.append((label, tuple(found)))
+            bin_counts[min(int((value - low) / width), bins - 1)] += 1
+        counts.append((label, tuple(bin_counts)))
     return tuple(low + width * index for index in range(bins + 1)), counts

@@ -129,21 +129,21 @@ def phase_seconds(step: StepRun) -> tuple[list[tuple[str, float]], float]:
 
 def phase_name(metric: str) -> str | None:
     """The phase that a metric times, in words; None for other metrics."""
-    found = _PHASE.match(metric)
-    return found["name"].replace("_", " ").replace("/", " ") if found else None
+    match = _PHASE.match(metric)
+    return match["name"].replace("_", " ").replace("/", " ") if match else None
 
 
 def headline(step: StepRun) -> list[tuple[str, float | None, float | None, float | None]]:
     """(title, before, after, standard error of the gain) of a step's headline figures; after is None if there was only
     one evaluation."""
-    found = []
+    figures = []
     for line in step.declaration.headlines:
         values = [value for _, value in step.points(line.metric)]
         if values:
             after = values[-1] if len(values) > 1 else None
             error = finite(step.summary.get(line.standard_error)) if line.standard_error else None
-            found.append((line.title, values[0], after, error))
-    return found
+            figures.append((line.title, values[0], after, error))
+    return figures
 
 
 def _reported_by(line: dict[str, Any]) -> str:

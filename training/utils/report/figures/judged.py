@@ -55,16 +55,16 @@ def judged_rows(steps: Sequence[StepRun]) -> list[JudgedRow]:
 
 def margins_along(step: StepRun) -> list[tuple[str, tuple[str | None, ...], list[tuple[str, float | None]]]]:
     """(prompt, its pictures, its margin at each evaluation) of the first rows."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_prompt: dict[str, list[Mapping[str, Any]]] = {}
     for sample in step.first_prompts:
-        found.setdefault(_key(sample), []).append(sample)
+        by_prompt.setdefault(_key(sample), []).append(sample)
     return [
         (
             clipped(text_of(own[0].get("prompt"))),
             sample_pictures(step.path, own[0]),
             [(f"step {sample.get('step')}", finite(sample.get("margin"))) for sample in own],
         )
-        for own in found.values()
+        for own in by_prompt.values()
     ]
 
 

@@ -62,8 +62,8 @@ class StepRun:
     @property
     def names(self) -> list[str]:
         """Every metric, in the order of its first line."""
-        found = dict.fromkeys(name for line in self.lines for name in line)
-        return [name for name in found if name not in ("step", "seconds")]
+        metric_names = dict.fromkeys(name for line in self.lines for name in line)
+        return [name for name in metric_names if name not in ("step", "seconds")]
 
 
 @dataclass(frozen=True)

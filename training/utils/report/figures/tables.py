@@ -69,9 +69,9 @@ def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
 
 def answers_along(step: StepRun) -> list[Sampled]:
     """The first prompts with their answer at each evaluation."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_prompt: dict[str, list[dict[str, Any]]] = {}
     for sample in step.first_prompts:
-        found.setdefault(_key(sample), []).append(sample)
+        by_prompt.setdefault(_key(sample), []).append(sample)
     return [
         Sampled(
             "",
@@ -80,7 +80,7 @@ def answers_along(step: StepRun) -> list[Sampled]:
             tuple(_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples),
             sample_pictures(step.path, samples[0]),
         )
-        for samples in found.values()
+        for samples in by_prompt.values()
     ]
 
 
@@ -88,9 +88,9 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
     """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
     keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])
     has_rewards = any("reward" in group[key] for group in groups for key in keys if key in group)
-    found = [("The first", key) for key in keys[: _FIRST if has_rewards else _FIRST + _MOST_CHANGED]]
+    first = [("The first", key) for key in keys[: _FIRST if has_rewards else _FIRST + _MOST_CHANGED]]
     if not with_gains:
-        return found
+        return first
     gains = []
     for key in keys[_FIRST:]:
         before, after = (finite(group.get(key, {}).get("reward")) for group in groups[:2])
@@ -99,7 +99,7 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
     gains.sort(key=lambda pair: pair[0])
     rose = [("Rose most", key) for gain, key in reversed(gains[-_MOST_CHANGED:]) if gain > 0]
     fell = [("Fell most", key) for gain, key in gains[:_MOST_CHANGED] if gain < 0]
-    return found + rose + fell
+    return first + rose + fell
 
 
 def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
@@ -150,26 +150,26 @@ def clipped(text: str, most: int = _LONGEST_TEXT) -> str:
 
 def left_out(step: StepRun) -> list[tuple[str, str]]:
     """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit."""
-    found = []
+    rows = []
     for split, name in (("train", "training rows"), ("eval", "held-out rows")):
         report = step.data_report.get(split)
         if isinstance(report, dict):
-            found.append((name, f"{_count(report.get('rows'))} of {_count(report.get('tokens'))} tokens"))
-            found.append((f"{name} cut", _count(report.get("truncated"))))
+            rows.append((name, f"{_count(report.get('rows'))} of {_count(report.get('tokens'))} tokens"))
+            rows.append((f"{name} cut", _count(report.get("truncated"))))
             dropped = report.get("dropped")
             reasons = dropped.items() if isinstance(dropped, dict) else ()
             counts = ", ".join(f"{_count(count)} {str(reason).replace('_', ' ')}" for reason, count in reasons)
-            found.append((f"{name} dropped", counts or "none"))
+            rows.append((f"{name} dropped", counts or "none"))
     skipped = [value or 0.0 for name in step.names if name.endswith("/skipped") for _, value in step.points(name)]
     if skipped:
-        found.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
+        rows.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
     for label, samples in step.samples:
         if not any("reward" in sample for sample in samples):
             continue  # what is drawn for the report alone is short on purpose
         cut = sum(sample.get("ended") is False for sample in samples)
         limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
-        found.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
-    return found
+        rows.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
+    return rows
 
 
 def settings_rows(steps: Sequence[StepRun]) -> tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]]:

@@ -100,22 +100,22 @@ def _names(runs: Sequence[ReportedRun]) -> str:
 
 def step_charts(runs: Sequence[ReportedRun]) -> dict[str, list[Chart]]:
     """Every chart of the report, by kind of step."""
-    found = {}
+    by_kind = {}
     for kind, steps in _by_kind(runs).items():
         charts: list[Chart] = list(curves_of(steps))
         for step in steps:
             own: list[Chart] = [*score_charts(step), *sample_charts(step)]
             charts += [replace(chart, title=f"{chart.title}: {step.run}") if len(steps) > 1 else chart for chart in own]
-        found[kind] = charts
-    return found
+        by_kind[kind] = charts
+    return by_kind
 
 
 def _by_kind(runs: Sequence[ReportedRun]) -> dict[str, list[StepRun]]:
     """Every step, by its kind, in the order of the steps."""
-    found: dict[str, list[StepRun]] = {}
+    by_kind: dict[str, list[StepRun]] = {}
     for step in sorted((step for run in runs for step in run.steps), key=lambda step: step.place):
-        found.setdefault(step.declaration.kind, []).append(step)
-    return found
+        by_kind.setdefault(step.declaration.kind, []).append(step)
+    return by_kind
 
 
 def _title(steps: Sequence[StepRun]) -> str:
@@ -139,9 +139,9 @@ def _warnings(steps: Sequence[StepRun]) -> str:
 def _top(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
     """Facts and settings of one run; for several runs a table of their facts, and the settings that differ."""
     facts = [dict(facts_of(run)) for run in runs]
-    names = list(dict.fromkeys(name for found in facts for name in found))
+    names = list(dict.fromkeys(name for of_run in facts for name in of_run))
     if len(runs) > 1:
-        rows = [[name, *(found.get(name, "–") for found in facts)] for name in names]
+        rows = [[name, *(of_run.get(name, "–") for of_run in facts)] for name in names]
         return scrolled(table(["", *(run.name for run in runs)], rows), "the runs") + _differences(by_kind)
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(facts[0][name])}</dd>" for name in names)
     for step in runs[0].steps:
@@ -178,7 +178,7 @@ def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -
             for title, before, after, error in headline(step):
                 rows.setdefault(title, {})[step.run] = _before_after(before, after, error)
     head = ["", *(run.name for run in runs)]
-    body = [[title, *(found.get(run.name, "–") for run in runs)] for title, found in rows.items()]
+    body = [[title, *(values.get(run.name, "–") for run in runs)] for title, values in rows.items()]
     note = '<p class="soft">held-out figures before → after training (± standard error of the gain)</p>'
     figures = note + table(head, body, numbers=range(1, len(head)))
     return scrolled(figures, "held-out figures") if rows else ""

@@ -92,7 +92,7 @@ def start_rules(
         except ThreestepError as error:
             problem = str(error)
         if largest(int(problem is not None), device):
-            raise ThreestepError(next(found for found in gathered(problem) if found is not None))
+            raise ThreestepError(next(sentence for sentence in gathered(problem) if sentence is not None))
         return answers
 
     return wait

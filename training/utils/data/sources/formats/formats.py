@@ -226,13 +226,13 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
         fits.pop("prompt_only", None)
     if len(fits) == 1:
         return next(iter(fits.items()))
-    found = f"{where}: the columns {column_names(kinds)}{_other_separator(kinds)} fit "
+    begin = f"{where}: the columns {column_names(kinds)}{_other_separator(kinds)} fit "
     if fits:
         deciding = " or ".join(f"--data_format {name}" for name in fits)
-        raise ThreestepError(f"{found}{len(fits)} formats, {' and '.join(fits)}; decide with {deciding}")
+        raise ThreestepError(f"{begin}{len(fits)} formats, {' and '.join(fits)}; decide with {deciding}")
     known = "; ".join(f"{kind.needs} ({name})" for name, kind in FORMATS.items())
     raise ThreestepError(
-        f"{found}no format; expected the columns of one of these: {known}; or name columns of your own: questions and "
+        f"{begin}no format; expected the columns of one of these: {known}; or name columns of your own: questions and "
         "answers with --data_format question_answer --prompt_column Q --chosen_column A, texts as they are stored with "
         "--prompt_column, --chosen_column and --rejected_column, others with --messages_column or --text_column"
     )

@@ -34,7 +34,7 @@ def split_weights(messages: Sequence[Message], where: str) -> tuple[list[Message
 
 
 def _weight(message: Message, where: str) -> bool | None:
-    found: dict[str, bool] = {}
+    weights: dict[str, bool] = {}
     for key, value in message.items():
         if value is None or not isinstance(key, str) or not _LIKE_A_WEIGHT.search(key):
             continue
@@ -48,10 +48,10 @@ def _weight(message: Message, where: str) -> bool | None:
                 f"{where}: '{key}': expected 0 or 1 (false or true), got {value!r:.60}; a message carries loss or it "
                 "does not"
             )
-        found[key] = bool(value)
-    if len(set(found.values())) > 1:
-        raise BadConversation(f"{where}: {' and '.join(f'{key!r}' for key in found)} differ; leave one of them out")
-    return next(iter(found.values()), None)
+        weights[key] = bool(value)
+    if len(set(weights.values())) > 1:
+        raise BadConversation(f"{where}: {' and '.join(f'{key!r}' for key in weights)} differ; leave one of them out")
+    return next(iter(weights.values()), None)
 
 
 def check_weights(messages: Sequence[Message], weights: Sequence[bool | None], loss_on: str, where: str) -> None:
