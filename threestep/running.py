@@ -96,9 +96,9 @@ def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -
     )  # fmt: skip
     assert process.stdout is not None
     with process:
-        said = _passed_on(process, process.stdout)
+        lines = _passed_on(process, process.stdout)
     if process.returncode:
-        raise ThreestepError(_said_against_it(said, process.returncode))
+        raise ThreestepError(_said_against_it(lines, process.returncode))
     # Ranks that were asked to stop end well too, with a checkpoint and without figures.
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         raise ThreestepError(_stopped(0, folder))

@@ -150,10 +150,10 @@ def _resumes(folder: Path, resume: Any) -> bool:
     from training.utils.checkpoints.folder import CheckpointFolder
     from training.utils.checkpoints.plan import refuse_checkpoints
 
-    asked = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None
-    if not asked:
+    wanted = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None
+    if not wanted:
         refuse_checkpoints(CheckpointFolder(folder))
-    return asked and bool(CheckpointFolder(folder).steps())
+    return wanted and bool(CheckpointFolder(folder).steps())
 
 
 def _check(

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     resumes = plan.resume if options.resume is None else options.resume
     finished = finished_steps(plan) if resumes else ()
     if resumes:
-        resumed = {name: {**own, "resume": "latest"} for name, own in plan.settings.items()}
+        resumed = {name: {**settings, "resume": "latest"} for name, settings in plan.settings.items()}
         plan = dataclasses.replace(plan, settings=resumed)
     lend([plan.settings, plan.new_model], os.environ)  # the files that the steps read are without credentials
     config_files = write_settings(plan)
@@ -254,10 +254,10 @@ def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float
     for step in seconds:
         path = output_dir / step / "summary.json"
         try:
-            own = json.loads(path.read_text(encoding="utf-8"))
+            figures = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as problem:
             raise ThreestepError(f"{step} ended well, but left no figures in {path}: {problem}") from problem
-        summary |= {key: own.get(name) for row in known_steps()[step].closing for key, name in row.keys()}
+        summary |= {key: figures.get(name) for row in known_steps()[step].closing for key, name in row.keys()}
     return {**summary, **{f"seconds_{known_steps()[step].kind}": round(seconds[step], 1) for step in seconds}}
 
 

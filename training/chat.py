@@ -166,9 +166,9 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
         acting.check(models)
     scorer = None
     if chat.reward_model is not None:
-        pictured = [(asked.tokenizer, asked.pictures.reader) for asked in models if asked.pictures is not None]
+        pictured = [(model.tokenizer, model.pictures.reader) for model in models if model.pictures is not None]
         unread = why_pictures_unscored(chat.reward_model, pictured)
-        seen = [asked.images for asked in models if asked.images is not None and unread is None]
+        seen = [model.images for model in models if model.images is not None and unread is None]
         scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank, next(iter(seen), None), unread)
 
     def begun() -> Talk:
@@ -185,7 +185,7 @@ def converse(talk: Talk) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() history and editing
 
-    names = " and ".join(asked.name for asked in talk.models)
+    names = " and ".join(model.name for model in talk.models)
     print(f"{names}; type /help for the commands, /quit to end")
     while True:
         try:
@@ -245,17 +245,17 @@ def answer_once(talk: Talk, question: str) -> None:
     if not question:
         raise ThreestepError("standard input is not a terminal and expects a question, got none; write one to it")
     talk.ask(question)
-    for place, asked in enumerate(talk.models):
+    for place, model in enumerate(talk.models):
         if len(talk.models) > 1:
-            print(f"== {'AB'[place]} {asked.name}")
+            print(f"== {'AB'[place]} {model.name}")
         print_answer(talk, place)
         print()
         note = talk.note(place)
         if note:
-            print(f"answer of {asked.name}: {note}", file=sys.stderr)
+            print(f"answer of {model.name}: {note}", file=sys.stderr)
         score = talk.score(place)
         if score is not None:
-            print(f"score of {asked.name}: {score:.3f}", file=sys.stderr)
+            print(f"score of {model.name}: {score:.3f}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class Acting:
 
     def check(self, models: Sequence[AskedModel]) -> None:
         """ThreestepError if a model's chat template, or its form of calls, does not fit."""
-        for asked in models:
-            self.engine(asked, asked.engine, lambda row, seed: None)
+        for model in models:
+            self.engine(model, model.engine, lambda row, seed: None)
 
     def engine(
         self, asked: AskedModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
@@ -125,8 +125,8 @@ class _Shown:
 
     def reply(self, turn: str, messages: Sequence[Message]) -> None:
         """A turn is over and answered."""
-        self.before = self._with(turn) + "".join(f"\n  {_speaker(own)}> {_indented(own)}" for own in messages)
-        self.messages += [_said(turn), *({**own, BY_ENVIRONMENT: True} for own in messages)]
+        self.before = self._with(turn) + "".join(f"\n  {_speaker(one)}> {_indented(one)}" for one in messages)
+        self.messages += [_said(turn), *({**one, BY_ENVIRONMENT: True} for one in messages)]
         self.answered += 1
 
     def whole(self, rollout: Rollout, with_reward: bool) -> Answer:

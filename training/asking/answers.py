@@ -56,13 +56,13 @@ def answers_to(
 
         def answered(piece: int) -> list[dict[str, Any]]:
             places = batches[piece]
-            own = [rows[place] for place in places]
-            batch = collate_prompts(own, sampling.pad_token_id)
+            taken = [rows[place] for place in places]
+            batch = collate_prompts(taken, sampling.pad_token_id)
             # The first sample has the seed that it has where it is the only one.
             indices = [(place, sample) for place in places for sample in range(samples)]
             seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
             ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, images=asked.images_of(own))
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, images=asked.images_of(taken))
             rollout = rolled_out(asked.engine, asked.model, request)
             bar.update(len(places))
             return [vars(answer) for answer in asked.answers_of(rollout, sampling.end_token_ids)]
@@ -96,8 +96,8 @@ def scores_of(
             assert scorer is not None
             parts[reward.name] = _model_scores(asked, [row for row in rows for _ in range(each)], answers, scorer)
         else:
-            own, values = answered[reward.name]
-            parts |= {reward.name: own, **{f"{reward.name}/{key}": given for key, given in values.items()}}
+            numbers, values = answered[reward.name]
+            parts |= {reward.name: numbers, **{f"{reward.name}/{key}": given for key, given in values.items()}}
     total = [sum(reward.weight * parts[reward.name][place] for reward in rewards) for place in range(len(answers))]
     return Scores(total, parts)
 

@@ -240,9 +240,9 @@ def engine_maker(
     def started(model: PreTrainedModel) -> RolloutEngine:
         made = engine.create(None, min(longest_tokens, positions_of(model.config) or longest_tokens), awake)
         made.keep(model)
-        own = own_forward_of(model)
-        assert own is not None  # its weights are whole
-        for sentence in made.check(nullcontext(model), own):
+        measured = own_forward_of(model)
+        assert measured is not None  # its weights are whole
+        for sentence in made.check(nullcontext(model), measured):
             note(sentence)
         if thinks:
             made.check_paths(nullcontext(model))
@@ -288,15 +288,15 @@ def load_opened(
     settings = ModelSettings(name, takes_images=folder.reader is not None)
     model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, images=images)
     model = model.to(device).eval().requires_grad_(False)
-    own = stop_tokens(model)
-    more = frozenset(own or [tokenizer.eos_token_id])
-    ends = tuple(joined_stop_tokens(own, tokenizer, [folder.end_token_id]))
-    unused = unused_stop_tokens(own, tokenizer)
+    stops = stop_tokens(model)
+    more = frozenset(stops or [tokenizer.eos_token_id])
+    ends = tuple(joined_stop_tokens(stops, tokenizer, [folder.end_token_id]))
+    unused = unused_stop_tokens(stops, tokenizer)
     if unused is not None:
         note(f"{name}: {unused}")
     tags, engine = parallel_tags(folder.data.chat, tokenizer), start_engine(model)
-    asked = AskedModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
-    return replace(asked, images=images, pictures=pictures)
+    loaded = AskedModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
+    return replace(loaded, images=images, pictures=pictures)
 
 
 def load_asked_model(

@@ -64,8 +64,8 @@ def row_losses(
             result = read(rows.to(ranks.device))
             right += int(result.is_greedy_M.sum())
             counts = [(index, part[index].targets) for row in layout for index in row]
-            own = result.logprobs_M.double().split([count for _, count in counts])
-            for (index, count), logprobs in zip(counts, own, strict=True):
+            of_each = result.logprobs_M.double().split([count for _, count in counts])
+            for (index, count), logprobs in zip(counts, of_each, strict=True):
                 losses[index], targets[index] = -float(logprobs.sum()), count
         return losses, targets, right
 

@@ -73,7 +73,7 @@ class Scorer:
         ]
         if images is None:
             return self.score_rows(rows).score_R.tolist()
-        rows = [replace(row, images=own) for row, own in zip(rows, spans, strict=True)]
+        rows = [replace(row, images=image_spans) for row, image_spans in zip(rows, spans, strict=True)]
         return self.score_rows(rows, images).score_R.tolist()
 
     def ids_of_text(self, prompt: str | Sequence[Message], response: str) -> tuple[Ids, Ids]:
@@ -113,9 +113,9 @@ def why_pictures_unscored(name_or_path: str, sides: Sequence[tuple[Any, ImageRea
     reader = reader_of_folder(name_or_path, tokenizer)
     if reader is None:
         return f"the reward model '{name_or_path}' reads text alone, or its folder has no image processor"
-    if not all(same_tokenizer(tokenizer, own) for own, _ in sides):
+    if not all(same_tokenizer(tokenizer, theirs) for theirs, _ in sides):
         return f"the reward model '{name_or_path}' has another tokenizer than the model that answers about pictures"
-    if any(reader.parts() != own.parts() for _, own in sides):
+    if any(reader.parts() != theirs.parts() for _, theirs in sides):
         return (
             f"the reward model '{name_or_path}' has other settings of its image processor (preprocessor_config.json) "
             "than the model that answers about pictures"

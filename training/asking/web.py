@@ -69,14 +69,14 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
     """A title, a column per model, the line to type in with its buttons, and the sampling settings."""
     gradio = _gradio()
     first = new_talk()
-    names = " and ".join(asked.name for asked in first.models)
+    names = " and ".join(model.name for model in first.models)
     with gradio.Blocks(title=f"{names} · Threestep", analytics_enabled=False, fill_height=True) as page:
         state = gradio.State(None)
         gradio.Markdown(f"# {names}", elem_id="title")
         with gradio.Row(elem_id="columns"):
             columns = [
-                gradio.Chatbot(label=asked.name, height=None, show_label=len(first.models) > 1, buttons=["copy"])
-                for asked in first.models
+                gradio.Chatbot(label=model.name, height=None, show_label=len(first.models) > 1, buttons=["copy"])
+                for model in first.models
             ]
         with gradio.Accordion("Sampling", open=False):
             settings = _settings(gradio, first)
@@ -88,7 +88,7 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
             with gradio.Row():
                 send = gradio.Button("Send", variant="primary", size="sm")
                 stop = gradio.Button("Stop", size="sm")
-                sees = all(asked.pictures is not None for asked in first.models)
+                sees = all(model.pictures is not None for model in first.models)
                 picture = gradio.UploadButton("Picture", file_types=["image"], size="sm", visible=sees)
                 retry = gradio.Button("Again", size="sm")
                 reset = gradio.Button("New", size="sm")

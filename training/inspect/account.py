@@ -386,21 +386,21 @@ class _PhaseLook:
         limit = self._data.rows.max_prompt_seq_len if self._phase == 3 else self._data.rows.max_seq_len
         account = replace(account, lengths=_lengths(list(whole.values())))
         counts = Counts()
-        kept = list(self._made(portions, limits, counts))
-        if not kept:
+        remaining = list(self._made(portions, limits, counts))
+        if not remaining:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
             account = replace(account, refused=f"phase {self._phase} has no training rows: all are dropped ({reasons})")
         return replace(
             account,
-            kept=len(kept),
+            kept=len(remaining),
             cut=counts.truncated,
             dropped=dict(counts.dropped),
-            dropped_rows=self._dropped_rows(portions, kept, limits),
+            dropped_rows=self._dropped_rows(portions, remaining, limits),
             counted=_counted(counts, self._has_ids),
             limit_tokens=limit if self._has_ids else None,
-            tokens=sum(taken.row.length_tokens for taken in kept),
-            targets=sum(document_of(taken.row).targets for taken in kept),
-            rows=[self._shown(taken, whole[taken.row.row_id]) for taken in _spread(kept, self._look.rows)],
+            tokens=sum(taken.row.length_tokens for taken in remaining),
+            targets=sum(document_of(taken.row).targets for taken in remaining),
+            rows=[self._shown(taken, whole[taken.row.row_id]) for taken in _spread(remaining, self._look.rows)],
         )
 
     def _made(self, portions: Sequence[Portion], limits: RowArguments, counts: Counts) -> Iterator[_Taken]:

@@ -65,8 +65,8 @@ def _parts(row: ShownRow, style: Style) -> Iterator[str]:
 
 
 def _source(source: SourceAccount, width: int) -> Iterator[str]:
-    own = f", and {source.own_evaluation_rows:,} for evaluation" if source.own_evaluation_rows else ""
-    yield f"{source.name}: {source.rows:,} training rows{own}"
+    held_out = f", and {source.own_evaluation_rows:,} for evaluation" if source.own_evaluation_rows else ""
+    yield f"{source.name}: {source.rows:,} training rows{held_out}"
     yield from _wrapped(reading(source), width)
     if source.columns:
         yield from _table(column_table(source), width)
@@ -148,5 +148,5 @@ def _table(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
     rows = [tuple(printable(cell).replace("\n", " ") for cell in row) for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     for row in rows:
-        cells = [cell.ljust(own) for cell, own in zip(row, [*widths, 0], strict=True)]
+        cells = [cell.ljust(room) for cell, room in zip(row, [*widths, 0], strict=True)]
         yield "  " + "  ".join(cells).rstrip()[: max(width, 40) - 2]

@@ -130,12 +130,12 @@ def _why_not_drawn(opened: OpenedModel, whole: WholeModel) -> str | None:
         return "with --loss_on conversation a row has no prompt apart from its response"
     if whole.is_sharded:
         return "under --zero_stage 3 no rank has whole weights, and to gather them may not fit into memory"
-    own = own_forward_of(opened.model)
+    measured = own_forward_of(opened.model)
     name = type(opened.model).__name__
-    if own is None:
+    if measured is None:
         return f"{name} was not read when it was loaded"
     with whole.lent() as model:
-        reason = why_not_decoded(model, own, WAYS[0])
+        reason = why_not_decoded(model, measured, WAYS[0])
     return None if reason is None else f"{name} cannot be decoded {WAYS[0].words}: {reason}"
 
 

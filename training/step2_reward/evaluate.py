@@ -145,8 +145,8 @@ def main(argv: Sequence[str]) -> None:
         evaluation = evaluate(scored(rows, phase.pixels_of))
         log(report_text(evaluation), ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)
-        asked = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}
-        folder.write_json(_EVALUATION, {**asked, **asdict(evaluation)})
+        source = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}
+        folder.write_json(_EVALUATION, {**source, **asdict(evaluation)})
         log(f"written to {folder.path / _EVALUATION}", ranks.is_main)
 
 

@@ -93,7 +93,7 @@ def _reused(
     forwards = -(-ppo.sequences_per_minibatch // forward.rows)
     activations = {role: planned.forward[0].device_bytes for role, planned in trained.items()}
     kept = forwards * sum(activations.values())
-    return {role: (MemoryLine("further activations, kept", kept - own),) for role, own in activations.items()}
+    return {role: (MemoryLine("further activations, kept", kept - one),) for role, one in activations.items()}
 
 
 def _whole_logits(actor: Any, forward: LargestForward, components: Components) -> list[MemoryLine]:
@@ -216,14 +216,14 @@ def _rollout(
 def _vllm(weights_bytes: int, vllm: VllmArguments, device: PlannedDevice) -> list[MemoryLine]:
     """vLLM's part of the weights and its cache; or its share of a GPU, where that bounds both."""
     parallel = vllm.vllm_tensor_parallel_size
-    own = -(-weights_bytes // parallel)
+    mine = -(-weights_bytes // parallel)
     if vllm.vllm_cache_gib is None and device.is_cuda and device.memory_bytes is not None:
         share = int(vllm.vllm_memory_share * device.memory_bytes)
         name = f"rollout: vLLM, --vllm_memory_share {vllm.vllm_memory_share:g}"
-        return [MemoryLine(name, max(own, share))]
+        return [MemoryLine(name, max(mine, share))]
     cache_gib = CPU_CACHE_GIB if vllm.vllm_cache_gib is None else vllm.vllm_cache_gib
     return [
-        MemoryLine(f"rollout: vLLM's weights, 1 / {parallel}" if parallel > 1 else "rollout: vLLM's weights", own),
+        MemoryLine(f"rollout: vLLM's weights, 1 / {parallel}" if parallel > 1 else "rollout: vLLM's weights", mine),
         MemoryLine("rollout: vLLM's key-value cache", int(cache_gib * 2**30)),
     ]
 

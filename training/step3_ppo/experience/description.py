@@ -29,8 +29,8 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     """Return statistics over tokens, responses or groups; a field that an experience lacks has no figure. A
     collective."""
     each = [_measures(experience, settings) for experience in experiences]
-    own = [_joined(parts) for parts in zip(*(moments(measures) for measures in each), strict=True)]
-    of_all = [_joined(parts) for parts in zip(*gathered(own), strict=True)]
+    of_rank = [_joined(parts) for parts in zip(*(moments(measures) for measures in each), strict=True)]
+    of_all = [_joined(parts) for parts in zip(*gathered(of_rank), strict=True)]
     figures = figures_of(each[0], of_all)
     figures |= _explained_variance(figures) | _probability_correlation(figures)
     return figures | reward_means(experiences) | conversation_means(experiences)

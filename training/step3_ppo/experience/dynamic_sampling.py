@@ -78,7 +78,7 @@ def with_differing_groups(
         usable = [place for place in places_of(gathered([not equal for equal in is_equal])) if place < len(gaps)]
         taken = dict(zip(gaps, usable, strict=False))  # there are no more of the second
         replaced = [place // ranks for place in taken if place % ranks == rank]
-        dropped = [own for own, equal in enumerate(is_equal) if equal and own * ranks + rank < len(gaps)]
+        dropped = [index for index, equal in enumerate(is_equal) if equal and index * ranks + rank < len(gaps)]
         for order, (groups, source) in enumerate(((replaced, samples), (dropped, fresh))):
             picked = _picked([_Part.of(source)], groups, settings)
             keys = [(attempt, order, group * ranks + rank) for group in groups]
@@ -116,8 +116,8 @@ def _filled(samples: Samples, fresh: Samples, taken: dict[int, int], settings: E
     number among all ranks'. A collective."""
     ranks, rank = settings.plan.ranks, settings.rank
     sources = [[place for place in taken.values() if place % ranks == other] for other in range(ranks)]
-    own = _picked([_Part.of(fresh)], [place // ranks for place in sources[rank]], settings)
-    parts = [_Part.of(samples), *_from_all_ranks(own, samples.rollout.response_lengths_B.device)]
+    mine = _picked([_Part.of(fresh)], [place // ranks for place in sources[rank]], settings)
+    parts = [_Part.of(samples), *_from_all_ranks(mine, samples.rollout.response_lengths_B.device)]
     numbers = {place: len(samples.rows) + at for at, place in enumerate(chain.from_iterable(sources))}
     groups = list(range(len(samples.rows)))
     for gap, place in taken.items():
@@ -174,7 +174,7 @@ def _joined(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) 
     joined["conversations"] = tuple(records[index] for index in taken_B.tolist()) if records else None
     joined["images"] = None
     if any(part.images is not None for part in parts):
-        spans = [own for part in parts for own in part.images or ((),) * len(part.response_lengths_B)]
+        spans = [images for part in parts for images in part.images or ((),) * len(part.response_lengths_B)]
         joined["images"] = tuple(spans[index] for index in taken_B.tolist())
     for name in (field.name for field in fields(Rollout) if field.name not in joined):
         values = [getattr(part, name) for part in parts]

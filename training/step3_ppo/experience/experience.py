@@ -146,10 +146,10 @@ def _per_token(
             # Indices count through the ranks, which have equally many sequences.
             places = (divmod(index, len(mask_BR)) for index in indices)
             each, ranks = settings.samples_per_prompt, settings.plan.ranks
-            numbers = [sequence_number(rank, own, each, ranks) for rank, own in places]
+            numbers = [sequence_number(rank, index, each, ranks) for rank, index in places]
             reusable.append(Forward(numbers, rows, policy, values_M))
-        own = {"old": None if policy is None else policy.logprobs_M, "values": values_M}
-        return others | {name: values.detach() for name, values in own.items() if values is not None}
+        trained = {"old": None if policy is None else policy.logprobs_M, "values": values_M}
+        return others | {name: values.detach() for name, values in trained.items() if values is not None}
 
     # Forwards that learn run in training mode: only there activations may be recomputed.
     with contextlib.nullcontext() if settings.reuses_forwards else roles.reading(), torch.no_grad():

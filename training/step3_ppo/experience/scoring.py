@@ -62,8 +62,8 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
                 parts[reward.name] = scored.values_B
                 rounding_B = rounding_B + abs(reward.weight) * scored.rounding_B
             else:
-                own, values = answers[reward.name]
-                parts[reward.name] = torch.tensor(own, device=device)
+                numbers, values = answers[reward.name]
+                parts[reward.name] = torch.tensor(numbers, device=device)
                 parts |= {f"{reward.name}/{key}": torch.tensor(each, device=device) for key, each in values.items()}
             summands.append(reward.weight * parts[reward.name])
         scores_B = sum(summands, nothing_B)

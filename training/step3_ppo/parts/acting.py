@@ -55,5 +55,5 @@ def deciding_flags(flags: PpoFlags) -> dict[str, Any]:
 
 def _as_row(row: PromptRow) -> dict[str, Any]:
     """The row that an environment's `reset` receives."""
-    own = {"messages": row.columns["raw_prompt"], "prompt": row.prompt_text, "ground_truth": row.reference}
-    return {**row.columns, **own}
+    fixed = {"messages": row.columns["raw_prompt"], "prompt": row.prompt_text, "ground_truth": row.reference}
+    return {**row.columns, **fixed}

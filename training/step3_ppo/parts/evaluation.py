@@ -91,20 +91,20 @@ class Evaluator:
         return [{"step": step, **by_index[index]} for index in sorted(by_index)]
 
     def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
-        own = [self.prompts[index] for index in prompts]
-        batch = collate_prompts(own, self.settings.sampling.pad_token_id)
+        taken = [self.prompts[index] for index in prompts]
+        batch = collate_prompts(taken, self.settings.sampling.pad_token_id)
         device = self.roles.actor.ranks.device
         indices = [(index, sample) for index in prompts for sample in range(each)]
         rows = [self.prompts[index] for index, _ in indices]
         # The first sample has the seed that it has where it is the only one.
         seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
         ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-        images = self.settings.experience.images_of(own)
-        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, own, images)
+        images = self.settings.experience.images_of(taken)
+        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, taken, images)
         with self.roles.reading(), torch.no_grad():
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
                 rollout = rolled_out(self.rollout_engine, model, request)
-            scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
+            scored = start_scoring(taken, rollout, self.roles, self.settings.experience).scored
         ends = self.settings.sampling.end_token_ids
         responses = rollout.texts(self.tokenizer.decode, ends)
         columns: dict[str, Sequence[Any]] = {
@@ -126,10 +126,10 @@ class Evaluator:
             columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
         if self.checker is not None:
             rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
-            more = further_columns(own, rollout, rewards)
-            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device, more)
+            more = further_columns(taken, rollout, rewards)
+            wait = start_rules(rules, taken, responses, rewards.columns, rewards.timeout_seconds, device, more)
             checks, values = wait()["--checker"]
-            columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
+            columns |= {"check": checks, **{f"check/{name}": numbers for name, numbers in values.items()}}
         return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
 
 
@@ -180,8 +180,8 @@ def evaluation_figures(samples: Sequence[dict[str, Any]], group: str, seed: int)
     """Return means as `group`/NAME; with several data sources, also those of each, as `group`_SOURCE/NAME; and with
     several samples of a prompt, their `several_figures`, with the ends of their 95 % intervals."""
     figures = _means(samples, group, seed)
-    for name, own in by_source(samples).items():
-        figures |= _means(own, f"{group}_{name}", seed)
+    for name, of_source in by_source(samples).items():
+        figures |= _means(of_source, f"{group}_{name}", seed)
     return figures
 
 
@@ -197,9 +197,9 @@ def _means(samples: Sequence[Mapping[str, Any]], group: str, seed: int) -> dict[
     if "turns" in samples[0]:
         figures[f"{group}/turns"] = mean("turns")
     # The mean of a value is over the samples that have it.
-    own = value_names(samples)
-    figures |= {f"{group}/{name}": mean(name) for name in own}
-    for name in ["reward", *own]:
+    names = value_names(samples)
+    figures |= {f"{group}/{name}": mean(name) for name in names}
+    for name in ["reward", *names]:
         figures |= {
             f"{group}/{name}_{key}{end}": value
             for key, got in several_of(samples, name, seed).items()

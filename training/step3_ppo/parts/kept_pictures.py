@@ -25,19 +25,19 @@ def with_kept_pictures(
         return images
     device, is_main = roles.actor.ranks.device, roles.actor.ranks.is_main
     with roles.reading():
-        kept = with_kept_features(
+        stored = with_kept_features(
             images, most_mb, roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M, evicts=True
         )
-        assert kept is not None
+        assert stored is not None
         readers = ["actor"]
         for name, model, read in _others(roles):
-            reason = why_not_kept(kept, model, read, device, roles.actor_model)
+            reason = why_not_kept(stored, model, read, device, roles.actor_model)
             if reason is None:
                 readers.append(name)
             else:
                 log(f"the {name} reads pixels, and no features that are kept: {reason}", is_main)
     log(f"the features of up to {most_mb} MiB of pictures are kept for: {', '.join(readers)}", is_main)
-    return kept
+    return stored
 
 
 def _others(roles: Roles) -> list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]]:

@@ -26,11 +26,11 @@ def disk_error_in(problem: BaseException) -> OSError | None:
     """The disk's error that `problem` is, or that a library in Rust or C++ wrapped; None if it is something else."""
     if isinstance(problem, OSError):
         return problem if problem.errno in _OF_DISKS else None
-    said = str(problem)
-    match = _RUST.search(said)
+    message = str(problem)
+    match = _RUST.search(message)
     if match is not None and int(match[1]) in _OF_DISKS:
         return OSError(int(match[1]), os.strerror(int(match[1])))
-    if isinstance(problem, RuntimeError) and any(words in said for words in _TORCH):
+    if isinstance(problem, RuntimeError) and any(words in message for words in _TORCH):
         # The cause has the number, where torch.save writes to a file that Python opened.
         return disk_error_in(problem.__context__) if problem.__context__ else OSError(errno.EIO, "a write failed")
     return None

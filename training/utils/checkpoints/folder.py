@@ -120,9 +120,9 @@ class CheckpointFolder:
     def prune(self, newest: int, keep_last: int, best: int | None = None) -> None:
         """Keep the last `keep_last` (0: all) up to step `newest`, and `best`; none after them: those were abandoned."""
         steps = self.steps()
-        kept = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
+        last = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
         for step in steps:
-            if (step not in kept and step != best) or step > newest:
+            if (step not in last and step != best) or step > newest:
                 shutil.rmtree(self.of(step))
 
 
@@ -131,12 +131,12 @@ def damage(checkpoint: Path) -> str | None:
     wrote it."""
     try:
         content = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        files, own = content["files"], content.pop("sha256")
+        files, digest = content["files"], content.pop("sha256")
     except OSError as problem:
         return f"{MANIFEST} cannot be read ({problem.strerror})"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
-    if own != sha256_of_object(content):
+    if digest != sha256_of_object(content):
         return f"{MANIFEST} is damaged"
     _check_format(checkpoint, content)
     for name, entry in files.items():

@@ -125,7 +125,7 @@ def disk_error_of(action: Callable[[], Any], is_main_rank: bool) -> str | None:
 def _first_disk_error(errors: list[str]) -> str | None:
     """The first error of any rank, on every rank. A collective, before which rank 0 may work on files for long."""
     wait_for_main()
-    return next((error for own in gathered(errors) for error in own), None)
+    return next((error for of_rank in gathered(errors) for error in of_rank), None)
 
 
 def _save_engine(engine: TrainingEngine, folder: Path, name: str, errors: list[str]) -> None:

@@ -165,11 +165,11 @@ def head_bytes(
     head: Any = model.get_output_embeddings()
     vocabulary, width = head.weight.shape
     size = head.weight.element_size()
-    own = 0 if size >= 4 else size  # float32 logits are not converted
+    narrow = 0 if size >= 4 else size  # float32 logits are not converted
     if PolicyModel(model)._target_head is None:
-        return positions * vocabulary * 3 * size + targets * vocabulary * (4 + 4 + own)
+        return positions * vocabulary * 3 * size + targets * vocabulary * (4 + 4 + narrow)
     chunk = max(1, chunk_mb * 2**20 // (4 * vocabulary))
-    logits = min(targets, chunk) * vocabulary * (4 + own + (8 if with_entropy else 0))
+    logits = min(targets, chunk) * vocabulary * (4 + narrow + (8 if with_entropy else 0))
     wide = 4 if targets > chunk else size
     return logits + (vocabulary * width * wide if head.weight.requires_grad else 0)
 

@@ -27,14 +27,14 @@ def mask_lines(
     copied for each, which no length here shows. Others: none.
     """
     if implementation == SDPA:
-        own = rows * tokens**2
+        mask = rows * tokens**2
         if by_document:
-            return [MemoryLine("attention mask", own * (1 + element_bytes))]
+            return [MemoryLine("attention mask", mask * (1 + element_bytes))]
         aligned = 16 // element_bytes
         width = -(-tokens // aligned) * aligned
-        kept = layers * rows * tokens * width * element_bytes
+        saved = layers * rows * tokens * width * element_bytes
         what = f"attention masks that sdpa keeps, of {layers} layer{'s' if layers > 1 else ''}"
-        return [MemoryLine("attention mask", own), MemoryLine(what, kept)]
+        return [MemoryLine("attention mask", mask), MemoryLine(what, saved)]
     if implementation == FLEX:
         blocks = -(-rows * tokens // _BLOCK)
         return [MemoryLine("block mask", 4 * 4 * (blocks**2 + blocks))]

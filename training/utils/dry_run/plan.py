@@ -145,13 +145,13 @@ def picture_lines(
     if pictures is None or not any(of_vision(name) for name, _ in model.named_parameters()):
         return []
     values, size = pictures.pixels.values, model.dtype.itemsize
-    own = values.numel() * (values.element_size() + (size if model.dtype != values.dtype else 0))
+    size_bytes = values.numel() * (values.element_size() + (size if model.dtype != values.dtype else 0))
     saved = 0 if beside is None else saved_by_picture(model, pictures.pixels).held(gradient_checkpointing)
     block = max(saved_by_picture(model, pictures.pixels, trains=True).layers, default=0)
     activations = max(pictures.times(saved), pictures.times(block) - (beside or 0))
     embedded = pictures.tokens * model.config.get_text_config().hidden_size * size
     return [
-        MemoryLine("pictures: pixels", own * pictures.at_once // pictures.tokens),
+        MemoryLine("pictures: pixels", size_bytes * pictures.at_once // pictures.tokens),
         MemoryLine("pictures: embeddings", pictures.times(embedded)),
         MemoryLine("pictures: activations of tower and projector", activations),
     ]

@@ -313,9 +313,9 @@ def _undo_trial_step(wrapper: Any) -> None:
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total_steps: int) -> Any:
     warmup = settings.num_warmup_steps or math.ceil(settings.warmup_ratio * total_steps)
-    if (own := OWN_SCHEDULES.get(settings.lr_scheduler_type)) is not None:
+    if (schedule := OWN_SCHEDULES.get(settings.lr_scheduler_type)) is not None:
         shape = settings_of(ScheduleShape, settings, warmup_steps=warmup, total_steps=total_steps)
-        return LambdaLR(optimizer, partial(share_of_peak, shape=shape, after_warmup=own.after_warmup))
+        return LambdaLR(optimizer, partial(share_of_peak, shape=shape, after_warmup=schedule.after_warmup))
     from transformers import get_scheduler
 
     # Its polynomial divides by the steps after warm-up, of which there may be none.

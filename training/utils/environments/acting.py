@@ -68,8 +68,8 @@ def acting_engine(
         return turns.opening(messages, tools)
 
     def message(ids: Sequence[int]) -> AssistantMessage:
-        said = ids[:-1] if ids[-1] in end_token_ids else ids
-        return read_message(str(tokenizer.decode(list(said))), parser)
+        turn = ids[:-1] if ids[-1] in end_token_ids else ids
+        return read_message(str(tokenizer.decode(list(turn))), parser)
 
     return ActingRollout(
         engine,
@@ -89,9 +89,9 @@ def acting_engine(
 def history_habit(turns: TurnTokens, acts: bool) -> str:
     """Return a sentence on how the chat template treats a history once somebody answers. acts: an environment, not
     tools alone. ThreestepError if it takes no answer."""
-    asked: dict[str, Any] = {"tool": [_ANY_TOOL], **({"user": None} if acts else {})}
+    roles: dict[str, Any] = {"tool": [_ANY_TOOL], **({"user": None} if acts else {})}
     kept, forks, refused = [], [], []
-    for role, tools in asked.items():
+    for role, tools in roles.items():
         try:
             what = turns.rewritten_before(role, tools)
         except ThreestepError as problem:
@@ -99,7 +99,7 @@ def history_habit(turns: TurnTokens, acts: bool) -> str:
             continue
         kept += [role] if what is None else []
         forks += [] if what is None else [f"{what} of earlier turns otherwise once a message of role '{role}' follows"]
-    if len(refused) == len(asked):
+    if len(refused) == len(roles):
         raise refused[0][1]
     parts = [f"writes {each}, so that a conversation forks there: it goes on in another sequence" for each in forks]
     parts += [f"keeps earlier turns as they were drawn before messages of role {_named(kept)}"] if kept else []

@@ -223,7 +223,7 @@ def bounded(text: str, characters: int) -> BoundedText:
     was_cut = len(text) > characters
     if was_cut:
         note = f"\n[... cut: all {len(text):,} characters were too many ...]\n"
-        kept = max(characters - len(note), 0)
-        text = (text[: kept - kept // 2] + note + text[len(text) - kept // 2 :])[:characters]
+        room = max(characters - len(note), 0)
+        text = (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:characters]
     mended = text.encode("utf-8", "replace").decode("utf-8")
     return BoundedText(mended, was_cut, mended != text or "\N{REPLACEMENT CHARACTER}" in text)

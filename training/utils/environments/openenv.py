@@ -81,8 +81,8 @@ class OpenEnvironment:
         """Act; of several calls each is a step of the server, in their order, as far as it is not done."""
         if not self._calls_tools:
             taken = await self._client.step(self.action(message))
-            said = [] if taken.done else [{"role": "user", "content": self.text(taken.observation)}]
-            return EnvironmentReply(said, float(taken.reward or 0.0), bool(taken.done))
+            following = [] if taken.done else [{"role": "user", "content": self.text(taken.observation)}]
+            return EnvironmentReply(following, float(taken.reward or 0.0), bool(taken.done))
         messages: list[Message] = []
         reward, done = 0.0, not (message.calls or message.problems)
         for call in message.calls:

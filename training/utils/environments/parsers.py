@@ -202,7 +202,7 @@ def _call_of(value: Any) -> Call:
         arguments, _ = _json_at(arguments, 0)
     if not isinstance(arguments, dict):
         raise ValueError(f'expected an object of arguments in the call of "{value["name"]}"')
-    return Call(value["name"], {name: _plain_value(own) for name, own in arguments.items()})
+    return Call(value["name"], {name: _plain_value(argument) for name, argument in arguments.items()})
 
 
 def _call_of_node(node: ast.expr) -> Call:

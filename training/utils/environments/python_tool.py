@@ -73,12 +73,12 @@ def _works(isolation: Isolation) -> bool:
 
 def _why_not() -> str:
     try:
-        said = python_tool(_PROBE_SECONDS, BUBBLEWRAP)("print('works')")
+        output = python_tool(_PROBE_SECONDS, BUBBLEWRAP)("print('works')")
     except FileNotFoundError:
         return "there is no program bwrap"
     except (OSError, RuntimeError) as problem:
-        said = str(problem)
-    return f"bwrap says: {' '.join(said.split())[:200]}"
+        output = str(problem)
+    return f"bwrap says: {' '.join(output.split())[:200]}"
 
 
 def _run(code: str, folder: Path, seconds: float, isolation: Isolation) -> str:

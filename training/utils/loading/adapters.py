@@ -86,8 +86,8 @@ def plan_adapter(
         adapter, {name: stored[name] for name in whole.values()}, {whole[name]: shapes[name] for name in whole}
     )
     config.modules_to_save = None
-    own = {name: tensor for name, tensor in stored.items() if name not in dropped and name not in whole.values()}
-    plan = AdapterPlan(adapter, kind, config, whole, own)
+    adapting = {name: tensor for name, tensor in stored.items() if name not in dropped and name not in whole.values()}
+    plan = AdapterPlan(adapter, kind, config, whole, adapting)
     if kind != "LORA":  # some kinds cannot be made without weights; `_merge` looks at their tensors
         return plan
     expected = _of_adapter(plan, model)
@@ -107,20 +107,20 @@ def put_on(model: PreTrainedModel, plan: AdapterPlan, settings: ModelSettings) -
     with errors_explained("adapter", adapter.name, SafetensorError):
         tensors = load_file(adapter.weights)
     _replace_whole(model, plan, tensors)
-    own = {name: tensors[name] for name in plan.own}
+    adapting = {name: tensors[name] for name in plan.own}
     if plan.goes_on:
         add_lora(model, replace(settings, lora_dropout=0.0))
-        own = {name.removeprefix(_PREFIX): tensor for name, tensor in own.items()}
-        unread = set_peft_model_state_dict(model, own, ADAPTER).unexpected_keys
+        adapting = {name.removeprefix(_PREFIX): tensor for name, tensor in adapting.items()}
+        unread = set_peft_model_state_dict(model, adapting, ADAPTER).unexpected_keys
         assert not unread, f"the plan's names are those of the model: {unread}"
-        said = f"going on training adapter '{adapter.name}' of base '{adapter.base}'"
+        sentence = f"going on training adapter '{adapter.name}' of base '{adapter.base}'"
     else:
-        if own:
-            _merge(model, plan, own)
-        said = f"merged adapter '{adapter.name}' into base '{adapter.base}'"
+        if adapting:
+            _merge(model, plan, adapting)
+        sentence = f"merged adapter '{adapter.name}' into base '{adapter.base}'"
         if settings.trains_adapter_on and settings.lora_dim > 0:
-            said += "; the run's LoRA is another, and starts anew"
-    log(f"model: {said}", started_as_main_rank())
+            sentence += "; the run's LoRA is another, and starts anew"
+    log(f"model: {sentence}", started_as_main_rank())
 
 
 def _merge(model: PreTrainedModel, plan: AdapterPlan, own: dict[str, torch.Tensor]) -> None:

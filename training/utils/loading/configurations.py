@@ -146,9 +146,9 @@ def _in_words(problem: Exception) -> str:
     """The first line of an error, with the second if the first only announces it, and its kind if the line alone does
     not explain it."""
     lines = str(problem).strip().splitlines()
-    said = " ".join(line.strip() for line in lines[:2])[:200] if lines and lines[0].endswith(":") else ""
-    said = said or first_line(problem)
-    return said if isinstance(problem, (OSError, ValueError, ImportError)) else f"{type(problem).__name__}: {said}"
+    words = " ".join(line.strip() for line in lines[:2])[:200] if lines and lines[0].endswith(":") else ""
+    words = words or first_line(problem)
+    return words if isinstance(problem, (OSError, ValueError, ImportError)) else f"{type(problem).__name__}: {words}"
 
 
 def model_files(name_or_path: str) -> list[str]:

@@ -237,13 +237,13 @@ def _check_score(model: PreTrainedModel, what: str) -> None:
     from training.utils.models.own_forward import in_eval_mode
     from training.utils.models.tensors.probes import make_probes
 
-    kept: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     (segment,) = make_probes(model.config, 0).alone[0].segments
-    handle = model.score.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    handle = model.score.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     with torch.no_grad(), in_eval_mode(model):
         score = model(input_ids=segment.tokens.input_ids.unsqueeze(0).to(model.device)).logits.flatten()
     handle.remove()
-    if not kept or not torch.equal(kept[-1][0, -1].flatten(), score):
+    if not outputs or not torch.equal(outputs[-1][0, -1].flatten(), score):
         raise ThreestepError(
             f"{what}; its forward makes another score than its head `score` gives at the last token, where scores and "
             "values are read: let the head, or what is below it, compute the score"
@@ -293,8 +293,8 @@ def read_numbers(model: PreTrainedModel) -> Numbers:
     def read(seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         with contextlib.nullcontext() if seed is None else rounded_once_more(model, seed):
             states, logits = model.base_model(input_ids=ids_1T)[0], model(input_ids=ids_1T).logits
-        kept = (part[0].reshape(-1, part.shape[-1])[-1][:_MOST_NUMBERS] for part in (states, logits))
-        trunk, output = (part.detach().double().cpu() for part in kept)
+        last = (part[0].reshape(-1, part.shape[-1])[-1][:_MOST_NUMBERS] for part in (states, logits))
+        trunk, output = (part.detach().double().cpu() for part in last)
         return trunk, output
 
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
@@ -342,11 +342,11 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
     given = given_in(settings.name_or_path)
     if given is None:
         return
-    own = {merged_name(name): weight for name, weight in model.named_parameters() if not is_adapter_tensor(name)}
-    frozen = [own[name] for name in given.frozen if name in own]
+    weights = {merged_name(name): weight for name, weight in model.named_parameters() if not is_adapter_tensor(name)}
+    frozen = [weights[name] for name in given.frozen if name in weights]
     adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if is_adapter_tensor(name)}
     held_fast = [name for name in given.frozen if name.rpartition(".")[0] in adapted]
-    is_whole = all(name in given.frozen or name.startswith(HEAD) for name in own)  # a new head is not the object's
+    is_whole = all(name in given.frozen or name.startswith(HEAD) for name in weights)  # a new head is not the object's
     if held_fast and not is_whole:
         raise ThreestepError(
             f"--lora_dim {settings.lora_dim} trains adapters on {held_fast[0]} and {len(held_fast) - 1} other weights "
@@ -357,7 +357,7 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
         weight.requires_grad_(False)
     if frozen:
         log(
-            f"model: {len(frozen)} of {len(own)} weights stay as they are: they were given frozen (requires_grad)",
+            f"model: {len(frozen)} of {len(weights)} weights stay as they are: they were given frozen (requires_grad)",
             started_as_main_rank(),
         )
     embeddings = model.get_input_embeddings().weight
@@ -368,7 +368,7 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
         )
     held = (_objects.get() or {}).get(settings.name_or_path)
     if held is not None:
-        _copy_gradient_hooks(dict(held.model.named_parameters()), own)
+        _copy_gradient_hooks(dict(held.model.named_parameters()), weights)
 
 
 def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], own: Mapping[str, torch.nn.Parameter]) -> None:

@@ -114,9 +114,9 @@ def _made_together(model: Any, state_dict: _Tensors, weight_mapping: Sequence[An
     if not converters:
         return []
     together: dict[str, list[str]] = {}
-    own = model.state_dict()
+    names = model.state_dict()
     for name in state_dict:
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
-        if pattern is not None and target in own:
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
+        if pattern is not None and target in names:
             together.setdefault(target, []).append(name)
     return list(together.values())

@@ -299,8 +299,8 @@ def _measure(
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
-    own = read_own_forward(model, longest_tokens, images)
-    settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
+    measured = read_own_forward(model, longest_tokens, images)
+    settle_attention(model, measured, settings.attn_implementation, settings.dropout, settings.torch_compile)
 
 
 def _check_sees(config: Any, settings: ModelSettings, images: RowImages | None) -> None:
@@ -332,18 +332,18 @@ def _set_dropout(model: PreTrainedModel, rate: float) -> None:
     noise."""
     from training.utils.models.own_forward import difference_now, own_forward_of
 
-    own, others = own_forward_of(model), set_dropout(model, rate)
-    if own is None or not others:
+    plain, others = own_forward_of(model), set_dropout(model, rate)
+    if plain is None or not others:
         return
     _set_all(others)
-    before = difference_now(model, own)
+    before = difference_now(model, plain)
     for name in sorted({other.name for other in others}):
         named = [other for other in others if other.name == name]
         _set_all([other._replace(rate=0.0) for other in named])
         # The same operations on the same numbers: on a CPU to the bit.
-        if not math.isclose(difference_now(model, own), before, rel_tol=1e-3):
+        if not math.isclose(difference_now(model, plain), before, rel_tol=1e-3):
             _set_all(named)
-            own.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
+            plain.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
 
 
 def _set_all(rates: list[SwitchedOff]) -> None:
@@ -363,17 +363,17 @@ def check_no_dropout(
     """
     from training.utils.models.own_forward import difference_now, own_forward_of
 
-    own = own_forward_of(model)
-    if own is None:
+    measured = own_forward_of(model)
+    if measured is None:
         return
-    difference = difference_now(model, own, training=True)
-    if not difference <= own.tolerance:
+    difference = difference_now(model, measured, training=True)
+    if not difference <= measured.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
-            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
+            f"scores move by {difference:.2g} (rounding explains {measured.tolerance:.2g}); {instead}"
         )
     # In half precision rounding explains much, and a CPU rounds the same numbers alike.
-    if model.device.type == "cpu" and difference_now(model, own, training=True) != difference:
+    if model.device.type == "cpu" and difference_now(model, measured, training=True) != difference:
         raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")
 
 

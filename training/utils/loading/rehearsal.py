@@ -124,7 +124,7 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
         name: torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.dtype, torch.uint8), device="meta")
         for name, tensor in stored.items()
     }
-    with _unsharded(), _report_kept() as said, _no_progress_bar():
+    with _unsharded(), _report_kept() as messages, _no_progress_bar():
         names = empty.state_dict().keys()
         try:
             model, report = type(empty).from_pretrained(
@@ -138,7 +138,7 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
         except NotImplementedError:
             raise
         except RuntimeError as problem:  # a conversion failed; the log alone says which
-            table = "\n".join(said)
+            table = "\n".join(messages)
             failed = re.findall(r"^(\S+) +\| CONVERSION", table, re.MULTILINE) or [first_line(problem)]
             why = "".join(f" ({line})" for line in re.findall(r"^Error: (.+)$", table, re.MULTILINE)[:1])
             return LoadReport(names, frozenset(), unconverted=tuple(failed), why_unconverted=why), empty
@@ -225,10 +225,10 @@ def _no_progress_bar() -> Iterator[None]:
 @contextlib.contextmanager
 def _report_kept() -> Iterator[list[str]]:
     """Inside, transformers' log of loading is not printed; it is in the list."""
-    said: list[str] = []
+    messages: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        said.append(record.getMessage())
+        messages.append(record.getMessage())
         return False
 
     logger = logging.getLogger(_LOGGER)
@@ -236,7 +236,7 @@ def _report_kept() -> Iterator[list[str]]:
     logger.setLevel(logging.WARNING)  # a user may have silenced transformers
     try:
         with _filtered(keep):
-            yield said
+            yield messages
     finally:
         logger.setLevel(level)
 

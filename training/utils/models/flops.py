@@ -69,8 +69,8 @@ def visible_pairs(document: Document) -> int:
     """
     lengths = [len(segment.tokens) for segment in document.segments]
     return sum(
-        own * sum(lengths[seen] for seen in segment.sees) + own * (own + 1) // 2
-        for own, segment in zip(lengths, document.segments, strict=True)
+        length * sum(lengths[seen] for seen in segment.sees) + length * (length + 1) // 2
+        for length, segment in zip(lengths, document.segments, strict=True)
     )
 
 

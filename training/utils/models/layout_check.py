@@ -35,11 +35,11 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
     read: TokenRows -> float32 [M] (or [B]), in eval mode. A collective under ZeRO-3: every rank gets the same result.
     """
     own = _own(model)
-    kept, longest = getattr(model.config.get_text_config(), "keep_window_size", None), own.probes.alone[-1].tokens
-    if kept is not None and kept < longest:
+    keys, longest = getattr(model.config.get_text_config(), "keep_window_size", None), own.probes.alone[-1].tokens
+    if keys is not None and keys < longest:
         raise ThreestepError(
-            f"{type(model).__name__} keeps {kept} keys of a row (keep_window_size in its config.json), chosen from all "
-            f"of the row, later ones too, and the sequences have {longest} tokens; use sequences of at most {kept}"
+            f"{type(model).__name__} keeps {keys} keys of a row (keep_window_size in its config.json), chosen from all "
+            f"of the row, later ones too, and the sequences have {longest} tokens; use sequences of at most {keys}"
         )
     try:
         with torch.no_grad():

@@ -77,9 +77,9 @@ def own_forward_of(model: PreTrainedModel) -> OwnForward | None:
 def head_is_linear(model: PreTrainedModel) -> bool:
     """True if the logits (or scores) of `model` are one linear layer on the last hidden state of `base_model`. Of a
     sharded model that was not read when it was loaded this is unknown, and False."""
-    own = own_forward_of(model)
-    if own is not None:
-        return own.head_is_linear
+    measured = own_forward_of(model)
+    if measured is not None:
+        return measured.head_is_linear
     if next(model.parameters()).device.type != "meta":
         return False
     with torch.no_grad(), in_eval_mode(model):
@@ -98,12 +98,12 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0, images: Ro
 
 def read_again(model: PreTrainedModel) -> float:
     """Measure `model`, whose weights have changed since, anew; return how far its numbers moved. Notes stay."""
-    own = own_forward_of(model)
-    assert own is not None, "it was measured when it was loaded"
-    again = _measured(model, own.probes, own.pictured.images if own.pictured else None)
-    again.notes.extend(own.notes)
-    again.others.extend(own.others)
-    return own.difference(again.numbers_M)
+    before = own_forward_of(model)
+    assert before is not None, "it was measured when it was loaded"
+    again = _measured(model, before.probes, before.pictured.images if before.pictured else None)
+    again.notes.extend(before.notes)
+    again.others.extend(before.others)
+    return before.difference(again.numbers_M)
 
 
 def _measured(model: PreTrainedModel, probes: Probes, images: RowImages | None) -> OwnForward:
@@ -146,9 +146,9 @@ def _measured(model: PreTrainedModel, probes: Probes, images: RowImages | None) 
     together = {document.tokens: part.middle_PV for document, part in zip(probes.alone, read, strict=True)}
     _check_causal(model, {tokens: rms(together[tokens] - before[tokens]) for tokens in sorted(before)}, tolerance)
     is_linear = all(part.head_is_linear for part in read if part.head_is_linear is not None)
-    own = OwnForward(probes, numbers_M, of_scores, tolerance, is_linear, pictured=pictured)
-    setattr(model, _ATTRIBUTE, own)
-    return own
+    measured = OwnForward(probes, numbers_M, of_scores, tolerance, is_linear, pictured=pictured)
+    setattr(model, _ATTRIBUTE, measured)
+    return measured
 
 
 def difference_now(
@@ -231,17 +231,17 @@ def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple
     of_scores = hasattr(model, "score")
     head = model.score if of_scores else model.get_output_embeddings()
     ids_1T = ids_T.unsqueeze(0).to(model.device)
-    with _outputs_kept(model.base_model, head) as kept:
+    with _outputs_kept(model.base_model, head) as outputs:
         logits = model(input_ids=ids_1T, **others).logits
     is_linear = (
         not others
         and not hasattr(model, WHOLE_FORWARD)
         and type(head) is nn.Linear
         and model.base_model is not model
-        and _is_hidden(kept.get("head_input"), kept.get("hidden"), model.base_model, ids_1T)
-        and (of_scores or _same(logits, kept.get("head_output")))
+        and _is_hidden(outputs.get("head_input"), outputs.get("hidden"), model.base_model, ids_1T)
+        and (of_scores or _same(logits, outputs.get("head_output")))
     )
-    return logits, is_linear, kept.get("head_output")
+    return logits, is_linear, outputs.get("head_output")
 
 
 def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.Tensor:
@@ -304,19 +304,19 @@ def _same(one: Any, other: Any) -> bool:
 @contextlib.contextmanager
 def _outputs_kept(trunk: nn.Module, head: Any) -> Iterator[dict[str, Any]]:
     """Yield a dict that a forward inside fills: the trunk's first output, and the head's input and output."""
-    kept: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
 
     def after_trunk(module: nn.Module, inputs: Any, output: Any) -> None:
-        kept["hidden"] = output[0]
+        outputs["hidden"] = output[0]
 
     def after_head(module: nn.Module, inputs: Any, output: Any) -> None:
-        kept["head_input"], kept["head_output"] = inputs[0] if inputs else None, output
+        outputs["head_input"], outputs["head_output"] = inputs[0] if inputs else None, output
 
     with contextlib.ExitStack() as hooks:
         hooks.callback(trunk.register_forward_hook(after_trunk).remove)
         if isinstance(head, nn.Module):
             hooks.callback(head.register_forward_hook(after_head).remove)
-        yield kept
+        yield outputs
 
 
 @contextlib.contextmanager

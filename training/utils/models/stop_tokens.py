@@ -29,12 +29,12 @@ def stop_tokens_in(config: Any, where: str) -> list[int]:
 
     where: folder or hub name of the model
     """
-    own: Any = getattr(config, "eos_token_id", None)
-    tokens = [token for token in (own if isinstance(own, list | tuple) else [own]) if token is not None]
+    given: Any = getattr(config, "eos_token_id", None)
+    tokens = [token for token in (given if isinstance(given, list | tuple) else [given]) if token is not None]
     if any(type(token) is not int or token < 0 for token in tokens):
         raise ThreestepError(
             f"'{where}': eos_token_id in generation_config.json (or in config.json without that file) expects the "
-            f"number of a token, or a list of them, got {own!r}; correct it"
+            f"number of a token, or a list of them, got {given!r}; correct it"
         )
     return tokens
 

@@ -95,8 +95,8 @@ class TargetHead(nn.Module):
             return read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions)
         vocabulary = whole_shape(self.weight)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
-        asked = (with_entropy, with_collisions)
-        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, asked, chunk)
+        extras = (with_entropy, with_collisions)
+        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, extras, chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, entropies_M, collisions_M = read
         return TokenLogprobs(
             logprobs_M,
@@ -125,8 +125,8 @@ def chunk_mb_for(free_bytes: int, vocabulary: int, dtype: torch.dtype) -> int:
     80e9 bytes, 128,256 tokens, bfloat16: 1/64 of it, of 6 bytes a logit 4 for float32, is 794 MiB: 512 of them, 1,046
     rows.
     """
-    own = dtype.itemsize if dtype.itemsize < 4 else 0
-    affordable = int(free_bytes * _FREE_SHARE) * 4 // (4 + own)
+    narrow = dtype.itemsize if dtype.itemsize < 4 else 0
+    affordable = int(free_bytes * _FREE_SHARE) * 4 // (4 + narrow)
     useful = _ENOUGH_ROWS * 4 * vocabulary
     chosen = 1 << max(0, (min(affordable, useful) // 2**20).bit_length() - 1)
     return min(max(chosen, _LEAST_MB), _MOST_MB)

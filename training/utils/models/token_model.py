@@ -68,12 +68,12 @@ class PolicyModel(nn.Module):
         """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory. entries: of a
         head for multi-token prediction: where the output layer is linear, return `ahead` too, or, without `mtp_head`,
         the `states` that a head beside this model reads. None: no such head."""
-        asked = (temperature, with_entropy)
+        extras = (temperature, with_entropy)
         target_ids_U, predictor_U = rows.reads()  # what several sequences share is read once
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
-            read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(rows.read_M)
+            read = self._target_head(hidden_UH, target_ids_U, *extras, with_logits, with_collisions).listed(rows.read_M)
             if entries is None:
                 return read
             if self.mtp_head is None:
@@ -81,7 +81,7 @@ class PolicyModel(nn.Module):
             return read._replace(ahead=self._ahead(rows, hidden_LH, self.mtp_head, entries))
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
-        read = read_logits(logits_UV, target_ids_U, *asked, with_collisions)
+        read = read_logits(logits_UV, target_ids_U, *extras, with_collisions)
         return (read if with_logits else read._replace(logits_MV=None)).listed(rows.read_M)
 
     @property

@@ -114,8 +114,8 @@ class RewardEvaluation:
         numbers = {name: value for name, value in vars(self).items() if isinstance(value, (int, float))}
         for name, spread in (("chosen", self.chosen), ("rejected", self.rejected)):
             if spread is not None:
-                own = {"mean": spread.mean, "std": spread.std, **spread.percentiles}
-                numbers |= {f"{name}_{figure}": value for figure, value in own.items()}
+                statistics = {"mean": spread.mean, "std": spread.std, **spread.percentiles}
+                numbers |= {f"{name}_{figure}": value for figure, value in statistics.items()}
         return numbers
 
 

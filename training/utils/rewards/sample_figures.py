@@ -35,7 +35,7 @@ def each_prompt(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 def of_each_prompt(samples: Sequence[Sample], name: str) -> list[list[float]]:
     """Return a value of each prompt's samples."""
-    return [[float(sample[name]) for sample in own] for own in each_prompt(samples)]
+    return [[float(sample[name]) for sample in of_prompt] for of_prompt in each_prompt(samples)]
 
 
 def by_source(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
@@ -55,14 +55,14 @@ def several_of(samples: Sequence[Sample], name: str, seed: int) -> dict[str, Fig
     """Return `several_figures` of a value, of the prompts whose samples all have it; nothing with one sample a prompt.
     A majority is of responses that are equal but for white space, or of equal numbers where the value's function also
     gives one named `answer`."""
-    own = [sample for sample in samples if name in sample]
-    values = of_each_prompt(own, name)
+    having = [sample for sample in samples if name in sample]
+    values = of_each_prompt(having, name)
     most = max(map(len, values), default=0)
     if most < 2:
         return {}
-    given = _answer_name(own, name)
+    given = _answer_name(having, name)
     answers: list[list[Hashable]] = [
-        [sample.get(given, _said(sample)) for sample in of_prompt] for of_prompt in each_prompt(own)
+        [sample.get(given, _said(sample)) for sample in of_prompt] for of_prompt in each_prompt(having)
     ]
     whole = [place for place, each in enumerate(values) if len(each) == most]
     return several_figures([values[place] for place in whole], [answers[place] for place in whole], seed)

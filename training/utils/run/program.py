@@ -120,15 +120,15 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
         if _claim_of(_FIRST_ERROR).exists():
             _leave(1)  # the other rank has printed why it ended
         time.sleep(0.05)
-    said = first_line(problem)
-    if "timed out" in said.lower() or "timeout" in said.lower():
+    line = first_line(problem)
+    if "timed out" in line.lower() or "timeout" in line.lower():
         why = "waited for another rank, which hangs or is far slower, until --rank_timeout was over"
     else:
         why = (
             "lost another rank, which ended without an error message: killed from outside, or by the system for its "
             "memory"
         )
-    _exit_with(f"rank {rank} {why} ({said}); with checkpoints, --resume continues from the last one", 1, _FIRST_ERROR)
+    _exit_with(f"rank {rank} {why} ({line}); with checkpoints, --resume continues from the last one", 1, _FIRST_ERROR)
 
 
 def is_lost_rank(problem: BaseException) -> bool:

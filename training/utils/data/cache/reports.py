@@ -62,7 +62,7 @@ class BuildReport:
 def split_sentence(name: str, split: SplitReport) -> str:
     """One split: the rows kept, cut and dropped."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
-    noted = "".join(f", {count:,} {how}" for how, count in sorted(split.noted.items()))
+    noted = "".join(f", {count:,} {kind_of_row}" for kind_of_row, count in sorted(split.noted.items()))
     counts = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
     return (
         f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "

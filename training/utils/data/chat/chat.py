@@ -103,8 +103,8 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, 
     chat = resolved_chat(chat, tokenizer)
     parts = {"prompt_style": chat.prompt_style}
     if chat.prompt_style == CHAT_TEMPLATE:
-        own = tokenizer.chat_template
-        template = own if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+        saved = tokenizer.chat_template
+        template = saved if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
         parts["chat template"] = hash_text(json.dumps(template, sort_keys=True))
         parts["chat template kwargs"] = json.dumps(chat.template_kwargs, sort_keys=True)
         parts["bad_conversations"] = chat.bad_conversations
@@ -211,8 +211,8 @@ class ChatTokenizer:
         *earlier, answer = conversation.messages
         if not finder.asks_more or not earlier or answer["role"] != "assistant":
             return True
-        asked = _asked(finder, replace(conversation, messages=earlier))
-        return "".join(piece.text for piece in pieces).startswith(asked.text)
+        prompt = _asked(finder, replace(conversation, messages=earlier))
+        return "".join(piece.text for piece in pieces).startswith(prompt.text)
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
@@ -224,7 +224,7 @@ class ChatTokenizer:
         """The prompt's pieces, and a piece for each response: what follows the prompt in the rendering of both, to the
         end of the turn (see `_behind`). None where it cannot follow the prompt. Raises BadConversation."""
         finder = self.finder(prompt.tools, prompt.template_kwargs)
-        asked = _asked(finder, prompt)
+        start = _asked(finder, prompt)
         answers = []
         for message in responses:
             whole = Conversation([*prompt.messages, message], prompt.where, prompt.tools, prompt.template_kwargs)
@@ -235,11 +235,11 @@ class ChatTokenizer:
                     f"{prompt.where}: the chat template writes no end-of-turn token after the response, the text ends "
                     f"in {read.text[-40:]!r}"
                 )
-            behind = self._behind(asked, read)
+            behind = self._behind(start, read)
             if behind is None:
                 return None
-            answers.append(TextPiece(behind.text[len(asked.text) : behind.turns[-1].end], is_turn=True, is_end=True))
-        return self._cut(asked, set()), answers
+            answers.append(TextPiece(behind.text[len(start.text) : behind.turns[-1].end], is_turn=True, is_end=True))
+        return self._cut(start, set()), answers
 
     def _behind(self, asked: ReadConversation, read: ReadConversation) -> ReadConversation | None:
         """The last turn of `read` behind the prompt that asks for it; None where it cannot follow that prompt.
@@ -321,17 +321,17 @@ def _may_precede(added: str, answer: str, special: Sequence[str]) -> bool:
     opened = Counter(name for slash, name in tags if not slash)
     closed = Counter(name for slash, name in tags if slash)
     rest = _TAG.sub("", added)
-    own = {name for _, name in _TAG.findall(answer)}
-    return opened == closed and not own & opened.keys() and not any(token in rest for token in special)
+    tags_in = {name for _, name in _TAG.findall(answer)}
+    return opened == closed and not tags_in & opened.keys() and not any(token in rest for token in special)
 
 
 def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:
     """The pieces of one row as one sequence of tokens."""
-    loss = [piece.carries_loss for piece, own in zip(pieces, ids, strict=True) for _ in own]
+    loss = [piece.carries_loss for piece, part in zip(pieces, ids, strict=True) for _ in part]
     last = max((number for number, piece in enumerate(pieces) if piece.carries_loss), default=0)
     is_blank = not pieces[-1].is_turn and not pieces[-1].text.strip()
-    begin, blank_end = sum(len(own) for own in ids[:last]), len(ids[-1]) if is_blank else 0
-    return EncodedConversation([i for own in ids for i in own], loss, begin, blank_end)
+    begin, blank_end = sum(len(part) for part in ids[:last]), len(ids[-1]) if is_blank else 0
+    return EncodedConversation([i for part in ids for i in part], loss, begin, blank_end)
 
 
 def fit_conversation(encoded: EncodedConversation, most: int, truncation: str) -> tuple[EncodedConversation, bool]:

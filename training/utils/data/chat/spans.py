@@ -198,8 +198,8 @@ class TurnFinder:
         differently.
         """
         earlier = self._render(conversation, evidence.masks.messages[:place], generation_prompt=True).text
-        own = evidence.origin.positions_M[evidence.origin.messages_M < place]
-        begin = int(own.max()) + 1 if len(own) else 0
+        before = evidence.origin.positions_M[evidence.origin.messages_M < place]
+        begin = int(before.max()) + 1 if len(before) else 0
         tail = re.split(r"[\U000f0000-\U0010ffff]", earlier)[-1]
         tails = [tail + self._habits.missing_prompt]
         if self._habits.headers and tail.endswith(self._habits.headers[0]):
@@ -226,8 +226,8 @@ class TurnFinder:
             later = np.searchsorted(positions_M, begin)
             foreign = positions_M[later:][messages_M[later:] != place]
             limit = min(limit, int(foreign[0])) if len(foreign) else limit
-            own = positions_M[later:][(messages_M[later:] == place) & (positions_M[later:] < limit)]
-            last = int(own[-1]) + 1 if len(own) else begin
+            masked = positions_M[later:][(messages_M[later:] == place) & (positions_M[later:] < limit)]
+            last = int(masked[-1]) + 1 if len(masked) else begin
             if following and following[0] == place:
                 turns.append(AssistantTurn(place, begin, marked_end, ended=True))
                 continue

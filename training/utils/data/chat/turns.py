@@ -162,7 +162,7 @@ class TurnTokens:
             return HistoryTokens(is_refused=True)
         parts = [part for piece in pieces for part in piece.split(_SEAM) if part]
         (encoded,) = self._chat.texts.encode_pieces([parts])
-        anew = [token for own in encoded for token in own]
+        anew = [token for ids_of in encoded for token in ids_of]
         had, gets = self._chat.decode([list(ids), anew])
         return HistoryTokens(None if had == gets else anew)
 
@@ -172,12 +172,12 @@ class TurnTokens:
         messages, tools = json.loads(given)
         finder = self._chat.finder(tools, {})
         shortened = [self._shortened(message) for message in messages]
-        said = [_with_seams(message, self._control_words(finder)) for message, _ in shortened]
+        parted = [_with_seams(message, self._control_words(finder)) for message, _ in shortened]
         with _explained():
             # The same messages with another text tell where the turn ends: no text of theirs can move that.
             shape = [{**message, "content": "e"} for message in messages]
             before, end = self._prefix(json.dumps([shape, tools]))
-            text = finder.prompt(_replies(finder, said, tools))
+            text = finder.prompt(_replies(finder, parted, tools))
         if not text.startswith(before):
             raise ThreestepError(
                 "--environment, --tools: what the chat template writes before an environment's messages depends on "
@@ -301,16 +301,16 @@ def _rewritten(finder: TurnFinder, role: str, tools: Any) -> str | None:
         call = {"role": "assistant", "content": "", "reasoning_content": "c", "tool_calls": [_call()]}
         forms = {"the thought or the call": call if _writes_calls(finder, tools) else _THOUGHT}
     where = "a probe of the chat template"
-    for what, said in forms.items():
+    for what, turn_message in forms.items():
         messages = [_QUESTION]
         for _ in range(2):
-            asked = finder.prompt(_conversation(messages, tools, where))
-            read = finder.read(_conversation([*messages, said], tools, where))
+            prompt = finder.prompt(_conversation(messages, tools, where))
+            read = finder.read(_conversation([*messages, turn_message], tools, where))
             had = read.text[: read.turns[-1].end]
-            if not had.startswith(asked):  # the generation prompt has more than the header
+            if not had.startswith(prompt):  # the generation prompt has more than the header
                 begin = next(turn.begin for turn in read.turns if turn.message == len(messages))
-                had = asked + read.text[begin : read.turns[-1].end]
-            messages = [*messages, said, reply]
+                had = prompt + read.text[begin : read.turns[-1].end]
+            messages = [*messages, turn_message, reply]
             if not finder.prompt(_conversation(messages, tools, where)).startswith(had):
                 return what
     return None

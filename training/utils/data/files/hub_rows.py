@@ -101,35 +101,35 @@ class HubRows:
         """The split to train on, and those for evaluation. Without a setting: the one whose name begins with train (or
         the only one), and all whose names begin with test, validation and the like, as for a folder of files."""
         subject = f"{self.address}: its splits are {', '.join(names)}"
-        asked = self._asked
-        for setting, name in (("split", asked.split), ("eval_split", asked.eval_split)):
+        wanted = self._asked
+        for setting, name in (("split", wanted.split), ("eval_split", wanted.eval_split)):
             if name is not None and name not in names:
                 raise ThreestepError(
                     f"{subject}; {setting} expects one of them, got '{name}'{nearest_names(name, names)}"
                 )
-        if asked.split is not None:
-            return asked.split, [] if asked.eval_split is None else [asked.eval_split]
+        if wanted.split is not None:
+            return wanted.split, [] if wanted.eval_split is None else [wanted.eval_split]
         train = ["train"] if "train" in names else [name for name in names if names_training(name)] or names
         if len(train) != 1:
-            raise ThreestepError(f"{subject}; name the one to train on, as in hub:{asked.name},split={train[0]}")
+            raise ThreestepError(f"{subject}; name the one to train on, as in hub:{wanted.name},split={train[0]}")
         return train[0], [name for name in names if name not in train and names_evaluation(name)]
 
     def _resolved_commit(self) -> str:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-        asked = self._asked
+        wanted = self._asked
         start = f"--{self._flag}: '{self.address}'"
         try:
-            info = HfApi().dataset_info(asked.name, revision=asked.revision, timeout=_TIMEOUT_SECONDS)
+            info = HfApi().dataset_info(wanted.name, revision=wanted.revision, timeout=_TIMEOUT_SECONDS)
         except GatedRepoError as error:
             raise ThreestepError(
                 f"{start}: access is granted by the dataset's owners; ask for it at https://huggingface.co/datasets/"
-                f"{asked.name}, then log in with `hf auth login` or set HF_TOKEN"
+                f"{wanted.name}, then log in with `hf auth login` or set HF_TOKEN"
             ) from error
         except RevisionNotFoundError as error:
             raise ThreestepError(
-                f"{start}: the dataset has no revision '{asked.revision}'; name a branch, a tag or a commit"
+                f"{start}: the dataset has no revision '{wanted.revision}'; name a branch, a tag or a commit"
             ) from error
         except RepositoryNotFoundError as error:
             raise ThreestepError(
@@ -158,20 +158,20 @@ class HubRows:
         """Split -> dataset, each a memory-mapped Arrow table."""
         import datasets
 
-        asked = self._asked
+        wanted = self._asked
         try:
             # The prefix: without it a folder of that name below the current one would be read.
-            name, revision = f"hf://datasets/{asked.name}", None if self._offline else self.commit
-            splits = dict(datasets.load_dataset(name, asked.config, revision=revision))
+            name, revision = f"hf://datasets/{wanted.name}", None if self._offline else self.commit
+            splits = dict(datasets.load_dataset(name, wanted.config, revision=revision))
         except Exception as error:  # the hub's client and the readers raise a dozen unrelated classes
-            said = " ".join(str(error).split())[:300]
+            message = " ".join(str(error).split())[:300]
             remedy = "check the network and the dataset's page"
             if self._offline:
                 remedy = "HF_HUB_OFFLINE is set: unset it, or download the dataset first"
-            elif "onfig" in said:
-                remedy = f"name a configuration, as in hub:{asked.name},config=NAME"
+            elif "onfig" in message:
+                remedy = f"name a configuration, as in hub:{wanted.name},config=NAME"
             raise ThreestepError(
-                f"--{self._flag}: '{self.address}' could not be loaded: {type(error).__name__}: {said}; {remedy}"
+                f"--{self._flag}: '{self.address}' could not be loaded: {type(error).__name__}: {message}; {remedy}"
             ) from error
         stored = _commit_of(splits)
         if not self._offline and stored not in (None, self.commit):

@@ -64,8 +64,8 @@ class TextTokenizer:
         skip = len(self.prefix_ids)
         encoded: list[Ids | None] = []
         for ids, sentence in zip(prompt_ids, sentences, strict=True):
-            own = ids[skip:]
-            encoded.append(sentence[len(own) :] if sentence[: len(own)] == own else None)
+            prompt_part = ids[skip:]
+            encoded.append(sentence[len(prompt_part) :] if sentence[: len(prompt_part)] == prompt_part else None)
         # Where a token spans the boundary, the prompt's ids win and the response is tokenized alone.
         apart = [index for index, ids in enumerate(encoded) if ids is None]
         for index, ids in zip(apart, self._encode([responses[index] for index in apart]), strict=True):
@@ -123,10 +123,10 @@ def _backend_that_agrees(tokenizer: Any) -> Any | None:
 def _ids_before_text(tokenizer: Any) -> Ids:
     """The special ids that the tokenizer puts before a text; those that it puts after one are left out."""
     for probe in ("a", "Human:", "1"):
-        own = tokenizer(probe, add_special_tokens=False)["input_ids"]
+        plain = tokenizer(probe, add_special_tokens=False)["input_ids"]
         whole = tokenizer(probe, add_special_tokens=True)["input_ids"]
-        for begin in range(len(whole) - len(own) + 1):
-            if own and whole[begin : begin + len(own)] == own:
+        for begin in range(len(whole) - len(plain) + 1):
+            if plain and whole[begin : begin + len(plain)] == plain:
                 return list(whole[:begin])
     return []
 

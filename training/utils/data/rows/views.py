@@ -144,15 +144,15 @@ def values_beside(row: Row) -> list[tuple[str, str]]:
 
 def _as_lines(value: Any) -> str:
     """A JSON value for people: messages below each other with their roles, calls as JSON; other values as they are."""
-    is_said = isinstance(value, list) and value and all(isinstance(own, dict) and "role" in own for own in value)
+    is_said = isinstance(value, list) and value and all(isinstance(one, dict) and "role" in one for one in value)
     if not is_said:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    said = []
+    lines = []
     for message in value:
         content, calls = message.get("content") or "", message.get("tool_calls")
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        said.append(f"\n  {message['role']}: {text}{json.dumps(calls, ensure_ascii=False) if calls else ''}")
-    return "".join(said)
+        lines.append(f"\n  {message['role']}: {text}{json.dumps(calls, ensure_ascii=False) if calls else ''}")
+    return "".join(lines)
 
 
 # Texts -> lines for a terminal.

@@ -43,11 +43,11 @@ def with_flags(theirs: dict[str, Any], ours: dict[str, Any], settings: EngineSet
     _check_names(theirs, where, mistakes)
     _check_against_flags(theirs, where, settings, mistakes)
     mistakes.raise_if_any()  # what follows reads inside the sections
-    asked = _honoured(theirs)
-    if not _at(asked, "comms_logger.enabled"):
-        asked.pop("comms_logger", None)  # DeepSpeed takes the section for a yes, whatever it says
-    final = _filled_in(asked, ours)
-    if any(_at(asked, dotted) for dotted in _TOLD):
+    honoured = _honoured(theirs)
+    if not _at(honoured, "comms_logger.enabled"):
+        honoured.pop("comms_logger", None)  # DeepSpeed takes the section for a yes, whatever it says
+    final = _filled_in(honoured, ours)
+    if any(_at(honoured, dotted) for dotted in _TOLD):
         final.setdefault("log_level", "info")
     _check_values(final, where, mistakes)
     _check_together(final, where, ranks, mistakes)
@@ -210,14 +210,14 @@ def _what_runs(final: dict[str, Any]) -> str:
 
 def _honoured(theirs: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Without keys that ask for nothing: DeepSpeed refuses some even so, and "auto" in most places."""
-    kept: dict[str, Any] = {}
+    honoured: dict[str, Any] = {}
     for key, value in theirs.items():
         dotted = prefix + key
         if value not in (None, "auto") and not any(
             dotted in names for names in (keys.REFUSED, keys.LEFT_OUT, keys.OWNED)
         ):
-            kept[key] = _honoured(value, dotted + ".") if isinstance(value, dict) else value
-    return kept
+            honoured[key] = _honoured(value, dotted + ".") if isinstance(value, dict) else value
+    return honoured
 
 
 def _filled_in(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:

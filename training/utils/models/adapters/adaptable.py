@@ -80,10 +80,10 @@ def _ends(name: str, kind: str) -> bool:
 
 def _moves(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> bool:
     """True if the model's numbers change when the layers' weights are NaN for all but the layers' forwards."""
-    own = own_forward_of(model)
-    assert own is not None
+    measured = own_forward_of(model)
+    assert measured is not None
     try:
-        return not difference_now(model, own, inside=lambda: _weights_in_calls_alone(layers)) <= own.tolerance
+        return not difference_now(model, measured, inside=lambda: _weights_in_calls_alone(layers)) <= measured.tolerance
     except torch.OutOfMemoryError:
         raise
     except Exception:  # noqa: BLE001 - NaN breaks each family in its own way

@@ -90,12 +90,12 @@ def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:
     """Return the parameters that make up the merged weight called `name`: itself and its adapters."""
-    own = model.get_parameter(name)
+    weight = model.get_parameter(name)
     if not name.endswith(".base_layer.weight"):
-        return [own]
+        return [weight]
     layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
     adapters = [part for part_name, part in layer.named_parameters() if is_adapter_tensor("." + part_name)]
-    return [own, *adapters]
+    return [weight, *adapters]
 
 
 def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
@@ -128,9 +128,9 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
             f"--lora_module_name '{','.join(parts)}': {'; '.join(notes)}; name other layers of "
             f"{type(model).__name__}, or train without LoRA"
         )
-    own = own_forward_of(model)
-    if own is not None:
-        own.notes.extend(sorted(notes))
+    measured = own_forward_of(model)
+    if measured is not None:
+        measured.notes.extend(sorted(notes))
     return left
 
 

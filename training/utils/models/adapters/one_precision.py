@@ -24,8 +24,8 @@ def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
     names = _kept_in_float32(model, dtype)
     if not names:
         return
-    own = own_forward_of(model)
-    assert own is not None, "it was measured when it was loaded"
+    measured = own_forward_of(model)
+    assert measured is not None, "it was measured when it was loaded"
     short = str(dtype).removeprefix("torch.")
     kinds = sorted({re.sub(r"\d+", "*", merged_name(name)) for name in names})
     note = f"{ROUNDS} {len(names)} weights that its family keeps in float32 to {short} ({', '.join(kinds[:4])})"
@@ -34,8 +34,8 @@ def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
             weight = model.get_parameter(name)
             weight.data = weight.data.to(dtype)
         moved = read_again(model)
-        what = "scores" if own.of_scores else "log-probabilities"
-        note += f": its {what} move by {moved:.2g} (rounding elsewhere explains {own.tolerance:.2g})"
+        what = "scores" if measured.of_scores else "log-probabilities"
+        note += f": its {what} move by {moved:.2g} (rounding elsewhere explains {measured.tolerance:.2g})"
     now = own_forward_of(model)
     assert now is not None
     now.notes.append(f"{note}; --dtype fp32 keeps them")

@@ -119,21 +119,21 @@ def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, say: Callable[
 
 
 def _timed(rows: TokenRows, model: PreTrainedModel) -> str:
-    config, own = model.config.get_text_config(), text_attention(model)
+    config, form_of_model = model.config.get_text_config(), text_attention(model)
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     count, width = rows.input_ids_NT.shape
     fits = count * width**2 * (1 + model.dtype.itemsize) <= _MOST_MASK_BYTES
-    others = [SDPA] if own != SDPA and fits else []
-    flex = ALL_ATTENTION_FUNCTIONS[FLEX] if own == FLEX else None
-    seconds = seconds_of_forms(rows, heads, key_heads, size, model.dtype, [own, *others], flex=flex)
-    said = ", ".join(f"{form} {1000 * each:.2f} ms" for form, each in seconds.items())
-    if own != SDPA and not fits:
-        said += f"; sdpa was not timed: its dense mask has {count * width**2 / 1e9:.2g} billion pairs"
-    faster = own in seconds and min(seconds.values()) < seconds[own]
+    others = [SDPA] if form_of_model != SDPA and fits else []
+    flex = ALL_ATTENTION_FUNCTIONS[FLEX] if form_of_model == FLEX else None
+    seconds = seconds_of_forms(rows, heads, key_heads, size, model.dtype, [form_of_model, *others], flex=flex)
+    times = ", ".join(f"{form} {1000 * each:.2f} ms" for form, each in seconds.items())
+    if form_of_model != SDPA and not fits:
+        times += f"; sdpa was not timed: its dense mask has {count * width**2 / 1e9:.2g} billion pairs"
+    faster = form_of_model in seconds and min(seconds.values()) < seconds[form_of_model]
     advice = "; --attn_implementation sdpa is the faster one here" if faster else ""
-    return f"attention of {count} x {width:,} tokens, forward and backward of one layer: {said}{advice}"
+    return f"attention of {count} x {width:,} tokens, forward and backward of one layer: {times}{advice}"
 
 
 def _wait(device: torch.device) -> None:

@@ -106,15 +106,15 @@ def thinned(points: Points, most: int) -> list[tuple[float, float | None]]:
 
 def histogram_of(kinds: Sequence[tuple[str, Sequence[float]]], bins: int = 20) -> tuple[tuple[float, ...], list]:
     """(edges, [(label, counts)]) of values of several kinds, between common, equally spaced edges."""
-    values = [value for _, own in kinds for value in own]
+    values = [value for _, numbers in kinds for value in numbers]
     low, high = min(values), max(values)
     if low == high:
         low, high = low - 0.5, high + 0.5
     width = (high - low) / bins
     counts = []
-    for label, own in kinds:
+    for label, numbers in kinds:
         bin_counts = [0] * bins
-        for value in own:
+        for value in numbers:
             bin_counts[min(int((value - low) / width), bins - 1)] += 1
         counts.append((label, tuple(bin_counts)))
     return tuple(low + width * index for index in range(bins + 1)), counts

@@ -75,8 +75,8 @@ def _histogram(chart: HistogramChart) -> dict[str, Any] | None:
         "x": chart.x_label,
         "edges": [float(f"{edge:.6g}") for edge in chart.edges],
         "kinds": [
-            {"colour": place % COLOURS, "shares": [round(share, 3) for share in own], "counts": list(counts)}
-            for place, (own, (_, counts)) in enumerate(zip(shares, chart.counts, strict=True))
+            {"colour": place % COLOURS, "shares": [round(share, 3) for share in of_kind], "counts": list(counts)}
+            for place, (of_kind, (_, counts)) in enumerate(zip(shares, chart.counts, strict=True))
         ],
     }
 

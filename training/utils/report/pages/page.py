@@ -104,8 +104,8 @@ def step_charts(runs: Sequence[ReportedRun]) -> dict[str, list[Chart]]:
     for kind, steps in _by_kind(runs).items():
         charts: list[Chart] = list(curves_of(steps))
         for step in steps:
-            own: list[Chart] = [*score_charts(step), *sample_charts(step)]
-            charts += [replace(chart, title=f"{chart.title}: {step.run}") if len(steps) > 1 else chart for chart in own]
+            new: list[Chart] = [*score_charts(step), *sample_charts(step)]
+            charts += [replace(chart, title=f"{chart.title}: {step.run}") if len(steps) > 1 else chart for chart in new]
         by_kind[kind] = charts
     return by_kind
 

@@ -27,7 +27,7 @@ def samples_section(steps: Sequence[StepRun]) -> str:
     by_kind: dict[str, list[StepRun]] = {}
     for step in sorted((step for step in steps if step.samples), key=lambda step: step.place):
         by_kind.setdefault(step.declaration.kind, []).append(step)
-    return without + "".join(_kind(own, len(by_kind) > 1) for own in by_kind.values())
+    return without + "".join(_kind(of_kind, len(by_kind) > 1) for of_kind in by_kind.values())
 
 
 def _kind(steps: Sequence[StepRun], several: bool) -> str:
@@ -45,8 +45,8 @@ def _side_by_side(steps: Sequence[StepRun]) -> str:
 def _titled(cards: Iterable[tuple[str, str]]) -> str:
     """Cards below their reasons, each reason once. cards: reason and HTML."""
     parts = []
-    for why, own in groupby(cards, key=lambda each: each[0]):
-        parts += [f"<h3>{escape(why)}</h3>", *(card for _, card in own)]
+    for why, of_reason in groupby(cards, key=lambda each: each[0]):
+        parts += [f"<h3>{escape(why)}</h3>", *(card for _, card in of_reason)]
     return "".join(parts)
 
 

@@ -77,7 +77,7 @@ def call_rule(name: str, rule: Rule, batch: RuleBatch) -> RuleAnswer:
     scores, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     return (
         _numbers(scores, f"reward function '{name}'", batch),
-        {key: _numbers(own, f"reward function '{name}', value '{key}'", batch) for key, own in values.items()},
+        {key: _numbers(numbers, f"reward function '{name}', value '{key}'", batch) for key, numbers in values.items()},
     )
 
 

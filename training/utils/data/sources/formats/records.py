@@ -59,7 +59,7 @@ def read_pair(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
     prompt, chosen, rejected = (
         value_of(row, roles[role]) if role in roles else None for role in ("prompt", "chosen", "rejected")
     )
-    system = [{"role": "system", "content": said}] if (said := _text(row, roles, "system", where)) else []
+    system = [{"role": "system", "content": system_text}] if (system_text := _text(row, roles, "system", where)) else []
     if all(value is None or isinstance(value, str) for value in (prompt, chosen, rejected)):
         if "system" in roles and prompt is not None:
             return Record(
@@ -142,7 +142,7 @@ def read_instruction(row: Mapping[str, Any], roles: Roles, where: str) -> Record
         return Record()
     messages = [{"role": "system", "content": system}] if system else []
     for turn in value_of(row, roles["history"]) or [] if "history" in roles else []:
-        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(said, str) for said in turn)):
+        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
             raise ThreestepError(f"{where}: history: expected a list of [question, answer], got {turn!r}"[:200])
         messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
     messages.append({"role": "user", "content": "\n".join(filter(None, [instruction, prompt, context]))})
