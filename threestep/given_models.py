@@ -77,7 +77,7 @@ def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> list[str]:
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _configs_kept(model):
+    with _configs_restored(model):
         sentences = mend_settings(model)
         try:
             model.save_pretrained(folder)
@@ -300,7 +300,7 @@ def _check_same(fresh: Path, began: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _configs_kept(model: Any) -> Iterator[None]:
+def _configs_restored(model: Any) -> Iterator[None]:
     """Restore configurations at the end: save_pretrained writes the class and the precision into them, and refused
     settings are mended."""
     configs = [getattr(module, "config", None) for module in model.modules()]

@@ -98,7 +98,7 @@ def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -
     with process:
         lines = _passed_on(process, process.stdout)
     if process.returncode:
-        raise ThreestepError(_said_against_it(lines, process.returncode))
+        raise ThreestepError(_error_message(lines, process.returncode))
     # Ranks that were asked to stop end well too, with a checkpoint and without figures.
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         raise ThreestepError(_stopped(0, folder))
@@ -118,7 +118,7 @@ def _passed_on(process: subprocess.Popen[str], stream: IO[str]) -> list[str]:
                 process.send_signal(signal.SIGINT)
 
 
-def _said_against_it(lines: Sequence[str], code: int) -> str:
+def _error_message(lines: Sequence[str], code: int) -> str:
     for place, line in enumerate(lines):
         if line.startswith(_MISTAKE):
             # A list of mistakes has a line for each.

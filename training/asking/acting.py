@@ -121,12 +121,12 @@ class _Shown:
         ended = ids[-1] in self.ends
         text = str(self.asked.tokenizer.decode(list(ids[:-1] if ended else ids)))
         text = text if ended else text.rstrip("\ufffd")
-        self.tell(Answer(self._with(text), tuple(ids), ended, acted=Acted((*self.messages, _said(text)))))
+        self.tell(Answer(self._with(text), tuple(ids), ended, acted=Acted((*self.messages, _message_of(text)))))
 
     def reply(self, turn: str, messages: Sequence[Message]) -> None:
         """A turn is over and answered."""
         self.before = self._with(turn) + "".join(f"\n  {_speaker(one)}> {_indented(one)}" for one in messages)
-        self.messages += [_said(turn), *({**one, BY_ENVIRONMENT: True} for one in messages)]
+        self.messages += [_message_of(turn), *({**one, BY_ENVIRONMENT: True} for one in messages)]
         self.answered += 1
 
     def whole(self, rollout: Rollout, with_reward: bool) -> Answer:
@@ -135,7 +135,7 @@ class _Shown:
         (record,), (last,) = rollout.conversations, rollout.texts(self.asked.tokenizer.decode, self.ends)
         text, messages = self.before, list(self.messages)
         if record.turns > self.answered:
-            text, messages = self._with(last), [*messages, _said(last)]
+            text, messages = self._with(last), [*messages, _message_of(last)]
         rewards_BR = rollout.turn_rewards_BR
         reward = float(rewards_BR.sum()) if with_reward and rewards_BR is not None else None
         acted = Acted(tuple(messages), record.turns, reward, record.cut, record.figures)
@@ -145,7 +145,7 @@ class _Shown:
         return f"{self.before}\nmodel> {turn}" if self.answered else turn
 
 
-def _said(turn: str) -> Message:
+def _message_of(turn: str) -> Message:
     return {"role": "assistant", "content": turn.strip()}
 
 
@@ -162,15 +162,15 @@ class _Streamed(RolloutEngine):
 
     def __init__(self, asked: AskedModel, shown: _Shown) -> None:
         super().__init__()
-        self._asked, self._shown = asked, shown
+        self._model, self._shown = asked, shown
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         self._shown.check()
         sampling = request.sampling
-        room = self._asked.room_behind(request.prompt_ids_BP.shape[1], sampling.max_new_tokens)
+        room = self._model.room_behind(request.prompt_ids_BP.shape[1], sampling.max_new_tokens)
         request = replace(request, sampling=replace(sampling, max_new_tokens=room))
         ids: list[int] = []
-        for token in self._asked.engine.stream(model, request, ()):
+        for token in self._model.engine.stream(model, request, ()):
             ids.append(token)
             self._shown.turn(ids)
         ids_1R = torch.tensor([ids], device=request.prompt_ids_BP.device)

@@ -11,7 +11,7 @@ import time
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_WHAT_FOLLOWS = "finishing this step, then writing a checkpoint"
+_NEXT = "finishing this step, then writing a checkpoint"
 _SECOND = "; Ctrl-C again stops at once, without one"
 
 
@@ -27,7 +27,7 @@ class Interrupts:
     Off the main thread Python handles no signals, and nothing is noted.
     """
 
-    def __init__(self, announces: bool = True, alone: bool = True, follows: str = _WHAT_FOLLOWS) -> None:
+    def __init__(self, announces: bool = True, alone: bool = True, follows: str = _NEXT) -> None:
         self.reason: str | None = None
         self._follows = follows
         self._announces = announces

@@ -31,14 +31,14 @@ class DivergenceWatch:
         self._notes = None if folder is None or not is_main else RunLog(Path(folder) / DIVERGENCE)
         self._is_main, self._uniform, self._names = is_main, uniform, (loss, eval_loss)
         self._history, self._step = History(), 0
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         before = None if self._notes is None else self._notes.path.with_name(METRICS)
         if before is not None and before.is_file():
             for line in before.read_text(encoding="utf-8").splitlines():
                 # null: a number that is not finite
                 figures = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
                 self._add(int(figures["step"]), figures)
-                self._said |= signs(self._history, self._uniform).keys()
+                self._logged |= signs(self._history, self._uniform).keys()
 
     def see(self, step: int, figures: Mapping[str, float]) -> None:
         """Take the figures of an optimizer step, or of an evaluation after it; log signs that are new."""
@@ -60,8 +60,8 @@ class DivergenceWatch:
 
     def _note(self, found: Mapping[str, str]) -> list[str]:
         """Write the sentences that are new, and return them."""
-        new = [sentence for kind, sentence in found.items() if kind not in self._said]
-        self._said |= found.keys()
+        new = [sentence for kind, sentence in found.items() if kind not in self._logged]
+        self._logged |= found.keys()
         if self._notes is not None:
             self._notes.append(json.dumps({"step": self._step, "sentence": sentence}) for sentence in new)
         return new

@@ -37,7 +37,7 @@ def merged_when_copied() -> Iterator[None]:
         return
     original = getattr(sharding, _MERGE, None)
     if original is None:
-        _tell_whole(f"this transformers has no {_MERGE}")
+        _log_whole(f"this transformers has no {_MERGE}")
         yield
         return
     setattr(sharding, _MERGE, partial(_converted, original))
@@ -55,14 +55,14 @@ def _converted(original: _Merge, model: Any, state_dict: _Tensors, weight_mappin
     try:
         merged = dict(_merged(original, model, state_dict, weight_mapping))
     except (ImportError, TypeError, AttributeError, RuntimeError) as problem:
-        _tell_whole(f"{type(model).__name__}: {type(problem).__name__}: {first_line(problem)}")
+        _log_whole(f"{type(model).__name__}: {type(problem).__name__}: {first_line(problem)}")
         return original(model, dict(state_dict), weight_mapping)
     sources = {source for weight in merged.values() for source in weight.sources}
     others = {name: tensor for name, tensor in state_dict.items() if name not in sources}
     return {**original(model, others, weight_mapping), **merged}
 
 
-def _tell_whole(why: str) -> None:
+def _log_whole(why: str) -> None:
     log(
         "warning: weights that are merged from several of the files, such as the experts of a mixture, are merged on "
         f"every rank at once, which holds them all while it loads ({why})",

@@ -124,7 +124,7 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
         name: torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.dtype, torch.uint8), device="meta")
         for name, tensor in stored.items()
     }
-    with _unsharded(), _report_kept() as messages, _no_progress_bar():
+    with _unsharded(), _captured_report() as messages, _no_progress_bar():
         names = empty.state_dict().keys()
         try:
             model, report = type(empty).from_pretrained(
@@ -223,7 +223,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _report_kept() -> Iterator[list[str]]:
+def _captured_report() -> Iterator[list[str]]:
     """Inside, transformers' log of loading is not printed; it is in the list."""
     messages: list[str] = []
 

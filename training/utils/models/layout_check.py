@@ -34,7 +34,7 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
 
     read: TokenRows -> float32 [M] (or [B]), in eval mode. A collective under ZeRO-3: every rank gets the same result.
     """
-    own = _own(model)
+    own = _measured(model)
     keys, longest = getattr(model.config.get_text_config(), "keep_window_size", None), own.probes.alone[-1].tokens
     if keys is not None and keys < longest:
         raise ThreestepError(
@@ -82,7 +82,7 @@ def why_not_packed(
     if window is not None and windowed and window < longest_tokens:
         return f"its sliding window of {window} tokens is shorter than the sequences ({longest_tokens} tokens)"
     reason = _why_not_by_this(model, read, device, sharing)
-    while reason is not None and take_next(model, _own(model), reason):
+    while reason is not None and take_next(model, _measured(model), reason):
         reason = _why_not_by_this(model, read, device, sharing)
     return reason
 
@@ -104,7 +104,7 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
         return f"its attention implementation '{implementation}' takes no mask of segments here"
     if sharing and implementation in FLASH:
         return f"its attention implementation '{implementation}' cannot share a prompt; sdpa and flex_attention can"
-    own = _own(model)
+    own = _measured(model)
     first, second, other = (_shared(part, sharing) for part in (own.probes.first, own.probes.second, own.probes.other))
     rows = [[*first, *second], [*second, *([own.probes.long] if own.probes.long else [])]]
     try:
@@ -127,14 +127,14 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
 
 def notes_on(model: PreTrainedModel) -> list[str]:
     """Sentences on each deviation from most families' computation, and its reason."""
-    own = _own(model)
+    own = _measured(model)
     if own.head_is_linear:
         return own.notes
     what = "scores" if own.of_scores else "logits"
     return [*own.notes, f"all {what} are computed: its own forward has more than one linear layer after its trunk"]
 
 
-def _own(model: PreTrainedModel) -> OwnForward:
+def _measured(model: PreTrainedModel) -> OwnForward:
     own = own_forward_of(model)
     assert own is not None, "a sharded model is read when it is loaded"
     return own
@@ -191,7 +191,7 @@ def _gradient(model: PreTrainedModel, rows: TokenRows, numbers: slice) -> torch.
     hook = model.get_input_embeddings().register_forward_hook(as_leaf)
     try:
         with torch.enable_grad():
-            read_M = ScalarModel(model)(rows) if _own(model).of_scores else PolicyModel(model)(rows).logprobs_M
+            read_M = ScalarModel(model)(rows) if _measured(model).of_scores else PolicyModel(model)(rows).logprobs_M
             return torch.autograd.grad(read_M[numbers].sum(), embedded[0])[0].flatten(0, 1)
     finally:
         hook.remove()

@@ -231,7 +231,7 @@ def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple
     of_scores = hasattr(model, "score")
     head = model.score if of_scores else model.get_output_embeddings()
     ids_1T = ids_T.unsqueeze(0).to(model.device)
-    with _outputs_kept(model.base_model, head) as outputs:
+    with _captured_outputs(model.base_model, head) as outputs:
         logits = model(input_ids=ids_1T, **others).logits
     is_linear = (
         not others
@@ -302,7 +302,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _outputs_kept(trunk: nn.Module, head: Any) -> Iterator[dict[str, Any]]:
+def _captured_outputs(trunk: nn.Module, head: Any) -> Iterator[dict[str, Any]]:
     """Yield a dict that a forward inside fills: the trunk's first output, and the head's input and output."""
     outputs: dict[str, Any] = {}
 

@@ -78,7 +78,7 @@ class ReferenceFile:
         if self.rebuild:
             return {}, "rebuild_cache was asked for"
         if not self.path.exists():
-            return {}, self._why_not_found()
+            return {}, self._difference()
         content = _open(self.path)
         if content is None or content[0] != self.parts:
             return {}, "the cached file was damaged"
@@ -97,7 +97,7 @@ class ReferenceFile:
         flush_to_disk(temporary)
         os.replace(temporary, self.path)
 
-    def _why_not_found(self) -> str:
+    def _difference(self) -> str:
         """The parts that differ from the most similar file of the same data or model."""
         changes: list[list[str]] = []
         for path in Path(self.folder).glob("reference-*.safetensors"):

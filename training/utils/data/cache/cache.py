@@ -126,7 +126,7 @@ def open_or_build(
         if rebuild:
             reason = "rebuild_cache was asked for"
         elif reason is None:
-            reason = _why_not_found(cache_dir, name, parts)
+            reason = _reason_to_build(cache_dir, name, parts)
         log(f"data: {name} is tokenized: {reason}")
         started = time.perf_counter()
         _build(final, fingerprint, parts, build, reason)
@@ -290,7 +290,7 @@ def locked(path: str, on_wait: Callable[[], None]) -> Iterator[None]:
         os.close(handle)
 
 
-def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
+def _reason_to_build(cache_dir: str, name: str, parts: dict[str, str]) -> str:
     """Names of the parts that differ from the most similar folder that was built from the same datasets."""
     candidates: list[tuple[int, float, list[str]]] = []
     for folder in os.listdir(cache_dir):

@@ -193,7 +193,7 @@ class ChatTokenizer:
             return None
         *earlier, answer = conversation.messages
         if finder.asks_more and earlier and answer["role"] == "assistant":
-            read = self._behind(_asked(finder, replace(conversation, messages=earlier)), read) or read
+            read = self._behind(_opened(finder, replace(conversation, messages=earlier)), read) or read
         places = [place for place, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         trained = {turn.message for turn in read.turns} if train_turns == "all" else {places[-1]}
         trained -= conversation.untrained
@@ -211,12 +211,12 @@ class ChatTokenizer:
         *earlier, answer = conversation.messages
         if not finder.asks_more or not earlier or answer["role"] != "assistant":
             return True
-        prompt = _asked(finder, replace(conversation, messages=earlier))
+        prompt = _opened(finder, replace(conversation, messages=earlier))
         return "".join(piece.text for piece in pieces).startswith(prompt.text)
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
-        return self._cut(_asked(self.finder(conversation.tools, conversation.template_kwargs), conversation), set())
+        return self._cut(_opened(self.finder(conversation.tools, conversation.template_kwargs), conversation), set())
 
     def responses(
         self, prompt: Conversation, responses: Sequence[dict[str, Any]]
@@ -224,7 +224,7 @@ class ChatTokenizer:
         """The prompt's pieces, and a piece for each response: what follows the prompt in the rendering of both, to the
         end of the turn (see `_behind`). None where it cannot follow the prompt. Raises BadConversation."""
         finder = self.finder(prompt.tools, prompt.template_kwargs)
-        start = _asked(finder, prompt)
+        start = _opened(finder, prompt)
         answers = []
         for message in responses:
             whole = Conversation([*prompt.messages, message], prompt.where, prompt.tools, prompt.template_kwargs)
@@ -307,7 +307,7 @@ class ChatTokenizer:
         return results
 
 
-def _asked(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
+def _opened(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
     """The conversation with the generation prompt, and its turns."""
     if all(message["role"] != "assistant" for message in conversation.messages):
         return ReadConversation(finder.prompt(conversation), ())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from training.utils.data.chat.spans import TurnFinder
     from training.utils.data.rows.tokenize import Ids
 
-_KEPT = 4096  # encoded replies; environments often send the same ones
+_MOST_CACHED = 4096  # encoded replies; environments often send the same ones
 # Parts a control token that a message quotes into two texts: a code point that is no character.
 _SEAM = "\ufdd0"
 # A key of messages that an environment sent in an earlier conversation, in whatever role.
@@ -89,8 +89,8 @@ class TurnTokens:
         limit."""
         self._chat, self._most = chat, most_message_tokens
         self._habits: dict[tuple[str, str], str | None] = {}
-        self._encoded = lru_cache(maxsize=_KEPT)(self._encode)
-        self._prefix = lru_cache(maxsize=_KEPT)(self._prefix_of)
+        self._encoded = lru_cache(maxsize=_MOST_CACHED)(self._encode)
+        self._prefix = lru_cache(maxsize=_MOST_CACHED)(self._prefix_of)
 
     def opening(self, messages: Sequence[Message], tools: Any = None) -> Ids:
         """Return the ids of a prompt: the messages with which a conversation begins, and the generation prompt. Special

@@ -76,11 +76,11 @@ class HubRows:
 
     def __init__(self, address: str, flag: str) -> None:
         self.address = f"hub:{address}"
-        self._asked = parse_hub_address(address, flag)
+        self._given = parse_hub_address(address, flag)
         self._flag = flag
         self._offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         self.commit = self._cached_commit() if self._offline else self._resolved_commit()
-        where = "in the cache, HF_HUB_OFFLINE is set" if self._offline else f"revision {self._asked.revision or 'main'}"
+        where = "in the cache, HF_HUB_OFFLINE is set" if self._offline else f"revision {self._given.revision or 'main'}"
         log(f"data: {self.address} is at commit {self.commit} ({where})", started_as_main_rank())
 
     def fingerprint(self) -> str:
@@ -101,7 +101,7 @@ class HubRows:
         """The split to train on, and those for evaluation. Without a setting: the one whose name begins with train (or
         the only one), and all whose names begin with test, validation and the like, as for a folder of files."""
         subject = f"{self.address}: its splits are {', '.join(names)}"
-        wanted = self._asked
+        wanted = self._given
         for setting, name in (("split", wanted.split), ("eval_split", wanted.eval_split)):
             if name is not None and name not in names:
                 raise ThreestepError(
@@ -118,7 +118,7 @@ class HubRows:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-        wanted = self._asked
+        wanted = self._given
         start = f"--{self._flag}: '{self.address}'"
         try:
             info = HfApi().dataset_info(wanted.name, revision=wanted.revision, timeout=_TIMEOUT_SECONDS)
@@ -144,7 +144,7 @@ class HubRows:
         return str(info.sha)
 
     def _cached_commit(self) -> str:
-        commit, wanted = _commit_of(self._splits), self._asked.revision
+        commit, wanted = _commit_of(self._splits), self._given.revision
         if commit is None or wanted not in (None, "main", commit):
             raise ThreestepError(
                 f"--{self._flag}: '{self.address}': HF_HUB_OFFLINE is set, and the copy in the cache is at "
@@ -158,7 +158,7 @@ class HubRows:
         """Split -> dataset, each a memory-mapped Arrow table."""
         import datasets
 
-        wanted = self._asked
+        wanted = self._given
         try:
             # The prefix: without it a folder of that name below the current one would be read.
             name, revision = f"hf://datasets/{wanted.name}", None if self._offline else self.commit

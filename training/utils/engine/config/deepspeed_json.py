@@ -14,7 +14,7 @@ from training.utils.engine.config.arguments import DTYPE_NAMES, EngineSettings
 _SECTIONS = ("zero_optimization", "bf16", "fp16", "comms_logger")  # that DeepSpeed checks by models
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 # What DeepSpeed tells at the level "info" alone.
-_TOLD = ("steps_per_print", "dump_state", "comms_logger.enabled")
+_REPORTING = ("steps_per_print", "dump_state", "comms_logger.enabled")
 
 
 def users_config(path: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def with_flags(theirs: dict[str, Any], ours: dict[str, Any], settings: EngineSet
     if not _at(honoured, "comms_logger.enabled"):
         honoured.pop("comms_logger", None)  # DeepSpeed takes the section for a yes, whatever it says
     final = _filled_in(honoured, ours)
-    if any(_at(honoured, dotted) for dotted in _TOLD):
+    if any(_at(honoured, dotted) for dotted in _REPORTING):
         final.setdefault("log_level", "info")
     _check_values(final, where, mistakes)
     _check_together(final, where, ranks, mistakes)
@@ -68,7 +68,7 @@ def filled_in_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str = 
 
 def without_effect(theirs: dict[str, Any], final: dict[str, Any]) -> list[str]:
     """Return a sentence for each key of the user's that changes nothing in this run."""
-    runs = _what_runs(final)
+    runs = _mode(final)
     lines = []
     for dotted, value in keys.walked(theirs):
         where = keys.ACCEPTED.get(dotted, runs).split()
@@ -190,13 +190,13 @@ def _check_masters(final: dict[str, Any], where: Any, mistakes: Mistakes) -> Non
         "set both, or remove both",
     )
     mistakes.require(
-        not masters or _what_runs(final) in ("1", "2", "3"),
+        not masters or _mode(final) in ("1", "2", "3"),
         f"{where}: 'bf16.bf16_master_weights_and_grads' expects ZeRO stage 2 or 3, or stage 1 with "
         "'data_types.grad_accum_dtype' bf16",
     )
 
 
-def _what_runs(final: dict[str, Any]) -> str:
+def _mode(final: dict[str, Any]) -> str:
     """The word of `deepspeed_keys.ACCEPTED` for this configuration."""
     zero = final["zero_optimization"]
     is_own = (

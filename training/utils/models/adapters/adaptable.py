@@ -47,7 +47,7 @@ def why_no_adapters(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> 
     others = {name: layer for name, layer in layers.items() if name not in reasons}
     of_their_own = {type(layer) for layer in others.values() if type(layer) not in (nn.Linear, Conv1D, QuantizedLinear)}
     is_linear = dict.fromkeys(of_their_own, False)
-    with _linear_classes_found(model, is_linear):
+    with _noting_linear_classes(model, is_linear):
         is_read_past = _moves(model, others)
     reasons |= {name: NOT_LINEAR for name, layer in others.items() if not is_linear.get(type(layer), True)}
     if is_read_past:
@@ -120,7 +120,7 @@ def _weights_in_calls_alone(layers: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _linear_classes_found(model: PreTrainedModel, is_linear: dict[type, bool]) -> Iterator[None]:
+def _noting_linear_classes(model: PreTrainedModel, is_linear: dict[type, bool]) -> Iterator[None]:
     """Inside, a forward of `model` sets `is_linear` of each class that returns what a linear layer would."""
 
     def compare(layer: Any, inputs: Any, output: Any) -> None:

@@ -21,7 +21,7 @@ def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Round the weights that a loaded model keeps in float32 to `dtype`, as DeepSpeed would, and measure its own
     forward anew; a note names them, and how far its numbers moved. A ZeRO-3 model, whose weights were rounded when
     they were sharded, only gets the note."""
-    names = _kept_in_float32(model, dtype)
+    names = _float32_names(model, dtype)
     if not names:
         return
     measured = own_forward_of(model)
@@ -41,7 +41,7 @@ def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
     now.notes.append(f"{note}; --dtype fp32 keeps them")
 
 
-def _kept_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
+def _float32_names(model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
     """The names of the weights that transformers does not load in `dtype`: those that a list of the family names
     (`_keep_in_fp32_modules`, 5.19), and those that its constructor makes in float32. Shards know of the latter by
     ROUNDED."""

@@ -105,7 +105,7 @@ class FlexAttention:
         """backend: torch.compile's. by_dense_mask: for a dense mask, or None, which is causal."""
         self._by_dense_mask = by_dense_mask
         self._compiled = torch.compile(_attend, dynamic=True, fullgraph=True, backend=backend)
-        self._has_said = False
+        self._has_logged = False
 
     def __call__(
         self,
@@ -139,14 +139,14 @@ class FlexAttention:
         try:
             return self._compiled(*given)
         except FailOnRecompileLimitHit:
-            if not self._has_said:
+            if not self._has_logged:
                 log(
                     "warning: flex_attention runs unfused from here on for some models, slow and with all scores of "
                     f"a row: more than {torch._dynamo.config.recompile_limit} kinds of attention were to be compiled; "
                     "use --attn_implementation sdpa",
                     started_as_main_rank(),
                 )
-                self._has_said = True
+                self._has_logged = True
             return _attend(*given)
 
 

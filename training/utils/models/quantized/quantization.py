@@ -54,7 +54,7 @@ def check_quantization(mistakes: Mistakes, flags: QuantizationFlags) -> None:
         mistakes.require(
             not is_given or flags.load_in_4bit, f"{name} is of --load_in_4bit, which is off; leave it out or give both"
         )
-    flag = _asked(flags)
+    flag = _flag_given(flags)
     if flag is None:
         return
     mistakes.require(
@@ -69,7 +69,7 @@ def check_quantization(mistakes: Mistakes, flags: QuantizationFlags) -> None:
 
 def check_ranks(mistakes: Mistakes, flags: QuantizationFlags, ranks: Mapping[str, int]) -> None:
     """Note models without adapters, whose weights would all be rounded and frozen. ranks: of the adapters, by flag"""
-    flag = _asked(flags)
+    flag = _flag_given(flags)
     for name, rank in ranks.items():
         mistakes.require(
             flag is None or rank > 0,
@@ -83,7 +83,7 @@ def check_beside_quantization(mistakes: Mistakes, flags: QuantizationFlags, othe
 
     others: why not, by flag as it is written; None for a flag that is not given
     """
-    flag = _asked(flags)
+    flag = _flag_given(flags)
     for name, why in others.items():
         mistakes.require(flag is None or why is None, f"{flag} cannot go with {name}, {why}; leave one of the two out")
 
@@ -97,7 +97,7 @@ def check_package(mistakes: Mistakes, flags: QuantizationFlags) -> None:
     )
 
 
-def _asked(flags: QuantizationFlags) -> str | None:
+def _flag_given(flags: QuantizationFlags) -> str | None:
     if flags.load_in_4bit:
         return "--load_in_4bit"
     return "--load_in_8bit" if flags.load_in_8bit else None
