@@ -184,7 +184,7 @@ def write_settings(plan: Plan) -> dict[str, Path]:
 def check_settings(config_files: Mapping[str, Path]) -> None:
     """Raise a ThreestepError with the mistakes in all steps' settings, before anything is started.
 
-    Each step's own parser reads its file, so that a slip in step 3's settings is not found after two steps.
+    Each step's parser reads its file, so that a slip in step 3's settings is not found after two steps.
     """
     mistakes = Mistakes()
     for step, path in config_files.items():

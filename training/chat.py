@@ -40,7 +40,7 @@ LONGEST_VLLM_TOKENS = 8192  # of a conversation with vLLM, whose cache must hold
 
 @dataclass
 class TalkArguments:
-    """The models to chat with, and how they are asked."""
+    """The models to chat with, and their prompt style."""
 
     topic: ClassVar[str] = "task"
 

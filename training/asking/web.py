@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.asking.talk import Talk
 
 # An answer is Markdown that a model wrote: whatever it names elsewhere (pictures, styles, frames, scripts) is not
-# fetched, for its address could carry the conversation away. Gradio's own page needs inline scripts and styles.
+# fetched, for its address could carry the conversation away. Gradio's page needs inline scripts and styles.
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
@@ -106,7 +106,7 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
         for begin in (reset.click, *(column.clear for column in columns)):
             begin(partial(submit, "/reset"), [state], shown, cancels=running)
         for name, control in settings.items():
-            # The visitor's own change: a command's, which the page shows too, is made already.
+            # The visitor's change: a command's, which the page shows too, is made already.
             begins = control.blur if name == "system" else control.input  # a system prompt ends the conversation
             begins(partial(_set, new_talk, name), [control, state], [state, control, *columns])
     return page

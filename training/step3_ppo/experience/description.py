@@ -135,7 +135,7 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         if settings.samples_per_prompt > 1:
             equal = equal_groups(experience.outcomes_B, settings.samples_per_prompt)
             measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))
-    if ref_BR is not None:  # without a training forward, from the rollout's own log-probabilities
+    if ref_BR is not None:  # without a training forward, from the rollout's log-probabilities
         kl_BR = (sampled_BR if old_BR is None else old_BR) - ref_BR
         measures.append(Measure(torch.where(mask_BR, kl_BR, 0.0).sum(dim=1), {"mean": "rollout/kl"}))
     if old_BR is not None and not (settings.mismatch is not None and settings.mismatch.bypass):

@@ -73,7 +73,7 @@ def read_balanced(
     if several_ranks():
         by_name = _from_all_ranks(by_name, device)
     mine = range(first, first + len(own))
-    # A rank without sequences of its own gets nothing, of the same type.
+    # A rank without sequences gets nothing, of the same type.
     return {
         name: torch.cat([next(iter(values.values())).new_empty(0), *(values[index] for index in mine)])
         for name, values in by_name.items()

@@ -302,7 +302,7 @@ def _state_of(part: Any) -> State:
             f"{type(part).__name__}.state_dict: expected a dict that comes back from JSON as it was (keys of text, "
             "lists for tuples, finite numbers)"
         )
-    return copy  # the part may later change its own
+    return copy  # the part may change its object later
 
 
 def _check_parts(state: State, parts: dict[str, Any]) -> None:

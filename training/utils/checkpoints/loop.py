@@ -151,7 +151,7 @@ class RunCheckpoints(Checkpoints):
         self._retry_at: int | None = None  # the step after which a save that failed is tried again
         self._failures = 0  # in a row
         best = self.point.best
-        self._best = record_of(Best, best, "the best evaluation") if best else None  # whose checkpoint is kept
+        self._best = record_of(Best, best, "the best evaluation") if best else None  # whose checkpoint stays
         self._better: Best | None = None  # one that has none yet
         self._evaluations = 0
         stop_at = self.plan.flags.stop_at

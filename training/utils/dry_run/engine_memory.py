@@ -15,7 +15,7 @@ from training.utils.dry_run.table import MemoryLine
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# DeepSpeed 0.19's own, runtime/zero/config.py.
+# DeepSpeed 0.19's defaults, runtime/zero/config.py.
 _SUB_GROUP = 1_000_000_000
 
 
@@ -158,7 +158,7 @@ def _sharded_gradients(
         return MemoryLine("gradients, sharded", 0 if offload else held, held + moved if offload else 0), 0
     if stage == 2:
         return MemoryLine("gradients, sharded", summed * share, moved), master * share
-    if dtype == "bf16" and summed == 4 and not offload:  # BF16_Optimizer: float32 sums, and the backward's own
+    if dtype == "bf16" and summed == 4 and not offload:  # BF16_Optimizer: float32 sums, and the backward's
         return MemoryLine("gradients", (4 + 2) * trained), 0
     return MemoryLine("gradients", summed * trained, moved), master * share
 

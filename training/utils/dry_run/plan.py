@@ -51,7 +51,7 @@ def kept_features_line(pictures: PlannedPictures | None, most_mb: int) -> Memory
 @dataclass(frozen=True)
 class LargestForward:
     """The most that one forward of a rank may hold: `rows` rows of `tokens` tokens each, with `targets` tokens to
-    predict in all. masked: a dense mask says which token sees which. pictures: that may fill it."""
+    predict in all. masked: it has a dense mask. pictures: that may fill it."""
 
     rows: int
     tokens: int

@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoint files of one engine, by DeepSpeed's own functions. Knows nothing of a run's checkpoints.
+"""DeepSpeed's checkpoint files of one engine, by DeepSpeed's functions. Knows nothing of a run's checkpoints.
 
 What is in a file, and why none is unpickled: see `state_files`.
 """

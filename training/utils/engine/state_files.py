@@ -50,7 +50,7 @@ def _known_classes() -> dict[str, type]:
 
 def write_state(state: Any, path: str | Path) -> None:
     """Write a state of tensors, numbers, texts and containers to `path`. A tensor on a GPU is on the host only while it
-    is written (safetensors' own save_file would have all of them there at once).
+    is written (safetensors' save_file would have all of them there at once).
 
     Raises OSError, which names the file, and ThreestepError for anything else in the state.
     """

@@ -75,7 +75,7 @@ def limits_of(model: nn.Module, settings: EngineSettings, ranks: Ranks) -> dict[
 
 
 def host_share(world_size: int) -> int:
-    """Bytes of this host's memory for each rank on it: as many as torchrun, accelerate or DeepSpeed's launcher say, or
+    """Bytes of this host's memory for each rank on it: as many as torchrun, accelerate or DeepSpeed's launcher set, or
     all `world_size`, if none does."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, int(ranks))

@@ -52,7 +52,7 @@ class RunningCall:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        # Outcomes are never set as exceptions: a future treats some of them, such as StopIteration, in ways of its own.
+        # Outcomes are never set as exceptions: a future treats some of them, such as StopIteration, specially.
         try:
             value = self._call()
             outcome = Outcome(value)

@@ -123,7 +123,7 @@ def parse_pythonic(text: str) -> Parsed:
 
 PARSERS: dict[str, Parser] = {"hermes": parse_hermes, "llama": parse_llama, "pythonic": parse_pythonic}
 
-# What a chat template that writes or asks for calls of a form contains, and what shows that it is another form.
+# Signs in a chat template of each form of calls, and signs that it is another form.
 _SIGNS: dict[str, tuple[re.Pattern[str], re.Pattern[str] | None]] = {
     "hermes": (re.compile(re.escape(_OPEN)), re.compile(r"<function=|<arg_key>")),
     "llama": (re.compile(r'"name\\?": .{0,80}"parameters\\?": ', re.DOTALL), re.compile(rf"{_OPEN}|\[TOOL_CALLS\]")),

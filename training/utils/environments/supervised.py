@@ -26,7 +26,7 @@ _LOOKING_SHARE = 0.2  # of the time, at most, is spent on looking at processes
 
 def main(words: list[str]) -> None:
     """Run the program that standard input holds, as main.py in the current folder. words: seconds; bytes of memory
-    and of a file; open files; processes; files of the disk that the folder is (0: it is none of the program's own)."""
+    and of a file; open files; processes; files of the disk that the folder is (0: it has no disk)."""
     seconds = float(words[0])
     memory, file_bytes, open_files, processes, disk_files = map(int, words[1:])
     prctl = ctypes.CDLL(None, use_errno=True).prctl

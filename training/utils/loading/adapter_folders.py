@@ -42,7 +42,7 @@ def find_adapter(name_or_path: str) -> AdapterFolder | None:
         return adapter_in(Path(name_or_path))
     from transformers.utils import cached_file
 
-    quiet = ("missing_entries", "connection_errors", "gated_repo")  # what loads the model says what is wrong
+    quiet = ("missing_entries", "connection_errors", "gated_repo")  # the loader of the model explains errors
     try:
         for file in (CONFIG, WEIGHTS):
             cached = cached_file(name_or_path, file, **{f"_raise_exceptions_for_{what}": False for what in quiet})

@@ -35,7 +35,7 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
                 "(PEFT: merge_and_unload), and write the merged model to base_model_name_or_path"
             )
     base, what = (name_or_path, "model") if adapter is None else (adapter.base, adapter.base_in_words)
-    with errors_explained(what, base, Exception):  # each value of config.json has an error of its own
+    with errors_explained(what, base, Exception):  # each value of config.json has its error
         config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
         check_quantization(config, base)
     return config

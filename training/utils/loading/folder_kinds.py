@@ -115,7 +115,7 @@ def _check_levels(folder: Path) -> None:
             if "levels" in problem.msg:
                 raise ThreestepError(f"'{path}': {problem.msg}; download or copy it again") from problem
         except ValueError:
-            continue  # what is wrong with the file, its reader says
+            continue  # the file's reader explains its error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

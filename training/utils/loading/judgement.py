@@ -184,7 +184,7 @@ def _other_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Sto
         again = saved_again(wanted.where, ["AutoModelForSequenceClassification"], mapping, num_labels=1)
         ways.insert(0, f"rename its head, if a score is that row times the last state: {again}")
     elif not wanted.new_head and not others:
-        return None  # `_wrong_head` says so
+        return None  # `_wrong_head` reports it
     return f"'{wanted.where}': expected a reward model with {HEAD}weight, got {got}; {', or '.join(ways)}"
 
 

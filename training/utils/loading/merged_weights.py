@@ -76,7 +76,7 @@ class MergedWeight:
     sources: the tensors of the files that it is made of, by name; a view of the mapped files
     """
 
-    is_meta = False  # torch's Module asks, before it copies
+    is_meta = False  # torch's Module reads it before it copies
 
     def __init__(self, name: str, shape: torch.Size, sources: dict[str, Any], merge: Callable[[dict[str, Any]], Any]):
         self.name, self.shape, self.sources, self._merge = name, shape, sources, merge

@@ -112,7 +112,7 @@ def load_scalar_model(
     config = _config_of(settings)
     check_reads_text(config, settings.name_or_path, settings.takes_images)
     _check_sees(config, settings, images)
-    # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
+    # transformers refuses a pad token outside of the embeddings, which grow below. The model's is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
     changed = copy.deepcopy(config)
@@ -211,9 +211,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     given = copy_of_object(wanted.where, dtype, settings, wanted.is_scalar)
     if given is not None:
         return given
-    # Without it, transformers asks at the terminal.
+    # Without it, transformers prompts at the terminal.
     trust = {"trust_remote_code": settings.trust_remote_code}
-    with errors_explained("model", wanted.where, Exception):  # each value of config.json has an error of its own
+    with errors_explained("model", wanted.where, Exception):  # each value of config.json has its error
         stored = rehearsal.stored_tensors(wanted.where, wanted.config)
         rehearsed = rehearsal.check_weights(auto_class, wanted, stored, **trust)
         with rehearsal.without_report(), _sharding_explained(wanted.where), merged_when_copied():
@@ -244,7 +244,7 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
         import torch
 
         is_explained = isinstance(problem, (OSError, ImportError, ThreestepError, torch.OutOfMemoryError))
-        # transformers' own ValueErrors explain themselves; a family's code fails to unpack a shape.
+        # transformers' ValueErrors explain themselves; a family's code fails to unpack a shape.
         if isinstance(problem, ValueError):
             is_explained = not _is_raised_by_a_family(problem)
         if is_explained or not is_deepspeed_zero3_enabled():

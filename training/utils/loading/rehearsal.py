@@ -42,7 +42,7 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
         return False
     try:
         report, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)
-    except NotImplementedError:  # a model that reads its own values while it is loaded, of which there are none
+    except NotImplementedError:  # a model that reads its values while it is loaded, of which there are none
         return False
     if wanted.is_scalar:
         check_has_head(model)
@@ -66,7 +66,7 @@ def judge_loaded(
     loaded = LoadReport(
         names=parameters,
         missing=frozenset(report["missing_keys"]) & parameters,
-        unexpected=frozenset(),  # said already
+        unexpected=frozenset(),  # reported already
         wrong_shapes=_shapes(report["mismatched_keys"]),
         unconverted=tuple(report["error_msgs"]),
     )
@@ -137,7 +137,7 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
             )
         except NotImplementedError:
             raise
-        except RuntimeError as problem:  # a conversion failed; the log alone says which
+        except RuntimeError as problem:  # a conversion failed; the log alone names it
             table = "\n".join(messages)
             failed = re.findall(r"^(\S+) +\| CONVERSION", table, re.MULTILINE) or [first_line(problem)]
             why = "".join(f" ({line})" for line in re.findall(r"^Error: (.+)$", table, re.MULTILINE)[:1])

@@ -15,7 +15,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' limit
 _GIT_LFS = b"version https://git-lfs"
 # Bytes of one value, by safetensors' names; others are not checked.
 _BYTES = {

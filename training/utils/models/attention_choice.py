@@ -125,7 +125,7 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
 
 
 def switch_attention(model: PreTrainedModel, name: str) -> None:
-    """Give `model` the attention `name`, which `choose_on_cuda` found possible."""
+    """Give `model` the attention `name`, which `choose_on_cuda` tried."""
     set_text_attention(model, name)
     use_flex_attention(model, attention_by_document)
 

@@ -92,7 +92,7 @@ def check_compiler() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.compile(lambda numbers: numbers + 1)(torch.zeros(8, device=device))
-    except Exception as problem:  # noqa: BLE001 - torch wraps a missing compiler in an error of its own backend
+    except Exception as problem:  # noqa: BLE001 - torch wraps a missing compiler in its backend's error
         reason = getattr(problem, "inner_exception", problem)  # of torch._dynamo's BackendCompilerFailed
         needed = "Triton and a C compiler" if device == "cuda" else "a C++ compiler, such as g++ (CXX may name one)"
         raise ThreestepError(

@@ -23,7 +23,7 @@ _COUNT = re.compile(r"^(n|num)_")
 _OTHER_NOISE = re.compile(r"layer_?drop|drop_?path|stochastic_?depth|jitter|classifier|summary", re.IGNORECASE)
 _OF_CLASS = re.compile(r"dropout|drop_?path|stochastic_?depth", re.IGNORECASE)
 _RATES_OF_CLASS = ("p", "drop_prob", "prob", "rate", "drop_rate")
-_OF_LORA = "lora_dropout"  # of adapters, which have a setting of their own
+_OF_LORA = "lora_dropout"  # of adapters, which have another setting
 
 
 class SwitchedOff(NamedTuple):

@@ -34,7 +34,7 @@ _NOISE_FACTOR = 5.0
 _NOISE_SEEDS = (1, 2)
 _MIDDLE_TOKENS = 4  # before the middle of a sequence, to see whether the second half moves their logits
 _SHORT_TOKENS = 64  # up to this many, all logits of a sequence are computed: 33 MB in float64 at a vocabulary of 64,000
-_ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
+_ATTRIBUTE = "_threestep_own_forward"  # of a model, which holds its OwnForward
 # An attribute of models whose forward may do more than is seen of it in eval mode: it is always called as a whole.
 WHOLE_FORWARD = "_threestep_whole_forward"
 

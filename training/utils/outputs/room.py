@@ -61,7 +61,7 @@ def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -
     free = free_bytes(output_dir)
     if free is None:
         return
-    there = _size_of(output_dir / "checkpoints")  # of a run that is resumed: some of those that are kept
+    there = _size_of(output_dir / "checkpoints")  # of a run that is resumed: some of those that stay
     saves = flags.save_every > 0 or flags.save_epochs > 0 or flags.load_best_model_at_end
     least = needed.checkpoint if saves or flags.save_at_end else 0
     if free + there < needed.models + least:

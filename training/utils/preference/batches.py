@@ -35,7 +35,7 @@ class PreferenceBatch:
     row_B: int64, the row of each sequence, as an index into the split.
     place_B: int64, its rank among that row's responses, 0 the best.
     tokens_B: int64, its response's tokens.
-    margin_Q: float32, by how much the data asks the better response to beat the worse; 0 where it states no margin.
+    margin_Q: float32, the margin of the data by which the better response should beat the worse; 0 if it has none.
     is_best_B: bool, whether the response is its row's best.
     documents: its rows, before they were laid out.
     """

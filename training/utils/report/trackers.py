@@ -120,7 +120,7 @@ class WeightsAndBiases(Tracker):
             resume="allow" if "wandb" in ids else None,
         )
         ids["wandb"] = self._run.id
-        # W&B's own step axis cannot go back, as a resumed run does.
+        # W&B's step axis cannot go back, as a resumed run does.
         self._run.define_metric("*", step_metric="step")
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -61,7 +61,7 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class CachedFolder:
-    """An opened folder: its splits by name, and whether it was found (`resumed`) or built now."""
+    """An opened folder: its splits by name, and whether it existed (`resumed`) or was built now."""
 
     path: str
     splits: dict[str, CachedSplit]
@@ -263,7 +263,7 @@ def _build(
         os.rename(building, final)
         flush_to_disk(os.path.dirname(final))
     except BaseException as failure:
-        # Shards are kept where the same build may yet succeed (a full disk, a stop from outside), not where the data or
+        # Shards stay where the same build may yet succeed (a full disk, a stop from outside), not where the data or
         # the code must change first.
         finished = 0
         if isinstance(failure, (BuildStopped, OSError)) or not isinstance(failure, Exception):

@@ -31,7 +31,7 @@ _ORPHAN_CHECK_SECONDS = 0.5
 
 
 class BuildStopped(ThreestepError):
-    """Something outside the data stopped a build: a full disk, a killed process. Finished shards are kept."""
+    """Something outside the data stopped a build: a full disk, a killed process. Finished shards stay."""
 
 
 def worker_count(num_workers: int | None, rows: int) -> int:

@@ -30,7 +30,7 @@ class StoredRows(Protocol):
 
 
 class StoredFiles:
-    """Files here or in a store, found now."""
+    """Files here or in a store, listed by the constructor."""
 
     def __init__(self, reader: str, address: str, flag: str, spool_dir: str | None, hold_out: bool) -> None:
         self.address = address

@@ -33,7 +33,7 @@ _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
 
 
 class FileDataset(PromptRawDataset):
-    """The files, or the hub's dataset, of one `--data_path` entry; found now, opened when rows are read."""
+    """The files, or the hub's dataset, of one `--data_path` entry; listed now, opened when rows are read."""
 
     def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str) -> None:
         self.dataset_name = name

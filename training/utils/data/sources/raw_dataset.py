@@ -27,8 +27,8 @@ class PromptRawDataset:
     None, the row is dropped from the phases that need the text.
 
     `dataset_dir` is the folder of `--dataset_dir`, or None. It is set on the instance before its constructor runs, so a
-    subclass may read it there. `dataset_dir_remedy` says which files belong into it and where to get them: the end of
-    the sentence on a folder that is not there.
+    subclass may read it there. `dataset_dir_remedy` names the files that belong into it and where to get them: the end
+    of the sentence on a missing folder.
 
     The constructor loads `raw_datasets` by name, as DeepSpeed-Chat's does: from disk where the name is an existing
     path, otherwise from the hub. A class that reads or generates its rows overrides `load_raw_datasets`.

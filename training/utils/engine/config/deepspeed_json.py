@@ -13,7 +13,7 @@ from training.utils.engine.config.arguments import DTYPE_NAMES, EngineSettings
 
 _SECTIONS = ("zero_optimization", "bf16", "fp16", "comms_logger")  # that DeepSpeed checks by models
 _LEVELS = ("debug", "info", "warning", "error", "critical")
-# What DeepSpeed tells at the level "info" alone.
+# Keys whose output DeepSpeed logs at the level "info" alone.
 _REPORTING = ("steps_per_print", "dump_state", "comms_logger.enabled")
 
 
@@ -45,7 +45,7 @@ def with_flags(theirs: dict[str, Any], ours: dict[str, Any], settings: EngineSet
     mistakes.raise_if_any()  # what follows reads inside the sections
     honoured = _honoured(theirs)
     if not _at(honoured, "comms_logger.enabled"):
-        honoured.pop("comms_logger", None)  # DeepSpeed takes the section for a yes, whatever it says
+        honoured.pop("comms_logger", None)  # DeepSpeed takes the section for a yes, whatever its content
     final = _filled_in(honoured, ours)
     if any(_at(honoured, dotted) for dotted in _REPORTING):
         final.setdefault("log_level", "info")
@@ -148,7 +148,7 @@ def _check_values(final: dict[str, Any], where: Any, mistakes: Mistakes) -> None
 
 
 def _check_together(final: dict[str, Any], where: Any, ranks: int, mistakes: Mistakes) -> None:
-    """Note accepted keys that DeepSpeed honours beside certain others alone, where it says nothing or asserts."""
+    """Note accepted keys that DeepSpeed honours beside certain others alone, where it is silent or asserts."""
     zero, logger = final["zero_optimization"], final.get("comms_logger", {})
     stage = zero["stage"]
     dtype = next((name for name in ("bf16", "fp16") if _at(final, f"{name}.enabled")), "fp32")
@@ -181,7 +181,7 @@ def _check_together(final: dict[str, Any], where: Any, ranks: int, mistakes: Mis
 
 
 def _check_masters(final: dict[str, Any], where: Any, mistakes: Mistakes) -> None:
-    """bfloat16 master weights: DeepSpeed takes them with its own Adam, or with states in bfloat16 too."""
+    """bfloat16 master weights: DeepSpeed takes them with its Adam, or with states in bfloat16 too."""
     masters = _at(final, "bf16.bf16_master_weights_and_grads")
     states = _at(final, "bf16.bf16_optimizer_states")
     mistakes.require(

@@ -19,7 +19,7 @@ from training.utils.run.program import LEAVING_THREAD, end_without_waiting
 _FAILED = "threestep_failed_rank"
 _WATCHES = "threestep_watches_of_rank_"
 _POLL_SECONDS = 2.0
-_GRACE_SECONDS = 20.0  # for a rank to end by itself, once another has failed: gloo tells it, an error is its own too
+_GRACE_SECONDS = 20.0  # for a rank to end by itself, once another has failed: gloo reports it, and it has its own error
 _LEAVE_SECONDS = 5.0
 
 
@@ -72,7 +72,7 @@ class RankWatch:
 def started_watch(rank: int, world_size: int) -> RankWatch:
     """Return the watch of this rank, at work, in the store of the default process group."""
     store: Any = dist.distributed_c10d._get_default_store() if world_size > 1 else None
-    watch = RankWatch(rank, None if store is None else store.clone())  # a connection of its own: calls may block
+    watch = RankWatch(rank, None if store is None else store.clone())  # a separate connection: calls may block
     watch.start()
     return watch
 
@@ -102,7 +102,7 @@ def _destroy() -> None:
 
 
 def _abort_and_destroy() -> None:
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the run's own error is the one to read
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the run's error is the one to read
         if "nccl" in dist.get_backend():
             dist.distributed_c10d._abort_process_group()  # destroys them as well (torch 2.13)
         else:

@@ -78,7 +78,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=timeout_seconds)
     backend = get_accelerator().communication_backend_name()
-    if alone:  # torch's own store would listen on every address of this machine, to whoever asks
+    if alone:  # torch's store would listen on every address of this machine
         torch.distributed.init_process_group(
             backend, store=torch.distributed.HashStore(), rank=0, world_size=1, timeout=timeout
         )

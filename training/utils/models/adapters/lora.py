@@ -48,7 +48,7 @@ def _add_adapters(model: PreTrainedModel, settings: ModelSettings) -> None:
         r=settings.lora_dim,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
         lora_dropout=settings.lora_dropout,
-        # PEFT's own "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
+        # PEFT's "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
         target_modules=_layers_named(model, [""] if part == "all-linear" else part.split(",")),
     )
     try:
@@ -156,7 +156,7 @@ def _in_words(reason: str, names: list[str]) -> str:
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
     """Inside, `model` computes without its adapters.
 
-    PEFT's own switch also toggles requires_grad, which breaks DeepSpeed's hooks on parameters; the flag that it sets is
+    PEFT's switch also toggles requires_grad, which breaks DeepSpeed's hooks on parameters; the flag that it sets is
     enough (peft 0.21, tuners_utils.BaseTunerLayer).
     """
     from peft.tuners.tuners_utils import BaseTunerLayer

@@ -104,7 +104,7 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
         inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
     else:
         inputs["attention_mask"] = mask = rows.dense_mask()
-        # A mask that is given replaces the family's own, in layers with a window too. Packed rows are within it.
+        # A mask that is given replaces the family's, in layers with a window too. Packed rows are within it.
         if mask is not None and window is not None and rows.visible_NSS is None:
             import torch
 

@@ -85,7 +85,7 @@ def seconds_of_forms(
     one that is not counted. rows: on a device, which is waited for. flex: see `attention_of`."""
     count, width = rows.input_ids_NT.shape
     device = rows.input_ids_NT.device
-    generator = torch.Generator(device).manual_seed(0)  # a run's own random state is left alone
+    generator = torch.Generator(device).manual_seed(0)  # the run's random state is left alone
     parts = [
         torch.randn(count, number, width, size, generator=generator, device=device, dtype=dtype, requires_grad=True)
         for number in (heads, key_heads, key_heads)

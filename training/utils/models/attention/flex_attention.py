@@ -1,6 +1,6 @@
 """FlexAttention of rows of segments: its block mask, and one compiled function for rows of every layout.
 
-transformers' own function (5.19) is compiled anew for new shapes and falls back to unfused attention, which holds all
+transformers' function (5.19) is compiled anew for new shapes and falls back to unfused attention, which holds all
 scores of a row, at the ninth, in silence. Here all rows are one of whole blocks, and every size is dynamic from the
 first call on: a model is compiled once with gradients and once without.
 
@@ -189,5 +189,5 @@ def _attend(
         scale=scale,
         enable_gqa=key_1KLD.shape[1] != heads,
     )
-    assert isinstance(output_1ALD, torch.Tensor)  # a pair where more is asked for
+    assert isinstance(output_1ALD, torch.Tensor)  # a pair if more is requested
     return output_1ALD.transpose(1, 2).contiguous()

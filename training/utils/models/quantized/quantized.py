@@ -122,7 +122,7 @@ def quantize_layers(
 
 def quantizable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The linear layers of `model` but its output layer or scalar head, and those that share their weight, belong to
-    adapters, are kept in another precision than the model, or are of a vision tower or projector."""
+    adapters, are stored in another precision than the model, or are of a vision tower or projector."""
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
     of_vision = is_of_vision(model)
     names: dict[int, int] = {}

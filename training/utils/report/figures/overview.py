@@ -10,7 +10,7 @@ from typing import Any
 from training.utils.report.figures.numbers import duration
 from training.utils.report.figures.reading import ReportedRun, StepRun, finite
 
-# Shown on lines of their own, or words of the machinery that say nothing about what was trained.
+# Shown elsewhere, or settings of the machinery that have no effect on the trained model.
 _ELSEWHERE = ("program", "output_dir", "config", "resume", "data_path", "report", "report_to")
 _MODEL_FLAG = "model_name_or_path"
 _LONGEST_VALUE = 120  # characters

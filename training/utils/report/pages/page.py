@@ -1,6 +1,6 @@
 """The report as one HTML page, and as parts that a live page replaces one by one.
 
-What a model wrote is untrusted: every text passes through `escape`, and the page's policy runs the report's own script
+What a model wrote is untrusted: every text passes through `escape`, and the page's policy runs the report's script
 alone.
 """
 

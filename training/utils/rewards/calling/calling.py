@@ -71,7 +71,7 @@ def call_rule(name: str, rule: Rule, batch: RuleBatch) -> RuleAnswer:
     """Return the scores, and the values to log by name (none if the rule returns only scores).
 
     Raises ThreestepError, which names the rule and the sample at fault, for anything but one finite number per
-    response. The rule's own exceptions pass through: see `raised`.
+    response. The rule's exceptions pass through: see `raised`.
     """
     answer = batch.call(rule)
     scores, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
