@@ -176,10 +176,10 @@ def _check(
     return num_ranks is not None and num_ranks > 1
 
 
-def _folder_of(kind: str, asked: Any) -> tuple[Path, bool]:
+def _folder_of(kind: str, given: Any) -> tuple[Path, bool]:
     """The run's folder, and whether it was made here: runs/sft, runs/sft_2, ... by default."""
-    if asked is not None:
-        folder = Path(asked).expanduser().absolute()
+    if given is not None:
+        folder = Path(given).expanduser().absolute()
         return folder, not folder.exists()
     number = 1
     while True:

@@ -52,11 +52,11 @@ class Acting:
             self.engine(model, model.engine, lambda row, seed: None)
 
     def engine(
-        self, asked: AskedModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
+        self, model: AskedModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
     ) -> ActingRollout:
         """Return a sampler of a model's conversations on `engine`; ThreestepError as of `check`."""
-        settings = ActingSettings(asked.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
-        return acting_engine(engine, partner_of, settings, asked.tokenizer, asked.chat_ends)
+        settings = ActingSettings(model.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
+        return acting_engine(engine, partner_of, settings, model.tokenizer, model.chat_ends)
 
 
 def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments) -> Acting | None:
@@ -71,7 +71,7 @@ def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments
 
 
 def stream_acted(
-    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int
+    model: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
     """Yield the model's turns and their replies, as one answer that grows; the last one is complete. Equal seeds give
     equal turns.
@@ -80,11 +80,11 @@ def stream_acted(
     """
     events: queue.SimpleQueue[Answer | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()
-    shown = _Shown(asked, asked.chat_ends, events.put, stopped)
+    shown = _Shown(model, model.chat_ends, events.put, stopped)
 
     def work() -> None:
         try:
-            events.put(_drawn(asked, acting, row, flags, seed, shown))
+            events.put(_drawn(model, acting, row, flags, seed, shown))
             events.put(None)
         except BaseException as problem:  # noqa: BLE001 - whatever it is, it is the reader's
             events.put(problem)
@@ -160,9 +160,9 @@ def _indented(message: Message) -> str:
 class _Streamed(RolloutEngine):
     """Draws one turn by the model's engine, token by token."""
 
-    def __init__(self, asked: AskedModel, shown: _Shown) -> None:
+    def __init__(self, model: AskedModel, shown: _Shown) -> None:
         super().__init__()
-        self._model, self._shown = asked, shown
+        self._model, self._shown = model, shown
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         self._shown.check()
@@ -212,7 +212,7 @@ class _ShownPartner:
 
 
 def _drawn(
-    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int, shown: _Shown
+    model: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int, shown: _Shown
 ) -> Answer:
     """The complete answer; `shown` receives it as it grows."""
 
@@ -220,9 +220,9 @@ def _drawn(
         episode = acting.environments.episode(row, seed)
         return None if episode is None else _ShownPartner(episode, shown)
 
-    engine = acting.engine(asked, _Streamed(asked, shown), partner_of)
-    sampling = replace(asked.sampling(flags), end_token_id=shown.ends[0], more_end_token_ids=shown.ends[1:])
-    ids_P = torch.tensor(prompt_of(asked, row["messages"]).flipped_prompt_ids[::-1].copy(), dtype=torch.int64)
-    request = RolloutRequest.of_prompt(ids_P.to(asked.model.device), sampling, seed)
-    rollout = rolled_out(engine, asked.model, replace(request, rows=[row]))
+    engine = acting.engine(model, _Streamed(model, shown), partner_of)
+    sampling = replace(model.sampling(flags), end_token_id=shown.ends[0], more_end_token_ids=shown.ends[1:])
+    ids_P = torch.tensor(prompt_of(model, row["messages"]).flipped_prompt_ids[::-1].copy(), dtype=torch.int64)
+    request = RolloutRequest.of_prompt(ids_P.to(model.model.device), sampling, seed)
+    rollout = rolled_out(engine, model.model, replace(request, rows=[row]))
     return shown.whole(rollout, acting.flags.environment is not None)

@@ -326,49 +326,49 @@ def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
     return saved if isinstance(saved, torch.dtype) else torch.float32
 
 
-def prompt_of(asked: AskedModel, messages: Sequence[Message]) -> PromptRow:
+def prompt_of(model: AskedModel, messages: Sequence[Message]) -> PromptRow:
     """The prompt for the next answer. ThreestepError if the messages make none."""
-    data = replace(asked.data, rows=replace(asked.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
-    row = PromptMaker(data, asked.tokenizer, asked.pictures).make(list(messages), None, 0)
+    data = replace(model.data, rows=replace(model.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
+    row = PromptMaker(data, model.tokenizer, model.pictures).make(list(messages), None, 0)
     if row is None:
-        raise ThreestepError(f"the conversation is empty and makes no prompt for '{asked.name}'; type a message")
+        raise ThreestepError(f"the conversation is empty and makes no prompt for '{model.name}'; type a message")
     return row
 
 
 def stream_answer(
-    asked: AskedModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
+    model: AskedModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
     """Yield the answer as it grows, one with parallel paths once it is complete; the last one is complete. Equal seeds
     give equal answers.
 
     The model's positions limit it too. ThreestepError if the prompt leaves no room for an answer.
     """
-    prompt = prompt_of(asked, messages)
+    prompt = prompt_of(model, messages)
     prompt_ids = prompt.flipped_prompt_ids[::-1].copy()
-    flags = replace(flags, max_new_tokens=asked.room_behind(len(prompt_ids), flags.max_new_tokens))
-    ends = asked.chat_ends
+    flags = replace(flags, max_new_tokens=model.room_behind(len(prompt_ids), flags.max_new_tokens))
+    ends = model.chat_ends
     ids: list[int] = []
-    prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
-    sampling = asked.sampling(flags)
-    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), images=asked.images_of([prompt]))
+    prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=model.model.device)
+    sampling = model.sampling(flags)
+    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), images=model.images_of([prompt]))
     if sampling.paths is not None:
         request = replace(request, sampling=replace(sampling, more_end_token_ids=ends[1:]))
-        rollout = rolled_out(asked.engine, asked.model, request)
-        yield from asked.answers_of(rollout, request.sampling.end_token_ids)
+        rollout = rolled_out(model.engine, model.model, request)
+        yield from model.answers_of(rollout, request.sampling.end_token_ids)
         return
-    for token in asked.engine.stream(asked.model, request, asked.more_end_tokens):
+    for token in model.engine.stream(model.model, request, model.more_end_tokens):
         ids.append(token)
         ended = token in ends
-        text = asked.tokenizer.decode(ids[:-1] if ended else ids)
+        text = model.tokenizer.decode(ids[:-1] if ended else ids)
         last = ended or len(ids) == flags.max_new_tokens
         # A character of several tokens is shown once it is complete.
         yield Answer(text if last else text.rstrip("\ufffd"), tuple(ids), ended)
 
 
-def check_room(asked: AskedModel, longest_tokens: int, flags: str) -> None:
+def check_room(model: AskedModel, longest_tokens: int, flags: str) -> None:
     """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the model's positions."""
-    if asked.positions is not None and longest_tokens > asked.positions:
+    if model.positions is not None and longest_tokens > model.positions:
         raise ThreestepError(
-            f"{flags} allow sequences of {longest_tokens} tokens and '{asked.name}' has {asked.positions} positions; "
+            f"{flags} allow sequences of {longest_tokens} tokens and '{model.name}' has {model.positions} positions; "
             "lower them"
         )

@@ -35,8 +35,8 @@ _STYLE = """
 _SEED = "seed"
 
 
-def serve(new_talk: Callable[[], Talk], port: int, say: Callable[[str], None]) -> None:
-    """Serve the page on the loopback address until the program ends, to whoever has the token of its address. say:
+def serve(new_talk: Callable[[], Talk], port: int, announce: Callable[[str], None]) -> None:
+    """Serve the page on the loopback address until the program ends, to whoever has the token of its address. announce:
     called with the address. ThreestepError without Gradio, or if the port is in use. new_talk: makes a conversation for
     each visitor."""
     door = Door()
@@ -45,7 +45,7 @@ def serve(new_talk: Callable[[], Talk], port: int, say: Callable[[str], None]) -
         socket = listening(port)
     except OSError as problem:
         raise ThreestepError(f"--web_port {port}: {problem.strerror}; give another port") from problem
-    say(f"{door.address(socket.getsockname()[1])} (Ctrl-C ends)")
+    announce(f"{door.address(socket.getsockname()[1])} (Ctrl-C ends)")
     server_of(app).run(sockets=[socket])
 
 

@@ -36,8 +36,8 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     return figures | reward_means(experiences) | conversation_means(experiences)
 
 
-def _joined(found: Sequence[Moments]) -> Moments:
-    return reduce(Moments.joined, found, NOTHING)
+def _joined(parts: Sequence[Moments]) -> Moments:
+    return reduce(Moments.joined, parts, NOTHING)
 
 
 def _explained_variance(figures: Mapping[str, float]) -> dict[str, float]:
@@ -85,9 +85,9 @@ def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
     return _means(means)
 
 
-def _means(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def _means(numbers: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the mean of each name's numbers over all ranks, of which each may have other names. A collective."""
-    everyone = gathered({name: (sum(values), len(values)) for name, values in found.items()})
+    everyone = gathered({name: (sum(values), len(values)) for name, values in numbers.items()})
     means = {}
     for name in sorted({name for part in everyone for name in part}):
         parts = [part[name] for part in everyone if name in part]

@@ -128,11 +128,11 @@ def _filled(samples: Samples, fresh: Samples, taken: dict[int, int], settings: E
     return Samples(rows, rollout, lambda: scored)
 
 
-def _from_all_ranks(own: _Part, device: torch.device) -> list[_Part]:
+def _from_all_ranks(mine: _Part, device: torch.device) -> list[_Part]:
     """Return every rank's part, in the order of ranks, with its tensors on `device`. A collective."""
     if not several_ranks():
-        return [own]
-    return [_moved(part, device) for part in gathered(_moved(own, torch.device("cpu")))]
+        return [mine]
+    return [_moved(part, device) for part in gathered(_moved(mine, torch.device("cpu")))]
 
 
 def _moved(part: _Part, device: torch.device) -> _Part:

@@ -47,7 +47,7 @@ def unpacked_values(packed: Packed, device: torch.device) -> list[torch.Tensor]:
 
 
 def read_balanced(
-    own: Sequence[TokenSequence],
+    sequences: Sequence[TokenSequence],
     settings: ExperienceSettings,
     read: Callable[[Sequence[int], TokenRows], dict[str, torch.Tensor]],
     count: Callable[[TokenSequence], int],
@@ -58,9 +58,9 @@ def read_balanced(
     read: returns values of a micro-batch by name, `count` for each of its sequences in order; any further values belong
         to no sequence. The indices of the sequences count through all ranks'.
     """
-    parts = [list(own)]
+    parts = [list(sequences)]
     if several_ranks():
-        parts = [unpacked_sequences(part) for part in gathered(packed_sequences(own))]
+        parts = [unpacked_sequences(part) for part in gathered(packed_sequences(sequences))]
     all_ranks = [sequence for part in parts for sequence in part]
     first = sum(len(part) for part in parts[: settings.rank])
     by_name: dict[str, dict[int, torch.Tensor]] = {}
@@ -72,7 +72,7 @@ def read_balanced(
             by_name.setdefault(name, {}).update(zip(indices, split, strict=True))
     if several_ranks():
         by_name = _from_all_ranks(by_name, device)
-    mine = range(first, first + len(own))
+    mine = range(first, first + len(sequences))
     # A rank without sequences gets nothing, of the same type.
     return {
         name: torch.cat([next(iter(values.values())).new_empty(0), *(values[index] for index in mine)])
@@ -81,9 +81,9 @@ def read_balanced(
 
 
 def _from_all_ranks(
-    found: dict[str, dict[int, torch.Tensor]], device: torch.device
+    mine: dict[str, dict[int, torch.Tensor]], device: torch.device
 ) -> dict[str, dict[int, torch.Tensor]]:
-    sent = {name: (list(values), packed_values(list(values.values()))) for name, values in found.items()}
+    sent = {name: (list(values), packed_values(list(values.values()))) for name, values in mine.items()}
     all_ranks: dict[str, dict[int, torch.Tensor]] = {}
     for part in gathered(sent):
         for name, (indices, packed) in part.items():

@@ -95,13 +95,13 @@ def training_sequences(
     return sequences
 
 
-def sequences_of_all_ranks(own: Sequence[TrainingSequence], device: torch.device) -> list[TrainingSequence]:
+def sequences_of_all_ranks(mine: Sequence[TrainingSequence], device: torch.device) -> list[TrainingSequence]:
     """Return all ranks' sequences in the order of their numbers: any number of ranks makes the same minibatches. A
     collective."""
     if not several_ranks():
-        return list(own)
+        return list(mine)
     return sorted(
-        (each for part in gathered(_packed(own)) for each in _unpacked(part, device)), key=lambda each: each.number
+        (each for part in gathered(_packed(mine)) for each in _unpacked(part, device)), key=lambda each: each.number
     )
 
 

@@ -74,11 +74,11 @@ def _row(values: torch.Tensor) -> torch.Tensor:
     return torch.stack([count, values.sum(), values.square().sum(), ends.min, ends.max])
 
 
-def figures_of(measures: Sequence[Measure], found: Sequence[Moments]) -> dict[str, float]:
+def figures_of(measures: Sequence[Measure], totals: Sequence[Moments]) -> dict[str, float]:
     """Return the measures' statistics from moments over all ranks; none where there are no numbers."""
     return {
         figure: STATISTICS[statistic](of_all)
-        for measure, of_all in zip(measures, found, strict=True)
+        for measure, of_all in zip(measures, totals, strict=True)
         for statistic, figure in measure.shows.items()
         if of_all.number
     }

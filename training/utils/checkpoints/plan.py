@@ -140,9 +140,9 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
     return folder.path / path.resolve().name
 
 
-def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
+def _check_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """ThreestepError if the manifest lacks fields that a resume compares."""
-    where = f"{found / MANIFEST}"
+    where = f"{path / MANIFEST}"
     known = ("step", "settings", "files", "sha256")  # format 1 has no more
     check_keys(manifest, known if manifest.get("format", 1) == 1 else (*known, "format", "defaults"), where)
     for name in ("settings", "defaults"):
@@ -156,9 +156,9 @@ def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_settings(
-    found: Path, manifest: Mapping[str, Any], mine: Mapping[str, Any], defaults: Mapping[str, Any]
+    path: Path, manifest: Mapping[str, Any], mine: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
-    """ThreestepError that names every setting of the checkpoint `found` that differs in the resumed run but may not.
+    """ThreestepError that names every setting of the checkpoint `path` that differs in the resumed run but may not.
 
     A setting that one version alone has is compared with its default, where that is known.
     manifest: of the checkpoint, by any version. mine: flags by name, and `ranks`. defaults: of the flags in `mine`
@@ -192,7 +192,7 @@ def check_settings(
             )
     if differ:
         raise ThreestepError(
-            f"--resume: {found} was written with other settings: {'; '.join(differ)}; restore them, or start again in "
+            f"--resume: {path} was written with other settings: {'; '.join(differ)}; restore them, or start again in "
             "another --output_dir"
         )
 

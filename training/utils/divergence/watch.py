@@ -58,10 +58,10 @@ class DivergenceWatch:
         self._step = step
         self._history.add(step, figures, *self._names)
 
-    def _note(self, found: Mapping[str, str]) -> list[str]:
+    def _note(self, sentences: Mapping[str, str]) -> list[str]:
         """Write the sentences that are new, and return them."""
-        new = [sentence for kind, sentence in found.items() if kind not in self._logged]
-        self._logged |= found.keys()
+        new = [sentence for kind, sentence in sentences.items() if kind not in self._logged]
+        self._logged |= sentences.keys()
         if self._notes is not None:
             self._notes.append(json.dumps({"step": self._step, "sentence": sentence}) for sentence in new)
         return new

@@ -165,18 +165,18 @@ class TrainingEngine:
                 state[name] = tensor.detach().to("cpu", copy=True).contiguous()
         return state
 
-    def _check_taken(self, asked: dict[str, Any]) -> None:
+    def _check_taken(self, requested: dict[str, Any]) -> None:
         """Compare DeepSpeed's settings with the requested ones: it silently ignores those that it does not know."""
         engine = self.engine
         taken = {
-            "ZeRO stage": (engine.zero_optimization_stage(), asked["zero_optimization"]["stage"]),
-            "gradient clipping": (engine.gradient_clipping(), asked["gradient_clipping"]),
-            "bf16": (engine.bfloat16_enabled(), asked.get("bf16", {}).get("enabled", False)),
+            "ZeRO stage": (engine.zero_optimization_stage(), requested["zero_optimization"]["stage"]),
+            "gradient clipping": (engine.gradient_clipping(), requested["gradient_clipping"]),
+            "bf16": (engine.bfloat16_enabled(), requested.get("bf16", {}).get("enabled", False)),
             "bf16 optimizer states": (
                 engine.bf16_optimizer_states(),
-                asked.get("bf16", {}).get("bf16_optimizer_states", False),
+                requested.get("bf16", {}).get("bf16_optimizer_states", False),
             ),
-            "fp16": (engine.fp16_enabled(), asked.get("fp16", {}).get("enabled", False)),
+            "fp16": (engine.fp16_enabled(), requested.get("fp16", {}).get("enabled", False)),
             "managed accumulation": (engine.managed_gradient_accumulation(), False),
         }
         for what, (ran, wanted) in taken.items():

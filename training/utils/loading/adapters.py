@@ -123,7 +123,7 @@ def put_on(model: PreTrainedModel, plan: AdapterPlan, settings: ModelSettings) -
     log(f"model: {sentence}", started_as_main_rank())
 
 
-def _merge(model: PreTrainedModel, plan: AdapterPlan, own: dict[str, torch.Tensor]) -> None:
+def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.Tensor]) -> None:
     import torch
     from peft import PeftModel, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -135,7 +135,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, own: dict[str, torch.Tenso
     with torch.random.fork_rng(cuda), torch.no_grad(), _refused_by_name(plan, type(model).__name__):
         adapted = PeftModel(model, plan.config)
         _check_tensors(plan, type(model).__name__, _shapes(adapted, "default"))
-        unread = set_peft_model_state_dict(adapted, own).unexpected_keys
+        unread = set_peft_model_state_dict(adapted, adapting).unexpected_keys
         assert not unread, f"the plan's names are those of the model: {unread}"
         truth = read_own_forward(model)
         for layer in [module for module in model.modules() if isinstance(module, BaseTunerLayer)]:

@@ -371,11 +371,11 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
         _copy_gradient_hooks(dict(held.model.named_parameters()), weights)
 
 
-def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], own: Mapping[str, torch.nn.Parameter]) -> None:
+def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], ours: Mapping[str, torch.nn.Parameter]) -> None:
     """Copy the hooks of parameters, which copies lose (torch 2.13, Parameter.__deepcopy__)."""
     for name, weight in theirs.items():
         hooks = list((getattr(weight, "_backward_hooks", None) or {}).values())
-        mine = own.get(name)
+        mine = ours.get(name)
         if not hooks or mine is None or not mine.requires_grad or mine._backward_hooks:
             continue
         if mine.shape != weight.shape:

@@ -56,7 +56,7 @@ class AttentionCall:
 
 
 def settle_attention(
-    model: PreTrainedModel, own: OwnForward, wanted: str, dropout: float | None, compiled: bool
+    model: PreTrainedModel, measured: OwnForward, wanted: str, dropout: float | None, compiled: bool
 ) -> None:
     """Give a model that was loaded with transformers' attention, and measured, the one that computes its rows.
 
@@ -66,45 +66,45 @@ def settle_attention(
     """
     on_cuda = model.device.type == "cuda"
     if wanted == VARLEN:
-        reason = _try_varlen(model, own, _call_of(model, own, dropout))
+        reason = _try_varlen(model, measured, _call_of(model, measured, dropout))
         if reason is not None:
             raise ThreestepError(f"--attn_implementation {VARLEN}: {reason}; use auto or sdpa")
     elif wanted == AUTO and on_cuda:
-        choose_on_cuda(model, own, dropout)
+        choose_on_cuda(model, measured, dropout)
     elif wanted == FLEX:
         use_flex_attention(model)
     elif wanted in (AUTO, SDPA) and not on_cuda and not compiled:
-        reason = _unless_other(model, own, use_document_attention)
+        reason = _unless_other(model, measured, use_document_attention)
         if reason is not None:
-            own.notes.append(f"attention stays '{text_attention(model)}': {reason}")
+            measured.notes.append(f"attention stays '{text_attention(model)}': {reason}")
 
 
-def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> None:
-    """Take the first of the order that the model can have, store the later ones in `own.others`, and note why."""
+def choose_on_cuda(model: PreTrainedModel, measured: OwnForward, dropout: float | None) -> None:
+    """Take the first of the order that the model can have, store the later ones in `measured.others`, and note why."""
     loaded = text_attention(model)
     if loaded != SDPA:
-        own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
+        measured.notes.append(f"attention is '{loaded}': transformers gives the family no other")
         return
     from torch.utils._triton import has_triton
 
-    call = _call_of(model, own, dropout)
-    reason = _try_varlen(model, own, call)
+    call = _call_of(model, measured, dropout)
+    reason = _try_varlen(model, measured, call)
     flex = _why_not_flex(model, call)
     if flex is None and not has_triton():
         flex = "Triton, which compiles it, cannot be used here"
-    if flex is None and own.pictured is not None:
+    if flex is None and measured.pictured is not None:
         flex = "it takes all rows as one, and images do not"
     if reason is None:
-        own.others.extend([*([FLEX] if flex is None else []), SDPA])
-        own.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")
+        measured.others.extend([*([FLEX] if flex is None else []), SDPA])
+        measured.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")
         return
-    own.notes.append(f"attention is not {VARLEN}: {reason}")
+    measured.notes.append(f"attention is not {VARLEN}: {reason}")
     if flex is None:
-        own.others.append(SDPA)
+        measured.others.append(SDPA)
         switch_attention(model, FLEX)
-        own.notes.append(f"attention is {FLEX}: {_WHY[FLEX]}")
+        measured.notes.append(f"attention is {FLEX}: {_WHY[FLEX]}")
         return
-    own.notes.extend([f"attention is not {FLEX}: {flex}", f"attention is {SDPA}: {_WHY[SDPA]}"])
+    measured.notes.extend([f"attention is not {FLEX}: {flex}", f"attention is {SDPA}: {_WHY[SDPA]}"])
 
 
 def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropout: float | None) -> str:
@@ -130,18 +130,18 @@ def switch_attention(model: PreTrainedModel, name: str) -> None:
     use_flex_attention(model, attention_by_document)
 
 
-def take_next(model: PreTrainedModel, own: OwnForward, reason: str) -> bool:
+def take_next(model: PreTrainedModel, measured: OwnForward, reason: str) -> bool:
     """Give `model` the next attention of the order, because of `reason`; return False if there is none."""
-    if not own.others:
+    if not measured.others:
         return False
-    before, name = text_attention(model), own.others.pop(0)
+    before, name = text_attention(model), measured.others.pop(0)
     switch_attention(model, name)
-    own.notes.append(f"attention is {name}, {_WHY[name]}, and not {before}: {reason}")
+    measured.notes.append(f"attention is {name}, {_WHY[name]}, and not {before}: {reason}")
     return True
 
 
-def _try_varlen(model: PreTrainedModel, own: OwnForward, call: AttentionCall) -> str | None:
-    return _why_not_varlen(model, call) or _unless_other(model, own, use_varlen_attention)
+def _try_varlen(model: PreTrainedModel, measured: OwnForward, call: AttentionCall) -> str | None:
+    return _why_not_varlen(model, call) or _unless_other(model, measured, use_varlen_attention)
 
 
 def _why_not_varlen(model: PreTrainedModel, call: AttentionCall) -> str | None:
@@ -175,7 +175,7 @@ def _why_not_flex(model: PreTrainedModel, call: AttentionCall) -> str | None:
     return f"with it {call.changes[0]}, which the family gives, would count" if call.changes else None
 
 
-def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTrainedModel], None]) -> str | None:
+def _unless_other(model: PreTrainedModel, measured: OwnForward, use: Callable[[PreTrainedModel], None]) -> str | None:
     """Switch by `use`; if the model then computes something else, take that back and return why."""
     loaded = text_attention(model)
     use(model)
@@ -183,19 +183,19 @@ def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTra
         return None
     try:
         with comparisons_with_sdpa(model) as comparing:
-            difference = difference_now(model, own)
+            difference = difference_now(model, measured)
     except (ThreestepError, torch.OutOfMemoryError):
         raise
     except Exception as problem:  # noqa: BLE001 - a family may refuse a name that it does not know by any exception
         set_text_attention(model, loaded)
         return f"its forward then fails ({type(problem).__name__}: {first_line(problem)})"
-    if not comparing and difference <= own.tolerance:
+    if not comparing and difference <= measured.tolerance:
         return None
     set_text_attention(model, loaded)
     return _ANOTHER_NAME
 
 
-def _call_of(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> AttentionCall:
+def _call_of(model: PreTrainedModel, measured: OwnForward, dropout: float | None) -> AttentionCall:
     """Read a short sequence in train mode, and note attention's arguments. torch's random state is left alone.
 
     dropout: the rate that will be set, None for the model's own
@@ -215,7 +215,7 @@ def _call_of(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> 
     AttentionMaskInterface.register(_NOTING, sdpa_mask)
     set_text_attention(model, _NOTING)
     model.train()
-    ids_T = own.probes.alone[0].segments[0].tokens.input_ids
+    ids_T = measured.probes.alone[0].segments[0].tokens.input_ids
     devices = [model.device] if model.device.type == "cuda" else []
     try:
         with torch.no_grad(), torch.random.fork_rng(devices), whole_where_used(model):

@@ -153,14 +153,14 @@ def _measured(model: PreTrainedModel, probes: Probes, images: RowImages | None) 
 
 def difference_now(
     model: PreTrainedModel,
-    own: OwnForward,
+    measured: OwnForward,
     training: bool = False,
     inside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> float:
-    """Return how far the forward of `model`, called plainly, is from `own` now, as `OwnForward.difference`.
+    """Return how far the forward of `model`, called plainly, is from `measured` now, as `OwnForward.difference`.
     training: in train mode. inside: makes a context for it, entered once shards are gathered."""
     with torch.no_grad(), in_eval_mode(model, training), whole_where_used(model), inside():
-        return own.difference(torch.cat([_read(model, part).numbers_M for part in own.probes.alone]))
+        return measured.difference(torch.cat([_read(model, part).numbers_M for part in measured.probes.alone]))
 
 
 def _precision(model: PreTrainedModel) -> str:

@@ -95,12 +95,12 @@ class LivePage:
         self._next_look = started + spent + max(_LOOK_SECONDS * 0.9, spent / _SHARE)
 
 
-def serve_live(folders: Sequence[str | Path], port: int, say: Any) -> None:
-    """Serve the page until Ctrl-C. say: called with the page's address. ThreestepError if a folder holds no run, or the
-    port is taken."""
+def serve_live(folders: Sequence[str | Path], port: int, announce: Any) -> None:
+    """Serve the page until Ctrl-C. announce: called with the page's address. ThreestepError if a folder holds no run,
+    or the port is taken."""
     door = Door()
     server = make_server(LivePage(folders), port, door)
-    say(f"{door.address(server.server_address[1])} (Ctrl-C ends)")
+    announce(f"{door.address(server.server_address[1])} (Ctrl-C ends)")
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -33,8 +33,8 @@ _TERMINATION_SECONDS = 60.0
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -> int:
-    """Return the number of ranks: THREESTEP_RANKS, else `asked`, else one for each of `gpus`, else 1.
+def choose_ranks(wanted: int | None, environment: Mapping[str, str], gpus: int) -> int:
+    """Return the number of ranks: THREESTEP_RANKS, else `wanted`, else one for each of `gpus`, else 1.
 
     Raises ThreestepError for a count that is not a positive whole number, and for more ranks than GPUs.
     """
@@ -46,7 +46,7 @@ def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -
         except ValueError:
             raise ThreestepError(f"{RANKS_VARIABLE} expects a positive whole number, got '{value}'") from None
     else:
-        ranks = asked if asked is not None else max(1, gpus)
+        ranks = wanted if wanted is not None else max(1, gpus)
     if ranks < 1:
         raise ThreestepError(f"{origin} expects a positive whole number, got {ranks}")
     if 0 < gpus < ranks:

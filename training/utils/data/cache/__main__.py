@@ -158,11 +158,11 @@ def _prune(folder: str, arguments: argparse.Namespace) -> None:
 
 
 def entries_to_remove(
-    found: Sequence[CacheEntry], keep_newest: int | None, older_than_days: float | None, max_gigabytes: float | None
+    built: Sequence[CacheEntry], keep_newest: int | None, older_than_days: float | None, max_gigabytes: float | None
 ) -> list[CacheEntry]:
-    """The entries that exceed at least one limit; `found` has the last used first."""
+    """The entries that exceed at least one limit; `built` has the last used first."""
     removed, kept_bytes = [], 0
-    for place, entry in enumerate(found):
+    for place, entry in enumerate(built):
         unused_days = (time.time() - entry.used_at_seconds) / _DAY_SECONDS
         if (
             (keep_newest is not None and place >= keep_newest)

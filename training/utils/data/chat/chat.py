@@ -241,13 +241,13 @@ class ChatTokenizer:
             answers.append(TextPiece(behind.text[len(start.text) : behind.turns[-1].end], is_turn=True, is_end=True))
         return self._cut(start, set()), answers
 
-    def _behind(self, asked: ReadConversation, read: ReadConversation) -> ReadConversation | None:
+    def _behind(self, start: ReadConversation, read: ReadConversation) -> ReadConversation | None:
         """The last turn of `read` behind the prompt that asks for it; None where it cannot follow that prompt.
 
         A template may end the generation prompt with text that it does not write before an answer: an empty thought.
         Then the answer as the template writes it follows the whole prompt, as it does when a model answers.
         """
-        prompt, last = asked.text, read.turns[-1]
+        prompt, last = start.text, read.turns[-1]
         if read.text.startswith(prompt):
             return read if last.end > len(prompt) else None
         begin = next(turn.begin for turn in read.turns if turn.message == last.message)
@@ -255,7 +255,7 @@ class ChatTokenizer:
         if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self.special):
             return None
         turn = replace(last, begin=len(prompt), end=len(prompt) + len(answer))
-        return ReadConversation(prompt + read.text[begin:], (*asked.turns, turn))
+        return ReadConversation(prompt + read.text[begin:], (*start.turns, turn))
 
     def _cut(self, read: ReadConversation, trained: set[int]) -> list[TextPiece]:
         pieces = []

@@ -79,9 +79,9 @@ def _find_remote(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
         return [files.unstrip_protocol(name) for name in paths]
 
 
-def _of_folder(found: Sequence[str], suffixes: Sequence[str], folder: str, flag: str) -> list[str]:
+def _of_folder(paths: Sequence[str], suffixes: Sequence[str], folder: str, flag: str) -> list[str]:
     endings = tuple(suffix + more for suffix in suffixes for more in ("", *_COMPRESSED))
-    names = [name for name in found if name.endswith(endings)]
+    names = [name for name in paths if name.endswith(endings)]
     # `save_to_disk` stores the results of its maps under such names
     names = sorted(name for name in names if not os.path.basename(name).startswith((".", "cache-")))
     if not names:

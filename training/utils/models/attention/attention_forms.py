@@ -104,16 +104,16 @@ def seconds_of_forms(
     return seconds
 
 
-def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, say: Callable[[str], None]) -> None:
+def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, log: Callable[[str], None]) -> None:
     """Time the attention of `model` beside sdpa's with a dense mask, on the first packed rows that `reader` trains on,
-    and `say` one sentence. It changes no number and chooses nothing: clocks would differ from rank to rank, and from a
+    and `log` one sentence. It changes no number and chooses nothing: clocks would differ from rank to rank, and from a
     run to its resumption."""
 
     def before(module: nn.Module, given: tuple[Any, ...]) -> None:
         if reader.training and given and given[0].visible_NSS is not None:
             hook.remove()
             with torch.enable_grad():
-                say(_timed(given[0], model))
+                log(_timed(given[0], model))
 
     hook = reader.register_forward_pre_hook(before)
 
