@@ -111,6 +111,6 @@ def run(word: str, arguments: Sequence[str]) -> None:
 
 
 def _run_here(module: str, arguments: Sequence[str]) -> None:
-    """As `python -m MODULE ARGUMENTS`, in this process."""
+    """Run `python -m MODULE ARGUMENTS` in this process."""
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -97,7 +97,7 @@ class ShownRow:
     index: in its source. tokens, whole_tokens: after and before it was cut.
     texts: its parts by name (phase 2: prompt, chosen, rejected), each in runs.
     input_ids, loss_mask: as they are laid out; empty where no tokenizer was given.
-    others: what a prompt of phase 3 carries besides.
+    others: values that a prompt of phase 3 carries besides, by name.
     images: of the row, each in words, and the address of a small picture that holds it.
     """
 

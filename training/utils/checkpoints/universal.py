@@ -82,7 +82,7 @@ def load(engine: TrainingEngine, folder: Path, name: str) -> None:
 
 
 def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
-    """From stage 0, whose optimizer's state is numbered in the order of its groups."""
+    """Convert from stage 0, whose optimizer's state is numbered in the order of its groups."""
     content = read_state(file_of(source / WHOLE_FILE))
     optimizer, weights = content["optimizer"], content["module"]
     names = [name for group in engine.parameter_groups for name in group]
@@ -101,8 +101,8 @@ def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
 
 
 def _convert_untouched(source: Path, target: Path, engine: TrainingEngine) -> None:
-    """From stage 3 before the optimizer's first step (an actor whose critic warms up): DeepSpeed's converter wants
-    moments, which `_write_common` makes."""
+    """Convert from stage 3 before the optimizer's first step (an actor whose critic warms up): DeepSpeed's converter
+    wants moments, which `_write_common` makes."""
     weights = joined_shards(source)
     for name in (name for group in engine.parameter_groups for name in group):
         folder = target / "zero" / name

@@ -14,10 +14,10 @@ from training.utils.run.run_log import RunLog
 
 
 class DivergenceWatch:
-    """Those of one run. On the main rank, it writes `divergence.jsonl`, whose lines the report shows.
+    """The signs of one run. On the main rank, it writes `divergence.jsonl`, whose lines the report shows.
 
     loss, eval_loss: the names of the figures that `uniform` is the upper bound of; "" for none
-    folder: of the run; None writes nothing. What metrics.jsonl holds already, of a resumed run, was seen before.
+    folder: of the run; None writes nothing. Figures of a resumed run that metrics.jsonl holds were seen before.
     """
 
     def __init__(

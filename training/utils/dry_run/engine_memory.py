@@ -41,7 +41,7 @@ class EngineMemory:
         return self.parameters, self.gradients, self.optimizer, self.secondary, self.pinned
 
     def named(self, role: str) -> EngineMemory:
-        """With the role's name before each line's name."""
+        """The same with the role's name before each line's name."""
         lines = {name: replace(line, name=f"{role}: {line.name}") for name, line in vars(self).items()}
         return EngineMemory(**lines)
 

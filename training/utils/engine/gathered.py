@@ -6,7 +6,7 @@ from typing import Any
 
 
 def release_gathered(engine: Any) -> None:
-    """Wait until the weights of a DeepSpeed engine that are under way have arrived, and shard again what is whole.
+    """Wait until the weights of a DeepSpeed engine that are under way have arrived, and shard whole ones again.
 
     DeepSpeed gathers in the order of the last training step, ahead of use. A forward without gradients ends where that
     step began its backward, so that it leaves weights under way that nobody waits for (deepspeed 0.19,

@@ -188,7 +188,7 @@ class TrainingEngine:
 
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Rounded
-    weights are yielded as what they were rounded to, with which the model computes."""
+    weights are yielded with their rounded values, with which the model computes."""
     from training.utils.models.adapters.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
     from training.utils.models.quantized.quantized import quantized_layers
 

@@ -49,7 +49,7 @@ class Environments:
 
     def name_of(self, row: Mapping[str, Any]) -> str | None:
         """Return the environment of a row: that of its column `environment`, or the run's only one where the row has no
-        such column or there are only tools. None: nobody answers, the row is a prompt as ever.
+        such column or there are only tools. None: nobody answers, the row is a plain prompt.
 
         Raises ThreestepError for an unknown name, and where several environments leave it open.
         """

@@ -76,7 +76,7 @@ def _is_in_hub_cache(name: str) -> bool:
 
 
 def _nearest_folder(path: Path) -> str:
-    """As `nearest_names` without its question mark, of the folders that are where `path` is not."""
+    """The nearest existing folders to `path`, as `nearest_names` without its question mark."""
     if not path.parent.is_dir():
         return ""
     siblings = (str(sibling) for sibling in path.parent.iterdir() if sibling.is_dir())

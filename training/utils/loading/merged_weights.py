@@ -26,7 +26,7 @@ _Merge = Callable[[Any, dict[str, Any], Sequence[Any]], dict[str, Any]]
 
 @contextlib.contextmanager
 def merged_when_copied() -> Iterator[None]:
-    """Inside, from_pretrained under ZeRO-3 holds one merged weight at a time; other loads are as ever.
+    """Inside, from_pretrained under ZeRO-3 holds one merged weight at a time; other loads do not change.
 
     A family, or a transformers, with which that cannot be done merges in its usual way, and a line of the log notes it.
     """

@@ -62,7 +62,7 @@ def settle_attention(
 
     wanted: `--attn_implementation`. dropout: every rate, None for the model's own. compiled: its blocks will be
     compiled, each with the runs of every row anew where attention computes them in turn.
-    Raises ThreestepError where what is wanted by name cannot be. Notes what was chosen on CUDA, and each that was not.
+    Raises ThreestepError if an attention wanted by name cannot be used. Notes the choice on CUDA, and each refusal.
     """
     on_cuda = model.device.type == "cuda"
     if wanted == VARLEN:

@@ -108,7 +108,7 @@ def precision_of(dtype: str, model: ModelSettings) -> str:
 def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None) -> References:
     """Log-probabilities of every row that the run will take: from `file`, or read now with the model as it is.
 
-    file: on rank 0 alone; it also stores what is read now. A collective.
+    file: on rank 0 alone; it also stores the new ones. A collective.
     """
     started = time.monotonic()
     stored, reason = file.read() if file is not None else ({}, "")

@@ -49,7 +49,7 @@ class RowLogprobs:
         return self.logprobs_RK[at_B, place_B]
 
     def lacking(self, rows: Sequence[int]) -> list[int]:
-        """Those of `rows` (ascending) that are missing."""
+        """The missing ones of `rows` (ascending)."""
         return np.setdiff1d(np.array(rows, dtype=np.int64), self.rows_R).tolist()
 
     def joined(self, other: RowLogprobs) -> RowLogprobs:

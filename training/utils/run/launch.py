@@ -6,7 +6,7 @@ is what scripts/step1_sft.sh calls. With a hostfile in THREESTEP_HOSTFILE, DeepS
 it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS, or else the caller's number, or else one for each
 visible GPU, or one without GPUs. A single rank needs no launcher, nor does a process that is already a rank.
 
-Knows nothing of what a step does, and imports neither torch nor deepspeed: the launcher is a program that it calls.
+Knows nothing of the steps, and imports neither torch nor deepspeed: the launcher is a program that it calls.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def run_program(
     one sentence, Ctrl-C with code 130 and one; any other error keeps its traceback, and of several ranks only the first
     prints one.
 
-    output_is_log: what is printed may be lost on a full disk or a closed terminal, and the program goes on
+    output_is_log: output may be lost on a full disk or a closed terminal, and the program continues
     """
     logging.raiseExceptions = False  # a log that cannot be written: logging itself would print a traceback
     threading.excepthook = _thread_failed

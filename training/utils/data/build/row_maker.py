@@ -216,7 +216,7 @@ class RowMaker:
         return ResponsesRow(one.row_id, prompt, response_ids, one.margins, tags, images=spans)
 
     def _count_ends(self, learnt: Iterable[tuple[TextPiece, Ids]]) -> None:
-        """Count the special tokens in what is learnt: those at the end of a response, and those before it."""
+        """Count the special tokens that carry loss: those at the end of a response, and those before it."""
         for piece, ids in learnt:
             last = ids[-1] if piece.is_end and ids else None
             before = ids if last is None else ids[:-1]

@@ -1,7 +1,7 @@
 """The two ways from a sample to pieces of text and their ids: plain text, and a chat template.
 
 Both read samples one at a time (`read`; raises Dropped, BadConversation, and ThreestepError for a mistake) and encode
-many at a time (`encode`: the ids of each piece, or what is wrong with the sample).
+many at a time (`encode`: the ids of each piece, or the sample's error).
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _writing_into(cache_dir: str) -> Iterator[None]:
 def _try_open(
     final: str, fingerprint: str, name: str, log: Log, only_fresh: bool = False
 ) -> tuple[CachedFolder | None, str | None]:
-    """The opened folder, or None and what is wrong with it (None: there is none).
+    """The opened folder, or None and its mistake (None: there is no folder).
 
     only_fresh: published by another process since this one began (when several ranks are to rebuild, one does).
     """

@@ -290,7 +290,7 @@ class ChatTokenizer:
     # Pieces -> tokens.
 
     def encode(self, rows: Sequence[Sequence[TextPiece]], where: Sequence[str]) -> list[list[Ids] | BadConversation]:
-        """Ids of each piece of each row, or what is wrong: turns decode to their texts if the tokenizer is lossless."""
+        """Ids of each piece of each row, or its error: turns decode to their texts if the tokenizer is lossless."""
         encoded = self.texts.encode_pieces([[piece.text for piece in row] for row in rows])
         results: list[list[Ids] | BadConversation] = list(encoded)
         if self._is_lossless:

@@ -60,7 +60,7 @@ class ReadConversation:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """A rendering and its masked copy, of the same length; what is not masked was written by the template."""
+    """A rendering and its masked copy, of the same length; the template wrote the characters that are not masked."""
 
     plain: str
     masked: str
@@ -73,7 +73,7 @@ class TurnFinder:
     """Finds the assistant's turns in conversations that one template renders."""
 
     def __init__(self, template: ChatTemplate, special_tokens: Sequence[str], end_token: str | None = None) -> None:
-        """See `learn_habits` for what is given and raised."""
+        """See `learn_habits` for the arguments and exceptions."""
         self._template = template
         self._habits = learn_habits(template, special_tokens, end_token)
 

@@ -3,7 +3,7 @@
     hub:openai/gsm8k,config=main,split=train,eval_split=test,revision=main
 
 Commas, because a shell takes `?` and `&` for itself. A revision (a branch, a tag, a commit; by default `main`) is
-resolved to a commit before anything is read; the commit is what a build depends on. Knows nothing of formats.
+resolved to a commit before anything is read; a build depends on the commit. Knows nothing of formats.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def _where(sample: Mapping[str, Any]) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """As JSON holds it: dates and decimals as text, without bytes (mostly pictures) and nulls."""
+    """The value as JSON holds it: dates and decimals as text, without bytes (mostly pictures) and nulls."""
     if isinstance(value, dict):
         read = {str(key): _json_value(inner) for key, inner in value.items()}
         return {key: inner for key, inner in read.items() if inner is not None}

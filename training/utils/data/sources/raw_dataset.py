@@ -89,7 +89,7 @@ class PromptRawDataset:
         return None
 
     def get_margin(self, sample: Any) -> float | Sequence[float] | None:
-        """By how much the reward model's score of a better response should exceed that of a worse one.
+        """The margin by which the reward model's score of a better response should exceed that of a worse one.
 
         One number from 0 up applies between all neighbours in the ranking (of a pair: between chosen and rejected), K -
         1 numbers to one pair of neighbours each. Margins between responses further apart are the sums. None counts as

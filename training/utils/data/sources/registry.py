@@ -1,4 +1,4 @@
-"""Names of datasets and their classes. Knows nothing of what the classes do.
+"""Names of datasets and their classes. Knows nothing of the classes' content.
 
 A `--data_path` entry is one of
 - a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package);

@@ -209,7 +209,7 @@ def _mode(final: dict[str, Any]) -> str:
 
 
 def _honoured(theirs: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Without keys that ask for nothing: DeepSpeed refuses some even so, and "auto" in most places."""
+    """The configuration without keys that change nothing: DeepSpeed refuses some even so, and "auto" in most places."""
     honoured: dict[str, Any] = {}
     for key, value in theirs.items():
         dotted = prefix + key

@@ -121,7 +121,7 @@ def _weights_in_calls_alone(layers: Mapping[str, nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noting_linear_classes(model: PreTrainedModel, is_linear: dict[type, bool]) -> Iterator[None]:
-    """Inside, a forward of `model` sets `is_linear` of each class that returns what a linear layer would."""
+    """Inside, a forward of `model` sets `is_linear` of each class that returns a linear layer's output."""
 
     def compare(layer: Any, inputs: Any, output: Any) -> None:
         if not isinstance(output, torch.Tensor) or whole_shape(layer.weight)[0] != output.shape[-1]:

@@ -127,7 +127,7 @@ def mend_settings(model: PreTrainedModel) -> list[str]:
 
 
 def _unset_ignored(generation: Any, where: str) -> dict[str, Any]:
-    """Unset the settings that transformers names when it refuses the others beside them; return what they were."""
+    """Unset the settings that transformers names when it refuses the others beside them; return their values."""
     unset: dict[str, Any] = {}
     while True:
         try:

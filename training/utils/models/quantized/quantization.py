@@ -36,7 +36,7 @@ class Quantization:
 
 
 class QuantizationFlags(Protocol):
-    """The flags of it, as every step has them."""
+    """The flags of quantization, as every step has them."""
 
     load_in_4bit: bool
     load_in_8bit: bool

@@ -34,7 +34,7 @@ class QuantizedLinear(nn.Linear):
     integers, which no cast of a model's precision changes; scales are stored by their bits.
 
     transposed: it was a Conv1D, whose weight is [I, O]
-    absent: while not None, `weight` is this, and what the layer computes does not change
+    absent: while not None, `weight` is this, and the layer's output does not change
     """
 
     def __init__(self, layer: nn.Module, quantization: Quantization, device: torch.device | None) -> None:
@@ -154,7 +154,7 @@ def rounded_elements(model: nn.Module) -> int:
 
 def quantized(weight_OI: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
     """Round a weight; return its parts by name: `packed` and `scale`; of scales that are quantized themselves, also
-    `scale_scale`, `scale_offset` and `scale_code`. All are integers; what is a float32 is stored by its bits."""
+    `scale_scale`, `scale_offset` and `scale_code`. All are integers; float32 numbers are stored by their bits."""
     if quantization.kind == "int8":
         scale_O = weight_OI.float().abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
         packed_OI = (weight_OI.float() / scale_O[:, None]).round_().to(torch.int8)

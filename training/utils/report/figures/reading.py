@@ -77,7 +77,7 @@ class ReportedRun:
 
 
 class RunReader:
-    """Reads runs' folders, and again as they grow: of metrics.jsonl and samples.jsonl only what was appended."""
+    """Reads runs' folders, and again as they grow: of metrics.jsonl and samples.jsonl only the appended lines."""
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
         paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
@@ -182,7 +182,7 @@ class _GrowingLines:
         return [f"{self.path.name}: {bad} line{'s' if bad > 1 else ''} could not be read"] if bad else []
 
     def read_on(self) -> None:
-        """Read what was appended since the last time."""
+        """Read the lines appended since the last time."""
         if not self.path.is_file():
             return self._begin()
         with open(self.path, "rb") as file:

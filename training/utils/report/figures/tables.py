@@ -1,4 +1,4 @@
-"""A report's tables as records: samples side by side, what was left out, settings. Plain text, not yet escaped."""
+"""A report's tables as records: samples side by side, rows left out, settings. Plain text, not yet escaped."""
 
 from __future__ import annotations
 
