@@ -1,4 +1,4 @@
-"""The console command: a word for each program of `training`, run here, or on the ranks that are asked for.
+"""The console command: a word for each program of `training`, run here, or on several ranks.
 
     threestep sft --model_name_or_path DIR --data_path jsonl:rows.jsonl --output_dir OUT --num_ranks 2
 
@@ -111,6 +111,6 @@ def run(word: str, arguments: Sequence[str]) -> None:
 
 
 def _run_here(module: str, arguments: Sequence[str]) -> None:
-    """As `python -m MODULE ARGUMENTS`, in this process."""
+    """Run `python -m MODULE ARGUMENTS` in this process."""
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

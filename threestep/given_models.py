@@ -1,5 +1,5 @@
-"""Loaded models and their tokenizers, written as folders that a run reads, and looked at: what of a model its folder
-does not hold. Nothing of the object is changed."""
+"""Loaded models and their tokenizers, written as folders that a run reads, with a record of the rest of the object.
+Nothing of the object is changed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _PROBE = "Hello, world! 12 + 7 = 19\n\n  naïve café: 你好, Привет 🙂
 def folder_of_model(
     model: Any, tokenizer: Any, folder: Path, name: str, kind: str, resumes: bool
 ) -> tuple[str, GivenModel]:
-    """Write a loaded model with its tokenizer to `folder` / `name`; return that path, and what the object is like
-    beside its weights, which stands in the folder's given.json.
+    """Write a loaded model with its tokenizer to `folder` / `name`; return that path, and the facts of the object
+    besides its weights, which stand in the folder's given.json.
 
     name: the flag that takes the model
     kind: of the step: sft, reward, dpo or ppo
     resumes: the run began with the folder that is there; ThreestepError if the model is another one
 
-    Raises ThreestepError for what is no model, for one that cannot be saved whole, and for a tokenizer that its files
+    Raises ThreestepError for another object, for a model that cannot be saved whole, and for a tokenizer that its files
     do not hold.
     """
     _check_kind(model, name)
@@ -72,12 +72,12 @@ def folder_of_model(
 
 
 def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> list[str]:
-    """Return a sentence for each kind of settings that the folder lacks, since transformers does not save them."""
+    """Save; return a sentence for each kind of settings that the folder lacks, as transformers does not save them."""
     from training.utils.models.adapters.saving import mend_settings
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _configs_kept(model):
+    with _configs_restored(model):
         sentences = mend_settings(model)
         try:
             model.save_pretrained(folder)
@@ -121,7 +121,7 @@ def _check_weights(model: Any, name: str) -> None:
 
 
 def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str, mended: Sequence[str]) -> GivenModel:
-    """What the folder does not say of the object. mended: sentences on settings that are not saved"""
+    """The facts of the object that its folder lacks. mended: sentences on settings that are not saved"""
     plain = _plain_model(model, folder)
     is_plain = type(plain) is type(model)
     reasons = [] if is_plain else [f"its class is {type(model).__module__}.{_kind(model)}"]
@@ -141,7 +141,7 @@ def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str, me
 
 
 def _plain_model(model: Any, folder: Path) -> Any:
-    """What transformers makes of the folder's configuration, without weights: of the kind that the object is, or a
+    """The model that transformers makes of the folder's configuration, without weights: of the object's kind, or a
     language model."""
     from training.utils.images.models.scalar_class import scalar_model_class
     from training.utils.images.models.vision import language_model_class
@@ -160,7 +160,7 @@ def _plain_model(model: Any, folder: Path) -> Any:
 
 
 def _skeleton(model: Any) -> Any:
-    """What the object's class makes of its configuration, without weights."""
+    """The model that the object's class makes of its configuration, without weights."""
     from training.utils.models.adapters.saving import plain_skeleton
 
     try:
@@ -175,7 +175,7 @@ def _skeleton(model: Any) -> Any:
 
 
 def _check_saved_again(model: Any, skeleton: Any) -> None:
-    """ThreestepError if the names of the weights are not those of the class: what was trained could not be saved."""
+    """ThreestepError if the names of the weights are not those of the class: trained ones could not be saved."""
     odd = sorted(model.state_dict().keys() ^ skeleton.state_dict().keys())
     if odd:
         raise ThreestepError(
@@ -207,7 +207,7 @@ def _tied(model: Any) -> set[frozenset[str]]:
 
 
 def _differences(model: Any, plain: Any) -> list[str]:
-    """What the object computes with that `plain`, made of the configuration, has not: modules, hooks, attributes."""
+    """Modules, hooks and attributes of the object that `plain`, made of the configuration, lacks."""
     others = dict(plain.named_modules())
     reasons = []
     for name, module in model.named_modules():
@@ -225,31 +225,30 @@ def _differences(model: Any, plain: Any) -> list[str]:
 
 
 def _hooks_of(module: Any) -> list[str]:
-    found = []
+    sentences = []
     for attribute, words in _HOOKS.items():
         hooks = (getattr(module, attribute, None) or {}).values()
         # transformers' enable_input_require_grads, which is of recomputation alone
         if any("make_inputs_require_grad" not in getattr(hook, "__qualname__", "") for hook in hooks):
-            found.append(words)
-    return found
+            sentences.append(words)
+    return sentences
 
 
 def _attributes(module: Any, other: Any) -> list[str]:
     """The attributes of a module that are not as its constructor makes them."""
     own, plain = vars(module), vars(other)
-    found = [f"{name} is replaced" for name in own if callable(own[name]) and _is_method(type(module), name, own)]
+    differences = [f"{name} is replaced" for name in own if callable(own[name]) and _is_method(type(module), name, own)]
     for name, value in plain.items():
         counts = not name.startswith("_") and name not in _BOOKKEEPING and not name.endswith("_cached")
         if counts and isinstance(value, _PLAIN):
             now = own.get(name)
             if now != value and not (now != now and value != value):  # NaN
-                found.append(f"{name} is {now!r}, and {value!r} by its configuration")
-    return found
+                differences.append(f"{name} is {now!r}, and {value!r} by its configuration")
+    return differences
 
 
 def _is_method(kind: type, name: str, own: Mapping[str, Any]) -> bool:
-    """Whether an attribute hides a method of the class; accelerate's, which moves what is on several devices, is
-    none."""
+    """True if an attribute hides a method of the class; not for accelerate's, which moves tensors between devices."""
     return isinstance(getattr(kind, name, None), types.FunctionType) and "_hf_hook" not in own
 
 
@@ -301,9 +300,9 @@ def _check_same(fresh: Path, began: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _configs_kept(model: Any) -> Iterator[None]:
-    """Give configurations back as they were: save_pretrained writes the class and the precision into them, and what
-    it refuses is mended."""
+def _configs_restored(model: Any) -> Iterator[None]:
+    """Restore configurations at the end: save_pretrained writes the class and the precision into them, and refused
+    settings are mended."""
     configs = [getattr(module, "config", None) for module in model.modules()]
     configs += [model.config.get_text_config(), getattr(model, "generation_config", None)]
     were = {id(one): (one, dict(vars(one))) for one in configs if one is not None and hasattr(one, "__dict__")}
@@ -316,8 +315,8 @@ def _configs_kept(model: Any) -> Iterator[None]:
 
 
 def _other_loss(model: Any) -> list[str]:
-    """A sentence if the model's forward makes of labels another loss than the mean negative log-likelihood of its
-    logits, which is what step 1 trains."""
+    """A sentence if the model's forward has another loss of labels than the mean negative log-likelihood of its logits,
+    which step 1 trains."""
     import torch
 
     from training.utils.models.own_forward import in_eval_mode

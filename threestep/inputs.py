@@ -1,4 +1,4 @@
-"""What a call is given in memory, as files and names that a run reads: rows, functions. Models: `given_models`.
+"""A call's rows and functions in memory, as files and names that a run reads. Models: `given_models`.
 
 A run knows paths and names alone, so that it can be resumed, launched on ranks and repeated from its config.yaml.
 """
@@ -22,7 +22,7 @@ _MAIN = "__main__"
 
 
 def address_of_rows(rows: Any, folder: Path, resumes: bool = False) -> list[str]:
-    """Return what --data_path takes for `rows`; those in memory are written to `folder`.
+    """Return the value of --data_path for `rows`; those in memory are written to `folder`.
 
     rows: a path, an address or a registered name; several of them; dicts; or a datasets.Dataset
     resumes: the run began with the rows that are there; ThreestepError if these are others
@@ -83,7 +83,7 @@ def _other_rows(path: Path) -> ThreestepError:
 
 
 def is_in_memory(rows: Any) -> bool:
-    """Whether `rows` are rows themselves, of which the run trains on all; a path's are shared by --data_split."""
+    """True if `rows` are rows themselves, of which the run trains on all; a path's are shared by --data_split."""
     several = isinstance(rows, Sequence) and bool(rows) and isinstance(rows[0], (str, os.PathLike))
     return not isinstance(rows, (str, os.PathLike)) and not several
 
@@ -115,7 +115,7 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
 
 
 def _reward_text(reward: Any, address_of: Callable[[Callable[..., Any], str], str]) -> str:
-    """What --reward takes."""
+    """The value of --reward."""
     if isinstance(reward, str):
         return reward
     weights = reward if isinstance(reward, Mapping) else dict.fromkeys(_listed(reward), 1.0)

@@ -1,4 +1,4 @@
-"""What a training call returns: the run's folder and figures, and the model, which is loaded when it is asked for."""
+"""The result of a training call: the run's folder and figures, and the model, which is loaded on first use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Result:
     folder: the run's --output_dir: config.yaml, metrics.jsonl, report.html, model/ and more
     figures: those of summary.json: evaluations before and after, seconds; None where there were no evaluation rows;
         empty after a dry run
-    given: the object whose copy was trained, where a model folder alone does not hold what it computes
+    given: the object whose copy was trained, if a model folder alone does not stand for it
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Result:
 
     @property
     def model_folder(self) -> Path:
-        """What `from_pretrained`, and the next step's `model`, take."""
+        """Folder of the model, for `from_pretrained` and the next step's `model`."""
         return self.folder / "model"
 
     @functools.cached_property
@@ -82,7 +82,7 @@ class Result:
 
 
 def result_of(kind: str, folder: Path, given: GivenObject | None = None) -> Result:
-    """Read what a run left. given: see `Result`."""
+    """Read the files of a run. given: see `Result`."""
     path = folder / "summary.json"
     figures = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return Result(kind, folder, figures, given)

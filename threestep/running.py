@@ -63,7 +63,7 @@ def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callabl
 
 @contextlib.contextmanager
 def _callers_state() -> Iterator[None]:
-    """Give back what a run sets as a program may: the caller's random generators, log levels and warning filters."""
+    """Restore the caller's random generators, log levels and warning filters, which a run sets as a program may."""
     import torch
 
     from training.utils.engine.ranks.startup import QUIETED_LOGGERS
@@ -85,9 +85,8 @@ def _callers_state() -> Iterator[None]:
 
 
 def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -> None:
-    """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. What they print goes to this
-    process's streams, a notebook's too. ThreestepError with what the ranks said against it, and if they were
-    stopped."""
+    """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. Their output goes to this
+    process's streams, a notebook's too. ThreestepError with the ranks' error message, and if they were stopped."""
     environment = {name: value for name, value in os.environ.items() if name != RANKS_VARIABLE}
     lend(list(words), environment)
     process = subprocess.Popen(
@@ -97,16 +96,16 @@ def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -
     )  # fmt: skip
     assert process.stdout is not None
     with process:
-        said = _passed_on(process, process.stdout)
+        lines = _passed_on(process, process.stdout)
     if process.returncode:
-        raise ThreestepError(_said_against_it(said, process.returncode))
+        raise ThreestepError(_error_message(lines, process.returncode))
     # Ranks that were asked to stop end well too, with a checkpoint and without figures.
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         raise ThreestepError(_stopped(0, folder))
 
 
 def _passed_on(process: subprocess.Popen[str], stream: IO[str]) -> list[str]:
-    """Print what the process says until it ends; return its lines. Ctrl-C goes to it, which ends with a checkpoint."""
+    """Print the process's output until it ends; return its lines. Ctrl-C goes to it, which ends with a checkpoint."""
     lines: list[str] = []
     while True:
         try:
@@ -119,7 +118,7 @@ def _passed_on(process: subprocess.Popen[str], stream: IO[str]) -> list[str]:
                 process.send_signal(signal.SIGINT)
 
 
-def _said_against_it(lines: Sequence[str], code: int) -> str:
+def _error_message(lines: Sequence[str], code: int) -> str:
     for place, line in enumerate(lines):
         if line.startswith(_MISTAKE):
             # A list of mistakes has a line for each.

@@ -64,7 +64,7 @@ def ppo(
 ) -> Result:
     """Train the policy on prompts, by PPO, GRPO or another estimator (`advantage`).
 
-    reward_model: what `reward` left, as a path or loaded; also the critic's start (--critic_model_name_or_path)
+    reward_model: the model of `reward`, as a path or loaded; also the critic's start (--critic_model_name_or_path)
     settings: as of `sft`; reward: a function fn(prompts, responses, **columns) -> one number a response, a name or text
         as of --reward, a list of them, or a dict of weights. Other settings that name a function (checker, advantage,
         policy_loss, ...) take it too.
@@ -147,21 +147,21 @@ def _models_as_flags(
 
 
 def _resumes(folder: Path, resume: Any) -> bool:
-    """Whether the call goes on with a run that has checkpoints. ThreestepError if it would write over one."""
+    """True if the call resumes a run that has checkpoints. ThreestepError if it would overwrite one."""
     from training.utils.checkpoints.arguments import CheckpointArguments
     from training.utils.checkpoints.folder import CheckpointFolder
     from training.utils.checkpoints.plan import refuse_checkpoints
 
-    asked = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None
-    if not asked:
+    wanted = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None
+    if not wanted:
         refuse_checkpoints(CheckpointFolder(folder))
-    return asked and bool(CheckpointFolder(folder).steps())
+    return wanted and bool(CheckpointFolder(folder).steps())
 
 
 def _check(
     num_ranks: int | None, models: Mapping[str, tuple[Any, Any]], settings: Mapping[str, Any], in_memory: bool
 ) -> bool:
-    """Raise ThreestepError for what the call itself says; return whether ranks are launched."""
+    """Raise ThreestepError for mistakes in the call itself; return whether ranks are launched."""
     mistakes = Mistakes()
     for name, argument in (("data_path", "rows"), *((flag, "model or reward_model") for flag in models)):
         mistakes.require(name not in settings, f"{name} is the argument {argument} of this call; leave one out")
@@ -178,10 +178,10 @@ def _check(
     return num_ranks is not None and num_ranks > 1
 
 
-def _folder_of(kind: str, asked: Any) -> tuple[Path, bool]:
+def _folder_of(kind: str, given: Any) -> tuple[Path, bool]:
     """The run's folder, and whether it was made here: runs/sft, runs/sft_2, ... by default."""
-    if asked is not None:
-        folder = Path(asked).expanduser().absolute()
+    if given is not None:
+        folder = Path(given).expanduser().absolute()
         return folder, not folder.exists()
     number = 1
     while True:
@@ -199,7 +199,7 @@ def _all_rows(step: Step) -> str:
 
 
 def _clear(folder: Path, is_new: bool) -> None:
-    """Remove the folder of a call that did not come to a run."""
+    """Remove the folder of a call that started no run."""
     if is_new and folder.is_dir() and {path.name for path in folder.iterdir()} <= {_GIVEN_FOLDER}:
         shutil.rmtree(folder)
 

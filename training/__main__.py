@@ -19,8 +19,8 @@ ROOT = os.path.dirname(PACKAGE)
 
 
 def search_path(path: Sequence[str], here: str) -> list[str]:
-    """Return Python's search path without what it begins with for `-m` and for folders: the current folder, `here`, or
-    this package. Begins with the folder that holds the package, unless that is on the path anyway."""
+    """Return Python's search path without its first entry for `-m` and for folders: the current folder, `here`, or
+    this package. It begins with the folder that holds the package, unless that is on the path anyway."""
     first = os.path.realpath(path[0] or here) if path else ""
     rest = list(path[1:] if first in (os.path.realpath(here), os.path.realpath(PACKAGE)) else path)
     return rest if ROOT in rest else [ROOT, *rest]

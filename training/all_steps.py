@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     resumes = plan.resume if options.resume is None else options.resume
     finished = finished_steps(plan) if resumes else ()
     if resumes:
-        resumed = {name: {**own, "resume": "latest"} for name, own in plan.settings.items()}
+        resumed = {name: {**settings, "resume": "latest"} for name, settings in plan.settings.items()}
         plan = dataclasses.replace(plan, settings=resumed)
     lend([plan.settings, plan.new_model], os.environ)  # the files that the steps read are without credentials
     config_files = write_settings(plan)
@@ -184,7 +184,7 @@ def write_settings(plan: Plan) -> dict[str, Path]:
 def check_settings(config_files: Mapping[str, Path]) -> None:
     """Raise a ThreestepError with the mistakes in all steps' settings, before anything is started.
 
-    Each step's own parser reads its file, so that a slip in step 3's settings is not found after two steps.
+    Each step's parser reads its file, so that a slip in step 3's settings is not found after two steps.
     """
     mistakes = Mistakes()
     for step, path in config_files.items():
@@ -197,15 +197,15 @@ def check_settings(config_files: Mapping[str, Path]) -> None:
 
 def finished_steps(plan: Plan) -> tuple[str, ...]:
     """The first steps that an earlier run with the same settings finished, in their order."""
-    found: list[str] = []
+    finished: list[str] = []
     for step, settings in plan.settings.items():
         written = plan.output_dir / "configs" / f"{step}.yaml"
         mine = redacted_value({**settings, "resume": None})
         same = written.exists() and redacted_value({**read_yaml(written), "resume": None}) == mine
         if not (same and (plan.output_dir / step / "summary.json").exists()):
             break
-        found.append(step)
-    return tuple(found)
+        finished.append(step)
+    return tuple(finished)
 
 
 def run_plan(
@@ -241,7 +241,7 @@ def run_plan(
 
 
 def _earlier_seconds(plan: Plan) -> dict[str, float]:
-    """What the parts before this one took by step, if the run is resumed."""
+    """Seconds of each step in the parts before this one, if the run is resumed."""
     path = plan.output_dir / _SECONDS
     if not path.exists() or not any(settings.get("resume") for settings in plan.settings.values()):
         return {}
@@ -254,10 +254,10 @@ def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float
     for step in seconds:
         path = output_dir / step / "summary.json"
         try:
-            own = json.loads(path.read_text(encoding="utf-8"))
+            figures = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as problem:
             raise ThreestepError(f"{step} ended well, but left no figures in {path}: {problem}") from problem
-        summary |= {key: own.get(name) for row in known_steps()[step].closing for key, name in row.keys()}
+        summary |= {key: figures.get(name) for row in known_steps()[step].closing for key, name in row.keys()}
     return {**summary, **{f"seconds_{known_steps()[step].kind}": round(seconds[step], 1) for step in seconds}}
 
 
@@ -334,7 +334,7 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
 
 
 def _models(step: str, folder: Path, first_model: str) -> dict[str, str]:
-    """Where the step's models are, by flag."""
+    """Paths of the step's models, by flag."""
     inputs = known_steps()[step].inputs
     return {flag: first_model if name is None else str(folder / name / "model") for flag, name in inputs.items()}
 
@@ -364,7 +364,7 @@ def _run(
 
 
 def _end_where_stopped(title: str, folder: Path, again: str) -> None:
-    """A step that a signal stopped also exits with 0, but leaves a checkpoint and no figures."""
+    """End this program if a signal stopped the step: it exits with 0 too, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         print(
             f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {again}",

@@ -47,7 +47,7 @@ _OF_TRAINING = (
 
 @dataclass
 class TalkArguments:
-    """The models to chat with, and how they are asked."""
+    """The models to chat with, and their prompt style."""
 
     topic: ClassVar[str] = "task"
 
@@ -140,7 +140,7 @@ def with_flag(argv: Sequence[str]) -> list[str]:
 
 
 def check_acting(flags: ChatFlags) -> None:
-    """ThreestepError for what does not go with --environment and --tools, and for their limits without them."""
+    """ThreestepError for flags that exclude --environment and --tools, and for their limits without them."""
     chat, mistakes, acts = flags.chat, Mistakes(), flags.environment.is_on
     for name in ("parallel_thinking", "reward_model"):
         mistakes.require(
@@ -177,9 +177,9 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
         acting.check(models)
     scorer = None
     if chat.reward_model is not None:
-        pictured = [(asked.tokenizer, asked.pictures.reader) for asked in models if asked.pictures is not None]
+        pictured = [(model.tokenizer, model.pictures.reader) for model in models if model.pictures is not None]
         unread = why_pictures_unscored(chat.reward_model, pictured)
-        seen = [asked.images for asked in models if asked.images is not None and unread is None]
+        seen = [model.images for model in models if model.images is not None and unread is None]
         scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank, next(iter(seen), None), unread)
 
     def begun() -> Talk:
@@ -196,7 +196,7 @@ def converse(talk: Talk) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() history and editing
 
-    names = " and ".join(asked.name for asked in talk.models)
+    names = " and ".join(model.name for model in talk.models)
     print(f"{names}; type /help for the commands, /quit to end")
     while True:
         try:
@@ -222,13 +222,13 @@ def converse(talk: Talk) -> None:
 
 
 def asks(talk: Talk) -> str:
-    """Who types, and how many pictures wait for the message."""
+    """The prompt of an input line: `you`, with the number of pictures that wait for the message."""
     count = len(talk.waiting)
     return "you" if not count else f"you, with {count} picture{'s' * (count > 1)}"
 
 
 def show_answer(talk: Talk, place: int) -> None:
-    """Print model `place`'s answer as it grows, then what there is to say of it and its score."""
+    """Print model `place`'s answer as it grows, then its note and its score."""
     label = "model" if len(talk.models) == 1 else f"{'AB'[place]} {talk.models[place].name}"
     print(f"{label}> ", end="", flush=True)
     print("" if print_answer(talk, place) else " (cut)")
@@ -251,22 +251,22 @@ def print_answer(talk: Talk, place: int) -> bool:
 
 
 def answer_once(talk: Talk, question: str) -> None:
-    """Print the answer to one question, those of two models each below its name. What there is to say of
-    them and scores go to standard error."""
+    """Print the answer to one question, those of two models each below its name. Notes and scores go to standard
+    error."""
     if not question:
         raise ThreestepError("standard input is not a terminal and expects a question, got none; write one to it")
     talk.ask(question)
-    for place, asked in enumerate(talk.models):
+    for place, model in enumerate(talk.models):
         if len(talk.models) > 1:
-            print(f"== {'AB'[place]} {asked.name}")
+            print(f"== {'AB'[place]} {model.name}")
         print_answer(talk, place)
         print()
         note = talk.note(place)
         if note:
-            print(f"answer of {asked.name}: {note}", file=sys.stderr)
+            print(f"answer of {model.name}: {note}", file=sys.stderr)
         score = talk.score(place)
         if score is not None:
-            print(f"score of {asked.name}: {score:.3f}", file=sys.stderr)
+            print(f"score of {model.name}: {score:.3f}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def write_head_for(engine: str | None, out: Path) -> None:
 
 
 def is_finished_without_checkpoints(run: Path) -> bool:
-    """Whether a run left its model and no checkpoint, as one with the default flags does."""
+    """True if a run left its model and no checkpoint, as one with the default flags does."""
     return (run / "summary.json").is_file() and (run / "model").is_dir() and not (run / "checkpoints").exists()
 
 
@@ -90,16 +90,16 @@ def find_checkpoint(path: Path) -> Path:
             raise ThreestepError(f"CHECKPOINT: {path}: {problem}; give another checkpoint, or the run's folder")
         return path
     folder = CheckpointFolder(path.parent if path.name == "checkpoints" else path)
-    found, problems = folder.latest_undamaged()
+    latest, problems = folder.latest_undamaged()
     for problem in problems:
         print(f"warning: skipped {problem}", file=sys.stderr)
-    if found is None:
+    if latest is None:
         damaged = f"only damaged checkpoints ({'; '.join(problems)})" if problems else "no checkpoints"
         raise ThreestepError(
             f"CHECKPOINT expects a folder such as RUN/checkpoints/step_000100, or RUN, got '{path}' with {damaged} in "
             f"{folder.path}; --save_every writes them"
         )
-    return found
+    return latest
 
 
 def engine_of(part: str, engines: Sequence[str], checkpoint: Path) -> str:

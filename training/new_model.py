@@ -131,15 +131,15 @@ def dataset_texts(data: DataArguments, seed: int, vision: bool = False) -> Itera
     """
     from training.utils.data.sources.create import create_raw_dataset
 
-    found = False
+    any_text = False
     for name in [*data.source.data_path, *data.source.sft_only_data_path]:
         raw_dataset = create_raw_dataset(name, data.source, data.cache.cache_dir, seed)
         raw_dataset.reads_images = vision
         for sample in raw_dataset.get_train_data():
             for text in filter(None, _texts_of(raw_dataset, sample)):
-                found = True
+                any_text = True
                 yield text
-    if not found:
+    if not any_text:
         raise ThreestepError(
             f"the training rows of {', '.join(data.source.data_path)} contain no text to train a tokenizer on"
         )

@@ -40,7 +40,7 @@ UNSUPERVISED = "unsupervised"
 
 @dataclass
 class PreviewArguments:
-    """What to show, and how."""
+    """The rows to show, and the form of the output."""
 
     topic: ClassVar[str] = "task"
 
@@ -84,7 +84,7 @@ GROUPS = (PreviewArguments, OptionalDataArguments)
 
 @dataclass(frozen=True)
 class Shown:
-    """report: what became of the raw rows. sources: of the manifest; none for text blocks. reader: of images; None
+    """report: counts of the raw rows. sources: of the manifest; none for text blocks. reader: of images; None
     where the tokenizer's folder has no model that reads them."""
 
     split: CachedSplit
@@ -93,7 +93,7 @@ class Shown:
     reader: ImageReader | None = None
 
     def images(self, place: int) -> list[ShownImage]:
-        """Those of a row."""
+        """The images of a row."""
         from training.utils.images.data.shown import shown_images
 
         if self.reader is None or self.split.pictures is None:
@@ -177,7 +177,7 @@ def print_json(preview: PreviewArguments, shown: Shown, places: range, decode: A
 
 
 def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
-    """Write the rows as a page, and say where. ThreestepError if the file cannot be written."""
+    """Write the rows as a page, and print its path. ThreestepError if the file cannot be written."""
     from training.utils.data.rows.views import length_bars, marked_runs, values_beside
     from training.utils.report.pages.rows_page import PageRow, rows_page
 
@@ -209,7 +209,7 @@ def title_of(preview: PreviewArguments, shown: Shown, place: int) -> str:
 
 
 def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
-    """Print each row below a line with its origin, then what became of all rows, and a histogram of lengths."""
+    """Print each row below a line with its origin, then counts of all rows, and a histogram of lengths."""
     from training.utils.data.rows.views import histogram, row_as_text, terminal_style
 
     style = terminal_style(sys.stdout.isatty(), shutil.get_terminal_size((120, 24)).columns)

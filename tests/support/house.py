@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.support import rooms
-from tests.support.imports import imports, plain_name
+from tests.support.imports import imports, inside, plain_name
 from tests.support.rooms import distinct, is_program_file
 from tests.support.sources import declared_flags, functions, is_docstring, parameters, statements, tree
 
@@ -32,6 +32,41 @@ MAY_PRINT = (
     "training.utils.run.launch",
     "training.utils.data.cache.__main__",  # python -m training.utils.data.cache list | verify | prune
 )
+# Rooms and modules whose docstrings may still open with a question word. The list may only shrink.
+QUESTIONS_REMAIN = (
+    "training.inspect.__main__",  # the text of its --help
+    "training.step1_sft.trainer",
+    "training.step2_dpo.trainer",
+    "training.step2_reward.trainer",
+    "training.step3_ppo.contracts",
+    "training.step3_ppo.flags",
+    "training.step3_ppo.learning",
+    "training.step3_ppo.parts.assembly",
+    "training.step3_ppo.parts.inputs",
+    "training.step3_ppo.parts.replay",
+    "training.step3_ppo.roles",
+    "training.step3_ppo.trainer",
+    "training.utils.compat",
+    "training.utils.contracts",
+    "training.utils.data.build.arguments",
+    "training.utils.data.cache.arguments",
+    "training.utils.data.chat.arguments",
+    "training.utils.data.rows.arguments",
+    "training.utils.data.sources.arguments",
+    "training.utils.engine.config.arguments",
+    "training.utils.environments.arguments",
+    "training.utils.flags",
+    "training.utils.generation",
+    "training.utils.images",
+    "training.utils.layout",
+    "training.utils.models.arguments",
+    "training.utils.mtp",
+    "training.utils.opening",
+    "training.utils.report.arguments",
+    "training.utils.rewards.arguments",
+    "training.utils.routers",
+)
+QUESTIONS = ("What", "How", "Who", "Whether", "Of", "Which", "Where")
 PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
 
@@ -67,6 +102,25 @@ def no_bags(module: str, source: str) -> list[str]:
 def opens_with_a_docstring(module: str, source: str) -> list[str]:
     """A module says what it is."""
     return [] if ast.get_docstring(tree(source)) else [f"{module} does not open with a docstring"]
+
+
+def docstrings_say_what(module: str, source: str) -> list[str]:
+    """A docstring is a noun or an imperative: what is returned or done, not a question."""
+    if any(inside(module, place) for place in QUESTIONS_REMAIN):
+        return []
+    return questions(module, source)
+
+
+def questions(module: str, source: str) -> list[str]:
+    """One sentence for each docstring that opens with a question word, or with `Of`."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = []
+    for node in ast.walk(tree(source)):
+        text = ast.get_docstring(node) if isinstance(node, documented) else None
+        opening = re.match(r"\w*", text or "")
+        if opening and opening.group() in QUESTIONS:
+            found.append(f"{module}:{getattr(node, 'lineno', 1)} has a docstring that opens with {opening.group()}")
+    return found
 
 
 def no_prints(module: str, source: str) -> list[str]:
@@ -150,6 +204,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     no_pickles,
     no_bags,
     opens_with_a_docstring,
+    docstrings_say_what,
     no_prints,
     no_bare_except,
     functions_stay_short,

@@ -1,1 +1,1 @@
-"""Asks finished models, for chat and evaluation: conversations to answers, answers to scores, scores to figures."""
+"""Finished models, for chat and evaluation: conversations to answers, answers to scores, scores to figures."""

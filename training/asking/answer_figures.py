@@ -1,4 +1,4 @@
-"""What is said of scored answers: of one model's, or of two models' to the same prompts."""
+"""Figures of scored answers: of one model's, or of two models' to the same prompts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answer_samples(rows: Sequence[PromptRow], answers: Sequence[Answer], scores:
                 "ended": answer.ended,
                 **({} if answer.positions is None else {"positions": answer.positions, "paths": list(answer.paths)}),
                 "reward": scores.total[place],
-                **{f"reward/{name}": own[place] for name, own in scores.parts.items()},
+                **{f"reward/{name}": numbers[place] for name, numbers in scores.parts.items()},
             }
         )
     return samples
@@ -53,20 +53,20 @@ def answer_figures(sides: Sequence[Sequence[Sample]], seed: int) -> dict[str, An
         if "paths" in samples[0]:  # they were drawn side by side
             figures[f"{prefix}answer_positions"] = sum(sample["positions"] for sample in samples) / len(samples)
             figures[f"{prefix}with_paths"] = sum(bool(sample["paths"]) for sample in samples) / len(samples)
-        for source, own in by_source(samples).items():
-            figures |= _of_side(own, f"{prefix}{source}/", seed)
+        for source, of_source in by_source(samples).items():
+            figures |= _of_side(of_source, f"{prefix}{source}/", seed)
     return figures
 
 
 def _compared(rewards: Sequence[Sequence[Sequence[float]]], seed: int) -> dict[str, Any]:
-    """The i-th answers of two models to a prompt are compared."""
+    """Figures that compare the i-th answers of two models to each prompt."""
     gains = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(*rewards, strict=True)]
-    every = [gain for own in gains for gain in own]
+    every = [gain for of_prompt in gains for gain in of_prompt]
     wins, losses = sum(gain > 0 for gain in every), sum(gain < 0 for gain in every)
     ties = len(every) - wins - losses
-    won = [sum((gain > 0) + 0.5 * (gain == 0) for gain in own) / len(own) for own in gains]
+    won = [sum((gain > 0) + 0.5 * (gain == 0) for gain in of_prompt) / len(of_prompt) for of_prompt in gains]
     win_rate = share(sum(won), len(won)) if len(every) == len(won) else mean(won, seed)
-    gain = mean([sum(own) / len(own) for own in gains], seed)
+    gain = mean([sum(of_prompt) / len(of_prompt) for of_prompt in gains], seed)
     return {"win_rate": win_rate, "wins": wins, "ties": ties, "losses": losses, "reward_gain": gain}
 
 
@@ -75,9 +75,9 @@ def _of_side(samples: Sequence[Sample], prefix: str, seed: int) -> dict[str, Fig
     # One reward that returns nothing else is the sum.
     figures: dict[str, Figure] = {}
     for name in ["reward", *(names if len(names) > 1 else ())]:
-        own = of_each_prompt([sample for sample in samples if name in sample], name)
-        means = [sum(values) / len(values) for values in own]
-        is_share = all(len(values) == 1 for values in own) and set(means) <= {0.0, 1.0}
+        by_prompt = of_each_prompt([sample for sample in samples if name in sample], name)
+        means = [sum(values) / len(values) for values in by_prompt]
+        is_share = all(len(values) == 1 for values in by_prompt) and set(means) <= {0.0, 1.0}
         figures[f"{prefix}{name}"] = share(sum(means), len(means)) if is_share else mean(means, seed)
         several = several_of(samples, name, seed).items()
         figures |= {f"{prefix}{name}_{key}": found for key, found in several if not key.startswith("mean@")}

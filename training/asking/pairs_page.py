@@ -26,7 +26,7 @@ def page(
     folder: Path,
 ) -> str:
     """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer
-    that alone has the highest score is highlighted. folder: where the pictures of samples are kept."""
+    that alone has the highest score is highlighted. folder: of the pictures of samples."""
     boxes = tiles([(name.replace("_", " "), str(value)) for name, value in figures.items()])
     names = [("AB"[place], name) for place, name in enumerate(models)]
     pictures = _pictures(folder, samples)
@@ -41,7 +41,7 @@ def page(
 
 
 def _pictures(folder: Path, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of each sample the HTML of its pictures, until the page has `_MOST_BYTES` of them."""
+    """HTML of each sample's pictures, until the page has `_MOST_BYTES` of them."""
     size = 0
     for sample in samples:
         uris = sample_pictures(folder, sample) if size < _MOST_BYTES else (None,) * len(sample.get("images", ()))

@@ -26,7 +26,7 @@ _PLANNED_ROWS = 256  # planned together, so that rows of similar length share a 
 
 @torch.no_grad()
 def row_losses(
-    asked: AskedModel,
+    model: AskedModel,
     documents: Sequence[Document],
     longest_tokens: int,
     rows_per_batch: int,
@@ -39,33 +39,33 @@ def row_losses(
     sharers: processes that take documents in turns, as many at a time as are planned together; ranks other than the
         first get none.
     """
-    check_room(asked, longest_tokens, flag)
-    read, ranks = PolicyModel(asked.model), Ranks(0, 0, 1, asked.model.device)
+    check_room(model, longest_tokens, flag)
+    read, ranks = PolicyModel(model.model), Ranks(0, 0, 1, model.model.device)
 
     def logprobs_M(rows: TokenRows) -> torch.Tensor:
         return read(rows).logprobs_M
 
-    check_padded(asked.model, logprobs_M, ranks.device)
-    needed = asked.data.chat.needs_segments
-    reason = why_not_packed(asked.model, logprobs_M, longest_tokens, ranks.device, sharing=needed is not None)
-    check_segments(reason, needed, type(asked.model).__name__)
-    for note in notes_on(asked.model):
-        log(f"{asked.name}: {note}")
+    check_padded(model.model, logprobs_M, ranks.device)
+    needed = model.data.chat.needs_segments
+    reason = why_not_packed(model.model, logprobs_M, longest_tokens, ranks.device, sharing=needed is not None)
+    check_segments(reason, needed, type(model.model).__name__)
+    for note in notes_on(model.model):
+        log(f"{model.name}: {note}")
     if reason is not None:
-        log(f"warning: {asked.name} reads padded rows: {reason}", sharers.is_main)
-    plan = plan_for(asked.model, rows_per_batch, longest_tokens, packed=reason is None, ranks=1)
-    pad = asked.tokenizer.pad_token_id
+        log(f"warning: {model.name} reads padded rows: {reason}", sharers.is_main)
+    plan = plan_for(model.model, rows_per_batch, longest_tokens, packed=reason is None, ranks=1)
+    pad = model.tokenizer.pad_token_id
 
     def part_losses(piece: int) -> tuple[list[float], list[int], int]:
         part = documents[piece * _PLANNED_ROWS : (piece + 1) * _PLANNED_ROWS]
         losses, targets, right = [0.0] * len(part), [0] * len(part), 0
         for layout in plan_step([document.tokens for document in part], plan)[0]:
-            rows = laid_out([[part[index] for index in row] for row in layout], pad, asked.images)
-            found = read(rows.to(ranks.device))
-            right += int(found.is_greedy_M.sum())
+            rows = laid_out([[part[index] for index in row] for row in layout], pad, model.images)
+            result = read(rows.to(ranks.device))
+            right += int(result.is_greedy_M.sum())
             counts = [(index, part[index].targets) for row in layout for index in row]
-            own = found.logprobs_M.double().split([count for _, count in counts])
-            for (index, count), logprobs in zip(counts, own, strict=True):
+            of_each = result.logprobs_M.double().split([count for _, count in counts])
+            for (index, count), logprobs in zip(counts, of_each, strict=True):
                 losses[index], targets[index] = -float(logprobs.sum()), count
         return losses, targets, right
 

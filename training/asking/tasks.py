@@ -1,4 +1,4 @@
-"""The tasks of `python -m training.evaluate`: draw and score answers, or read perplexity; write what was found."""
+"""The tasks of `python -m training.evaluate`: draw and score answers, or read perplexity; write the results."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
 def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sharers = ALONE) -> list[str]:
     """Let each model answer the same prompts, score the answers, write figures and samples. The first rank scores all
     answers and writes; the others return no line."""
-    asked, start_engine = flags.asked, _engine_of(flags)
-    paths = [asked.model_name_or_path, *([asked.baseline] if asked.baseline else [])]
+    task, start_engine = flags.asked, _engine_of(flags)
+    paths = [task.model_name_or_path, *([task.baseline] if task.baseline else [])]
     folders = [_folder(flags, path) for path in paths]
     built = [_built(flags, 3, folder) for folder in folders]
     seen = next((side.images for side in built if side.images is not None), None)
@@ -135,18 +135,18 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     prompts = shared_prompts([side.rows for side in built])
     models = [load(flags, folder, start_engine, side.images) for folder, side in zip(folders, built, strict=True)]
     scorer = None
-    if asked.reward_model is not None and reads_model(rewards) and together.is_main:
-        scorer = load_answer_scorer(asked.reward_model, flags.sampling.dtype, flags.data, start_alone(), seen)
+    if task.reward_model is not None and reads_model(rewards) and together.is_main:
+        scorer = load_answer_scorer(task.reward_model, flags.sampling.dtype, flags.data, start_alone(), seen)
     answers: list[list[Answer]] = []
     scores: list[Scores] = []
     for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
         shared = (together, f"answers of {place}")
-        batch, each = asked.per_device_eval_batch_size, asked.val_samples
-        found = answers_to(model, rows, flags.sampling, flags.run.seed, batch, shared, each)
+        batch, each = task.per_device_eval_batch_size, task.val_samples
+        drawn = answers_to(model, rows, flags.sampling, flags.run.seed, batch, shared, each)
         if not together.is_main:
             continue
-        answers.append(found)
-        scores.append(scores_of(model, rows, found, rewards, scorer, flags.reward.reward_timeout))
+        answers.append(drawn)
+        scores.append(scores_of(model, rows, drawn, rewards, scorer, flags.reward.reward_timeout))
     if not together.is_main:
         return []
     sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
@@ -174,11 +174,11 @@ def side_by_side(sides: Sequence[Sequence[Sample]], pictures: Sequence[list[str]
             "prompt": of_all[0]["prompt"],
             **({"images": named} if (named := pictures[of_all[0]["prompt_index"]]) else {}),
             "ground_truth": of_all[0]["ground_truth"],
-            "answers": [own["response"] for own in of_all],
-            "scores": [own["reward"] for own in of_all],
-            "rewards": [{name: own[name] for name in value_names([own])} for own in of_all],
-            "ended": [own["ended"] for own in of_all],
-            **({"paths": [own["paths"] for own in of_all]} if "paths" in of_all[0] else {}),
+            "answers": [sample["response"] for sample in of_all],
+            "scores": [sample["reward"] for sample in of_all],
+            "rewards": [{name: sample[name] for name in value_names([sample])} for sample in of_all],
+            "ended": [sample["ended"] for sample in of_all],
+            **({"paths": [sample["paths"] for sample in of_all]} if "paths" in of_all[0] else {}),
             "uid": of_all[0]["uid"],
             "sample": of_all[0]["sample"],
         }
@@ -221,12 +221,12 @@ class Built:
 
 def _built(flags: Evaluated, phase: int, folder: AskedFolder) -> Built:
     unread = why_unread(folder.name)
-    found = build_phase(
+    built = build_phase(
         phase, flags.data, folder.tokenizer, flags.run.seed, log=note, images=folder.reader, unread=unread
     )
-    rows = _checked_rows(getattr(found, flags.asked.split), flags)
-    images = images_of(rows, found.pixels_of, prompt_document if phase == 3 else sentence_document)
-    return Built(rows, images, found.pixels_of)
+    rows = _checked_rows(getattr(built, flags.asked.split), flags)
+    images = images_of(rows, built.pixels_of, prompt_document if phase == 3 else sentence_document)
+    return Built(rows, images, built.pixels_of)
 
 
 def _checked_rows(rows: Any, flags: Evaluated) -> Any:
@@ -241,13 +241,13 @@ def _checked_rows(rows: Any, flags: Evaluated) -> Any:
 def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]]:
     """The prompts that every model has, in one order: some may be too long in one tokenizer."""
     by_id = [{row.row_id: row for row in rows} for rows in sides]
-    both = [row_id for row_id in by_id[0] if all(row_id in own for own in by_id)]
-    left_out = max(len(own) for own in by_id) - len(both)
+    both = [row_id for row_id in by_id[0] if all(row_id in side for side in by_id)]
+    left_out = max(len(side) for side in by_id) - len(both)
     if left_out:
         note(f"{left_out} prompts are left out: in one of the tokenizers they exceed --max_prompt_seq_len")
     if not both:
         raise ThreestepError("the two models share no prompt; raise --max_prompt_seq_len")
-    return [[own[row_id] for row_id in both] for own in by_id]
+    return [[side[row_id] for row_id in both] for side in by_id]
 
 
 def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str]:

@@ -1,4 +1,4 @@
-"""A Gradio chat page, served to this machine only, and there to whoever has its token."""
+"""A Gradio chat page, served to this machine only, to whoever has its token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.asking.talk import Talk
 
 # An answer is Markdown that a model wrote: whatever it names elsewhere (pictures, styles, frames, scripts) is not
-# fetched, for its address could carry the conversation away. Gradio's own page needs inline scripts and styles.
+# fetched, for its address could carry the conversation away. Gradio's page needs inline scripts and styles.
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
@@ -35,8 +35,8 @@ _STYLE = """
 _SEED = "seed"
 
 
-def serve(new_talk: Callable[[], Talk], port: int, say: Callable[[str], None]) -> None:
-    """Serve the page on the loopback address until the program ends, to whoever has the token of its address. say:
+def serve(new_talk: Callable[[], Talk], port: int, announce: Callable[[str], None]) -> None:
+    """Serve the page on the loopback address until the program ends, to whoever has the token of its address. announce:
     called with the address. ThreestepError without Gradio, or if the port is in use. new_talk: makes a conversation for
     each visitor."""
     door = Door()
@@ -45,7 +45,7 @@ def serve(new_talk: Callable[[], Talk], port: int, say: Callable[[str], None]) -
         socket = listening(port)
     except OSError as problem:
         raise ThreestepError(f"--web_port {port}: {problem.strerror}; give another port") from problem
-    say(f"{door.address(socket.getsockname()[1])} (Ctrl-C ends)")
+    announce(f"{door.address(socket.getsockname()[1])} (Ctrl-C ends)")
     server_of(app).run(sockets=[socket])
 
 
@@ -69,14 +69,14 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
     """A title, a column per model, the line to type in with its buttons, and the sampling settings."""
     gradio = _gradio()
     first = new_talk()
-    names = " and ".join(asked.name for asked in first.models)
+    names = " and ".join(model.name for model in first.models)
     with gradio.Blocks(title=f"{names} · Threestep", analytics_enabled=False, fill_height=True) as page:
         state = gradio.State(None)
         gradio.Markdown(f"# {names}", elem_id="title")
         with gradio.Row(elem_id="columns"):
             columns = [
-                gradio.Chatbot(label=asked.name, height=None, show_label=len(first.models) > 1, buttons=["copy"])
-                for asked in first.models
+                gradio.Chatbot(label=model.name, height=None, show_label=len(first.models) > 1, buttons=["copy"])
+                for model in first.models
             ]
         with gradio.Accordion("Sampling", open=False):
             settings = _settings(gradio, first)
@@ -88,7 +88,7 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
             with gradio.Row():
                 send = gradio.Button("Send", variant="primary", size="sm")
                 stop = gradio.Button("Stop", size="sm")
-                sees = all(asked.pictures is not None for asked in first.models)
+                sees = all(model.pictures is not None for model in first.models)
                 picture = gradio.UploadButton("Picture", file_types=["image"], size="sm", visible=sees)
                 retry = gradio.Button("Again", size="sm")
                 reset = gradio.Button("New", size="sm")
@@ -106,19 +106,19 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
         for begin in (reset.click, *(column.clear for column in columns)):
             begin(partial(submit, "/reset"), [state], shown, cancels=running)
         for name, control in settings.items():
-            # The visitor's own change: a command's, which the page shows too, is made already.
+            # The visitor's change: a command's, which the page shows too, is made already.
             begins = control.blur if name == "system" else control.input  # a system prompt ends the conversation
             begins(partial(_set, new_talk, name), [control, state], [state, control, *columns])
     return page
 
 
 def values_of(talk: Talk) -> list[Any]:
-    """What the settings are, in the order of the page."""
+    """The settings' values, in the order of the page."""
     return [talk.system, *(getattr(talk.sampling, name) for name in _SAMPLING), talk.seed]
 
 
 def change(talk: Talk, name: str, value: Any) -> str:
-    """Set what a control stands for by the command of its name; return the mistake, or ""."""
+    """Set a control's value by the command of its name; return the mistake, or ""."""
     if name == "system" and value == talk.system:
         return ""  # left as it was: the conversation goes on
     try:
@@ -159,7 +159,7 @@ def _set(new_talk: Callable[[], Talk], name: str, value: Any, talk: Talk | None)
 
 
 def _attach(new_talk: Callable[[], Talk], path: str, talk: Talk | None) -> list[Any]:
-    """Take an uploaded picture; a note tells what it is, or what is wrong with it."""
+    """Take an uploaded picture; a note describes it, or its mistake."""
     talk = new_talk() if talk is None else talk
     try:
         note = talk.attach(path)
@@ -169,7 +169,7 @@ def _attach(new_talk: Callable[[], Talk], path: str, talk: Talk | None) -> list[
 
 
 def _theme() -> Any:
-    """Gradio's own with the fonts of the machine: by default it asks Google for some."""
+    """Gradio's theme with the fonts of the machine: by default it loads some from Google."""
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     return (
         _gradio()

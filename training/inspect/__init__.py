@@ -1,4 +1,4 @@
-"""What will be trained: an account of data sources before any training (`python -m training.inspect`)."""
+"""Inspection of data: an account of data sources before any training (`python -m training.inspect`)."""
 
 if __name__ == "inspect":
     # A program that is run by its path (`python training/chat.py`) has this folder before the standard library, whose

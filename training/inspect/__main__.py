@@ -35,7 +35,7 @@ ALL = "all"
 
 @dataclass
 class InspectArguments:
-    """What to look at, and how to show it."""
+    """The data to look at, and the form of the output."""
 
     topic: ClassVar[str] = "task"
 
@@ -86,13 +86,13 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     from training.utils.images.run.image_reader import reader_of_folder, why_unread
 
     phases = (1, 2, 3) if inspect.phase == ALL else (int(inspect.phase),)
-    asked = Look(phases, inspect.rows, inspect.look_at, inspect.seed)
+    extent = Look(phases, inspect.rows, inspect.look_at, inspect.seed)
     if inspect.model_name_or_path:
         tokenizer = _load(inspect, data)
         style = adopt_style(tokenizer, data.chat)
         reader = reader_of_folder(inspect.model_name_or_path, tokenizer)
-        asked = replace(asked, unread=why_unread(inspect.model_name_or_path))
-        return account_of(replace(data, chat=style.chat), asked, tokenizer, style.sentence, True, reader)
+        extent = replace(extent, unread=why_unread(inspect.model_name_or_path))
+        return account_of(replace(data, chat=style.chat), extent, tokenizer, style.sentence, True, reader)
     mistakes = Mistakes()
     for name in _flags_of_a_tokenizer(data):
         mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")
@@ -102,18 +102,18 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
         "template, where it has one, its end token, and tokens"
     )
     chat = replace(data.chat, prompt_style=HUMAN_ASSISTANT)
-    return account_of(replace(data, chat=chat), asked, Characters(), sentence, has_ids=False)
+    return account_of(replace(data, chat=chat), extent, Characters(), sentence, has_ids=False)
 
 
 def _flags_of_a_tokenizer(data: DataArguments) -> list[str]:
-    """The flags that are set and mean nothing without a tokenizer."""
+    """The flags that are set and have no meaning without a tokenizer."""
     chat = data.chat
-    own = {
+    flags = {
         "--prompt_style chat_template": chat.prompt_style == CHAT_TEMPLATE,
         "--parallel_thinking": chat.parallel_thinking,
         "--end_of_conversation_token": chat.end_of_conversation_token is not None,
     }
-    return [*(name for name, is_set in own.items() if is_set), *chat.template_flags]
+    return [*(name for name, is_set in flags.items() if is_set), *chat.template_flags]
 
 
 def _load(inspect: InspectArguments, data: DataArguments) -> Any:

@@ -10,7 +10,7 @@ _END_ID = 0x110000  # the first number that is no character
 
 
 class Characters:
-    """What building rows asks of a tokenizer, with characters for tokens and no chat template."""
+    """A tokenizer as the builder of rows needs it, with characters for tokens and no chat template."""
 
     eos_token = pad_token = END
     eos_token_id = pad_token_id = _END_ID

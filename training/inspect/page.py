@@ -1,4 +1,4 @@
-"""An account as one HTML page: style inside, no script, nothing from a network; what carries loss is marked.
+"""An account as one HTML page: style inside, no script, nothing from a network; tokens that carry loss are marked.
 
 Data are untrusted: every text passes through `escape`, and the page's policy forbids scripts and requests.
 """
@@ -43,8 +43,8 @@ def page(account: Account) -> str:
 
 
 def _source(source: SourceAccount) -> str:
-    own = f", and {source.own_evaluation_rows:,} for evaluation" if source.own_evaluation_rows else ""
-    head = f"<h3>{escape(source.name)}</h3><p>{source.rows:,} training rows{own}</p>"
+    held_out = f", and {source.own_evaluation_rows:,} for evaluation" if source.own_evaluation_rows else ""
+    head = f"<h3>{escape(source.name)}</h3><p>{source.rows:,} training rows{held_out}</p>"
     kind = ' class="warning refused"' if source.refused is not None else ""
     head += f"<p{kind}>{escape(reading(source))}</p>"
     titles, *columns = column_table(source)

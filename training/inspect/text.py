@@ -16,17 +16,17 @@ NOT_READ = "not read"
 
 def as_json(account: Account) -> dict[str, Any]:
     """The account as JSON values, by the names of its records."""
-    found = asdict(account)
-    for phase in found["phases"]:
+    values = asdict(account)
+    for phase in values["phases"]:
         if phase["lengths"] is not None:
             phase["lengths"].pop("rows")
         for row in phase["rows"]:
             row["images"] = [words for words, _ in row["images"]]
-    return {**found, "refused": account.refused}
+    return {**values, "refused": account.refused}
 
 
 def as_lines(account: Account, style: Style) -> Iterator[str]:
-    """The rows first, then what they are: the end of a long text is what a terminal shows."""
+    """The rows first, then their figures: a terminal shows the end of a long text."""
     for phase in account.phases:
         for row in phase.rows:
             yield f"== {row_title(phase, row, account.unit)}"
@@ -65,15 +65,15 @@ def _parts(row: ShownRow, style: Style) -> Iterator[str]:
 
 
 def _source(source: SourceAccount, width: int) -> Iterator[str]:
-    own = f", and {source.own_evaluation_rows:,} for evaluation" if source.own_evaluation_rows else ""
-    yield f"{source.name}: {source.rows:,} training rows{own}"
+    held_out = f", and {source.own_evaluation_rows:,} for evaluation" if source.own_evaluation_rows else ""
+    yield f"{source.name}: {source.rows:,} training rows{held_out}"
     yield from _wrapped(reading(source), width)
     if source.columns:
         yield from _table(column_table(source), width)
 
 
 def reading(source: SourceAccount) -> str:
-    """How a source is read, or why it is not."""
+    """A sentence on how a source is read, or why it is not."""
     if source.refused is not None:
         return f"refused: {source.refused}"
     if source.recognised is None:
@@ -102,7 +102,7 @@ def _phase(phase: PhaseAccount, account: Account) -> Iterator[str]:
 
 
 def share_sentence(phase: PhaseAccount) -> str:
-    """How many rows the phase gets, and how it would get all."""
+    """A sentence on how many rows the phase gets, and how it would get all."""
     share = f"{phase.share_rows:,} of {phase.all_rows:,} training rows ({phase.share_flags})"
     if phase.share_rows < phase.all_rows and "--max_train_rows" not in phase.share_flags:
         everything = ",".join("1" if number == phase.phase else "0" for number in (1, 2, 3))
@@ -111,30 +111,30 @@ def share_sentence(phase: PhaseAccount) -> str:
 
 
 def findings(phase: PhaseAccount, unit: str) -> list[str]:
-    """What becomes of the rows: kept, cut, dropped and why, their lengths, and where the loss falls."""
-    found = [] if phase.refused is None else [f"refused: {phase.refused}"]
+    """Lines on the rows: kept, cut, dropped and why, their lengths, and where the loss falls."""
+    lines = [] if phase.refused is None else [f"refused: {phase.refused}"]
     if phase.stopping:
-        found.append(f"{phase.stopping:,} of the rows looked at would stop training, which the figures leave out")
-        found += [f"  {row.where}: {row.reason}" for row in phase.stopping_rows]
+        lines.append(f"{phase.stopping:,} of the rows looked at would stop training, which the figures leave out")
+        lines += [f"  {row.where}: {row.reason}" for row in phase.stopping_rows]
     if not phase.looked_at:
-        return found
+        return lines
     sample = "" if phase.looked_at == phase.share_rows else f" {phase.looked_at:,} looked at:"
     limit = ""
     if phase.kept and phase.limit_tokens is not None:
         limit = f", {phase.cut:,} of them cut at {phase.limit_flag} {phase.limit_tokens:,}"
-    found.append(f"{sample} {phase.kept:,} kept{limit}, {sum(phase.dropped.values()):,} dropped".strip())
-    found += [f"dropped {count:,} ({reason}): {in_words(reason)}" for reason, count in sorted(phase.dropped.items())]
-    found += [f"  {row.where}: {row.reason}" for row in phase.dropped_rows]
-    found += [f"{count:,} {what}" for what, count in sorted(phase.counted.items())]
+    lines.append(f"{sample} {phase.kept:,} kept{limit}, {sum(phase.dropped.values()):,} dropped".strip())
+    lines += [f"dropped {count:,} ({reason}): {in_words(reason)}" for reason, count in sorted(phase.dropped.items())]
+    lines += [f"  {row.where}: {row.reason}" for row in phase.dropped_rows]
+    lines += [f"{count:,} {what}" for what, count in sorted(phase.counted.items())]
     if phase.lengths is not None:
         lengths = phase.lengths
-        found.append(
+        lines.append(
             f"lengths in {unit}, before any cut: least {lengths.least:,}, median {lengths.median:,}, 95th percentile "
             f"{lengths.p95:,}, longest {lengths.most:,}"
         )
     share = f"{phase.targets:,} of {phase.tokens:,} {unit} ({phase.targets / max(phase.tokens, 1):.0%}): "
-    found.append(f"loss: {share if phase.targets else ''}{phase.loss}")
-    return found
+    lines.append(f"loss: {share if phase.targets else ''}{phase.loss}")
+    return lines
 
 
 def _wrapped(sentence: str, width: int) -> list[str]:
@@ -144,9 +144,9 @@ def _wrapped(sentence: str, width: int) -> list[str]:
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
-    """Columns under each other; the last is cut at the terminal's edge."""
+    """Rows with aligned columns; the last is cut at the terminal's edge."""
     rows = [tuple(printable(cell).replace("\n", " ") for cell in row) for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     for row in rows:
-        cells = [cell.ljust(own) for cell, own in zip(row, [*widths, 0], strict=True)]
+        cells = [cell.ljust(room) for cell, room in zip(row, [*widths, 0], strict=True)]
         yield "  " + "  ".join(cells).rstrip()[: max(width, 40) - 2]

@@ -1,6 +1,6 @@
 """NEFTune: uniform noise on the input embeddings in training (Jain et al. 2023, arXiv:2310.05914, algorithm 1).
 
-The noise of a sequence comes from its own seed and is scaled by its own length, so that it is the same however
+The noise of a sequence comes from its seed and is scaled by its length, so that it is the same however
 sequences are laid out in rows, micro-batches and ranks. (The paper's code, and TRL's, scale by the padded length.)
 
 N rows, T tokens in a row, B sequences, L tokens of one sequence, E width of the embeddings.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def embedding_noise(rows: TokenRows, seeds_B: Sequence[int], alpha: float, width: int) -> torch.Tensor:
     """Return float32 [N, T, E], uniform in [-1, 1] x alpha / sqrt(L E) on each sequence's tokens, 0 on padding.
 
-    rows: of documents of one sequence. seeds_B: each sequence's own, in the order of `rows`. width: E. Numbers are
+    rows: of documents of one sequence. seeds_B: one for each sequence, in the order of `rows`. width: E. Numbers are
     drawn on the rows' device: those of a CPU and of a GPU differ.
     """
     noise_NTE = torch.zeros(*rows.input_ids_NT.shape, width, device=rows.input_ids_NT.device)

@@ -1,7 +1,7 @@
-"""Samples of supervised fine-tuning: held-out rows with their loss, the response of the data and the model's own.
+"""Samples of supervised fine-tuning: held-out rows with their loss, the response of the data and the model's.
 
-The model's own is drawn greedily (`GreedyDrawing`), from streams of its own: no random state of training is read or
-moved. B prompts, P prompt tokens.
+The model's is drawn greedily (`GreedyDrawing`), from separate streams: no random state of training is read or moved. B
+prompts, P prompt tokens.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class GreedyDrawing:
         parts = {index: parts_of(row) for index, row in rows.items()}
         most = self.longest_tokens - self.sampling.max_new_tokens
         fitting = [index for index, part in parts.items() if len(part.prompt) <= most]
-        mine, found = fitting[ranks.rank :: ranks.world_size], dict[int, Drawn]()
+        mine, responses = fitting[ranks.rank :: ranks.world_size], dict[int, Drawn]()
         for start in range(0, len(mine), self.rows_at_a_time):
             part = mine[start : start + self.rows_at_a_time]
-            found |= dict(zip(part, self._drawn([parts[index] for index in part], ranks.device), strict=True))
-        return {index: drawn for part in gathered(found) for index, drawn in part.items()}
+            responses |= dict(zip(part, self._drawn([parts[index] for index in part], ranks.device), strict=True))
+        return {index: drawn for part in gathered(responses) for index, drawn in part.items()}
 
     def _drawn(self, parts: Sequence[Parts], device: torch.device) -> list[Drawn]:
         flipped = [PromptRow(0, torch.tensor(part.prompt).flip(0).numpy(), "", None) for part in parts]
@@ -100,7 +100,7 @@ class GreedyDrawing:
 
 
 def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
-    """How responses of the model in training are drawn; None, with a line of the log that says why, if they are not."""
+    """Open the sampler of the model in training; None, with the reason logged, if it draws no responses."""
     flags, run = opened.flags, opened.training
     if not run.samples.count or not len(run.eval_rows):
         return None
@@ -130,12 +130,12 @@ def _why_not_drawn(opened: OpenedModel, whole: WholeModel) -> str | None:
         return "with --loss_on conversation a row has no prompt apart from its response"
     if whole.is_sharded:
         return "under --zero_stage 3 no rank has whole weights, and to gather them may not fit into memory"
-    own = own_forward_of(opened.model)
+    measured = own_forward_of(opened.model)
     name = type(opened.model).__name__
-    if own is None:
+    if measured is None:
         return f"{name} was not read when it was loaded"
     with whole.lent() as model:
-        reason = why_not_decoded(model, own, WAYS[0])
+        reason = why_not_decoded(model, measured, WAYS[0])
     return None if reason is None else f"{name} cannot be decoded {WAYS[0].words}: {reason}"
 
 
@@ -143,7 +143,7 @@ def sentence_samples(
     rows: Mapping[int, SentenceRow], losses: Mapping[int, float], drawn: Mapping[int, Drawn], samples: EvaluationSamples
 ) -> list[dict[str, Any]]:
     """The lines of samples.jsonl. losses: nats a token, by row; a row that was not drawn has no response."""
-    found = []
+    written = []
     for index, row in rows.items():
         parts = parts_of(row)
         prompt, truth = samples.text(parts.prompt), samples.text(parts.response)
@@ -163,5 +163,5 @@ def sentence_samples(
                 "response_tokens": len(response.ids),
                 "ended": response.ended,
             }
-        found.append(sample)
-    return found
+        written.append(sample)
+    return written

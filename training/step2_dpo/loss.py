@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """Which loss, and its constants.
+    """The loss and its constants.
 
     loss_type: "sigmoid", "ipo" or "hinge"
     beta: cost of leaving the reference
@@ -56,7 +56,7 @@ def preference_loss(
 ) -> torch.Tensor:
     """Return this micro-batch's part of the step's loss, a scalar.
 
-    ratios_B: what `log_ratios` gave. better_Q, worse_Q: int64, sequences. weight_Q: each pair's share of its prompt; a
+    ratios_B: of `log_ratios`. better_Q, worse_Q: int64, sequences. weight_Q: each pair's share of its prompt; a
     prompt with K ranked responses has K(K-1)/2 pairs that share a weight of 1, so that all prompts weigh the same.
     prompts_in_step: of the whole optimizer step, on all ranks.
     """

@@ -39,7 +39,7 @@ _EVALUATION = "evaluation.json"  # in OUTPUT_DIR
 
 @dataclass
 class RewardEvaluationArguments:
-    """Which reward model is evaluated, and on what."""
+    """The reward model to evaluate, and its data."""
 
     topic: ClassVar[str] = "task"
 
@@ -87,7 +87,7 @@ GROUPS = (RunArguments, OptionalDataArguments, RewardEvaluationArguments)
 
 
 def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
-    """ThreestepError if what is found could not be written at the end."""
+    """ThreestepError if the results could not be written at the end."""
     if flags.output is not None:
         check_place("--output", flags.output)
     if flags.score_file is None:
@@ -141,8 +141,8 @@ def main(argv: Sequence[str]) -> None:
         evaluation = evaluate(scored(rows, phase.pixels_of))
         log(report_text(evaluation), ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)
-        asked = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}
-        folder.write_json(_EVALUATION, {**asked, **asdict(evaluation)})
+        source = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}
+        folder.write_json(_EVALUATION, {**source, **asdict(evaluation)})
         log(f"written to {folder.path / _EVALUATION}", ranks.is_main)
 
 

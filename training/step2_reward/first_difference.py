@@ -1,5 +1,5 @@
-"""Which tokens of a pair are compared from the first token on in which its responses differ (--loss_from
-first_difference), as DeepSpeed-Chat's reward model is trained.
+"""Comparison of a pair's tokens from the first one on in which its responses differ (--loss_from first_difference), as
+DeepSpeed-Chat's reward model is trained.
 
 Q pairs of responses to the same prompt, the first better than the second; B responses; M comparisons of two tokens.
 """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Estimator:
-    """An entry of the table; a user's own is one too, or its function alone.
+    """An entry of the table; a user's is one too, or its function alone.
 
     estimate: see `advantages.inputs`.
     needs_critic: reads values.

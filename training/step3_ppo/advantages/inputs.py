@@ -1,4 +1,4 @@
-"""What every advantage estimator reads, and what estimators share. Pure tensors.
+"""Inputs of every advantage estimator, and the functions that estimators share. Pure tensors.
 
 An estimator is `fn(inputs, settings) -> (advantages_BR, returns_BR)`: both 0 outside the response; returns are None if
 no critic learns from them.
@@ -25,7 +25,7 @@ class AdvantageInputs:
     group_B: int64, equal for the members of a group; any order.       values_BR: float, of the critic, or None.
     greedy_scores_B: float, the score of the greedy response to each sequence's prompt, or None.
     logprobs_BR, collisions_BR: float, of the policy that rolled out, by the training forward: log p of the token, and
-        the sum of p^2 over the vocabulary; None where the estimator does not ask for them.
+        the sum of p^2 over the vocabulary; None if the estimator does not read them.
     weights_BR: float, of the correction of a mismatch (`mismatch.weights`), or None.
     drawn_BR: bool, False on tokens of a response that were inserted, not drawn; None where all columns are drawn
         tokens, as in this step's loop.
@@ -74,8 +74,8 @@ class AdvantageInputs:
 @dataclass(frozen=True)
 class AdvantageSettings:
     """gamma: discount. lam: GAE's lambda. norm_by_std: divide by a standard deviation. norm_over: whose, `group` or
-    `batch`; None is the estimator's own choice. zero_tail: the optimal token baseline is 0 where only one response of a
-    group goes on."""
+    `batch`; None is the estimator's default. zero_tail: the optimal token baseline is 0 where only one response of a
+    group continues."""
 
     gamma: float
     lam: float

@@ -21,9 +21,9 @@ def optimal_token_baseline(inputs: AdvantageInputs, settings: AdvantageSettings)
     the gradient by its logits, w_j. p is the policy that rolled out; with weights against a mismatch w_j is multiplied
     by the square of its token's weight. Where all W_t are 0 (one token has all probability), B_t is the plain mean.
 
-    What the longest response has beyond the end of all others is compared with nothing: with `zero_tail` B_t is 0 there
-    and the token learns from its return, without it B_t is its own return and the token learns nothing. A group of one
-    is all tail.
+    Tokens of the longest response beyond the end of all others are compared with nothing: with `zero_tail` B_t is 0
+    there and the token learns from its return, without it B_t is that return and the token learns nothing. A group of
+    one is all tail.
     """
     columns_R = torch.arange(inputs.rewards_BR.shape[1], device=inputs.rewards_BR.device)
     return _above_baseline(inputs, settings, columns_R.expand_as(inputs.rewards_BR)), None
@@ -31,7 +31,7 @@ def optimal_token_baseline(inputs: AdvantageInputs, settings: AdvantageSettings)
 
 def tir_optimal_token_baseline(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, None]:
     """Return the same where t counts drawn tokens alone: responses of tool-integrated reasoning, whose inserted
-    observations have any length, are compared after equally many tokens of their own. Without insertions both agree."""
+    observations have any length, are compared after equally many drawn tokens. Without insertions both agree."""
     return _above_baseline(inputs, settings, inputs.all_drawn_BR.cumsum(dim=1) - 1), None
 
 

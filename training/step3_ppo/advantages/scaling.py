@@ -1,4 +1,4 @@
-"""What advantages of groups are divided by: a deviation of the group, or of all sequences of the rollout. Pure tensors.
+"""Scaling of groups' advantages: by a deviation of the group, or of all sequences of the rollout. Pure tensors.
 
 B sequences.
 """

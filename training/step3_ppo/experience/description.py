@@ -29,15 +29,15 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     """Return statistics over tokens, responses or groups; a field that an experience lacks has no figure. A
     collective."""
     each = [_measures(experience, settings) for experience in experiences]
-    own = [_joined(found) for found in zip(*(moments(measures) for measures in each), strict=True)]
-    of_all = [_joined(found) for found in zip(*gathered(own), strict=True)]
+    of_rank = [_joined(parts) for parts in zip(*(moments(measures) for measures in each), strict=True)]
+    of_all = [_joined(parts) for parts in zip(*gathered(of_rank), strict=True)]
     figures = figures_of(each[0], of_all)
     figures |= _explained_variance(figures) | _probability_correlation(figures)
     return figures | reward_means(experiences) | conversation_means(experiences)
 
 
-def _joined(found: Sequence[Moments]) -> Moments:
-    return reduce(Moments.joined, found, NOTHING)
+def _joined(parts: Sequence[Moments]) -> Moments:
+    return reduce(Moments.joined, parts, NOTHING)
 
 
 def _explained_variance(figures: Mapping[str, float]) -> dict[str, float]:
@@ -58,13 +58,13 @@ def _probability_correlation(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
-    """Return `reward/NAME`, the mean of each reward and of each value that a function gave, over the responses that
-    have it. A collective; ranks may have different names."""
-    found: dict[str, list[float]] = {}
+    """Return `reward/NAME`, the mean of each reward and of each function's further values, over the responses that have
+    it. A collective; ranks may have different names."""
+    values: dict[str, list[float]] = {}
     for experience in experiences:
         for name, part_B in experience.reward_parts.items():
-            found.setdefault(name, []).extend(value for value in part_B.tolist() if not math.isnan(value))
-    return {f"reward/{name}": mean for name, mean in _means(found).items()}
+            values.setdefault(name, []).extend(value for value in part_B.tolist() if not math.isnan(value))
+    return {f"reward/{name}": mean for name, mean in _means(values).items()}
 
 
 def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -74,20 +74,20 @@ def conversation_means(experiences: Sequence[Experience]) -> dict[str, float]:
     records = [record for experience in experiences for record in experience.rollout.records]
     if not records:  # on all ranks alike: one engine draws for all
         return {}
-    found = {"conversation/turns": [float(record.turns) for record in records]}
-    found |= {"conversation/forks": [float(record.forks) for record in records]}
-    found |= {f"conversation/cut_by_{cut}": [float(record.cut == cut) for record in records] for cut in CUTS}
-    found["conversation/aborted_share"] = [float(record.figures.get(FAILURES, 0) > 0) for record in records]
+    means = {"conversation/turns": [float(record.turns) for record in records]}
+    means |= {"conversation/forks": [float(record.forks) for record in records]}
+    means |= {f"conversation/cut_by_{cut}": [float(record.cut == cut) for record in records] for cut in CUTS}
+    means["conversation/aborted_share"] = [float(record.figures.get(FAILURES, 0) > 0) for record in records]
     names = {
         name for part in gathered(sorted({name for record in records for name in record.figures})) for name in part
     }
-    found |= {f"environment/{name}": [record.figures.get(name, 0.0) for record in records] for name in sorted(names)}
-    return _means(found)
+    means |= {f"environment/{name}": [record.figures.get(name, 0.0) for record in records] for name in sorted(names)}
+    return _means(means)
 
 
-def _means(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def _means(numbers: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the mean of each name's numbers over all ranks, of which each may have other names. A collective."""
-    everyone = gathered({name: (sum(values), len(values)) for name, values in found.items()})
+    everyone = gathered({name: (sum(values), len(values)) for name, values in numbers.items()})
     means = {}
     for name in sorted({name for part in everyone for name in part}):
         parts = [part[name] for part in everyone if name in part]
@@ -97,7 +97,7 @@ def _means(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _measures(experience: Experience, settings: ExperienceSettings) -> list[Measure]:
-    """Return what is reported of one experience, the same list for each experience and rank."""
+    """Return the measures of one experience, the same list for each experience and rank."""
     rollout, mask_BR = experience.rollout, experience.rollout.drawn.mask_BR
     old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.drawn.logprobs_BR
     lengths_B, prompts_B = rollout.response_lengths_B.float(), rollout.prompt_mask_BP.sum(dim=1).float()
@@ -135,7 +135,7 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         if settings.samples_per_prompt > 1:
             equal = equal_groups(experience.outcomes_B, settings.samples_per_prompt)
             measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))
-    if ref_BR is not None:  # without a training forward, from the rollout's own log-probabilities
+    if ref_BR is not None:  # without a training forward, from the rollout's log-probabilities
         kl_BR = (sampled_BR if old_BR is None else old_BR) - ref_BR
         measures.append(Measure(torch.where(mask_BR, kl_BR, 0.0).sum(dim=1), {"mean": "rollout/kl"}))
     if old_BR is not None and not (settings.mismatch is not None and settings.mismatch.bypass):

@@ -1,4 +1,4 @@
-"""What ranks send each other, so that all compute nearly the same number of tokens, whatever each rolled out.
+"""The exchange of sequences between ranks, so that all compute nearly the same number of tokens.
 
 Everything is sent as a few long arrays: pickling a thousand small tensors would take longer than their forward.
 r response tokens of a sequence.
@@ -47,43 +47,43 @@ def unpacked_values(packed: Packed, device: torch.device) -> list[torch.Tensor]:
 
 
 def read_balanced(
-    own: Sequence[TokenSequence],
+    sequences: Sequence[TokenSequence],
     settings: ExperienceSettings,
     read: Callable[[Sequence[int], TokenRows], dict[str, torch.Tensor]],
     count: Callable[[TokenSequence], int],
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """Return what `read` gives for this rank's own sequences, concatenated. A collective.
+    """Return the values that `read` gives for this rank's sequences, concatenated. A collective.
 
     read: returns values of a micro-batch by name, `count` for each of its sequences in order; any further values belong
         to no sequence. The indices of the sequences count through all ranks'.
     """
-    parts = [list(own)]
+    parts = [list(sequences)]
     if several_ranks():
-        parts = [unpacked_sequences(part) for part in gathered(packed_sequences(own))]
+        parts = [unpacked_sequences(part) for part in gathered(packed_sequences(sequences))]
     all_ranks = [sequence for part in parts for sequence in part]
     first = sum(len(part) for part in parts[: settings.rank])
-    found: dict[str, dict[int, torch.Tensor]] = {}
+    by_name: dict[str, dict[int, torch.Tensor]] = {}
     for indices, laid_out in settings.share(all_ranks, device):
         rows = moved(laid_out, device)
         sizes = [count(all_ranks[index]) for index in indices]
         for name, values in read(indices, rows).items():
             split = values[: sum(sizes)].split(sizes) if sizes else ()
-            found.setdefault(name, {}).update(zip(indices, split, strict=True))
+            by_name.setdefault(name, {}).update(zip(indices, split, strict=True))
     if several_ranks():
-        found = _from_all_ranks(found, device)
-    mine = range(first, first + len(own))
-    # A rank without sequences of its own gets nothing, of the same type.
+        by_name = _from_all_ranks(by_name, device)
+    mine = range(first, first + len(sequences))
+    # A rank without sequences gets nothing, of the same type.
     return {
         name: torch.cat([next(iter(values.values())).new_empty(0), *(values[index] for index in mine)])
-        for name, values in found.items()
+        for name, values in by_name.items()
     }
 
 
 def _from_all_ranks(
-    found: dict[str, dict[int, torch.Tensor]], device: torch.device
+    mine: dict[str, dict[int, torch.Tensor]], device: torch.device
 ) -> dict[str, dict[int, torch.Tensor]]:
-    sent = {name: (list(values), packed_values(list(values.values()))) for name, values in found.items()}
+    sent = {name: (list(values), packed_values(list(values.values()))) for name, values in mine.items()}
     all_ranks: dict[str, dict[int, torch.Tensor]] = {}
     for part in gathered(sent):
         for name, (indices, packed) in part.items():

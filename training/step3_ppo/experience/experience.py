@@ -114,8 +114,8 @@ def make_experience(
 
 
 def _beside(scored: Scored, greedy: Scored, samples_per_prompt: int) -> torch.Tensor:
-    """Return the score of the greedy response to each sample's prompt: the sample's own where the two differ by
-    rounding alone, as those of one text do that two forwards scored."""
+    """Return the score of the greedy response to each sample's prompt: the sample's score if the two differ by rounding
+    alone, as those of one text do that two forwards scored."""
     greedy_B, rounding_B = (
         each_G.repeat_interleave(samples_per_prompt) for each_G in (greedy.outcomes_B, greedy.rounding_B)
     )
@@ -134,8 +134,8 @@ def _score_norms(
 def _per_token(
     rollout: Rollout, roles: Roles, settings: ExperienceSettings
 ) -> tuple[dict[str, torch.Tensor], list[Forward]]:
-    """Return float32 [B, R] by name, what is read for this rank's response tokens, 0 elsewhere; and the forwards with
-    their graphs, if these are reused."""
+    """Return the models' numbers of this rank's response tokens by name, float32 [B, R], 0 elsewhere; and the forwards
+    with their graphs, if these are reused."""
     mask_BR = rollout.drawn.mask_BR
     reusable: list[Forward] = []
 
@@ -146,19 +146,19 @@ def _per_token(
             # Indices count through the ranks, which have equally many sequences.
             places = (divmod(index, len(mask_BR)) for index in indices)
             each, ranks = settings.samples_per_prompt, settings.plan.ranks
-            numbers = [sequence_number(rank, own, each, ranks) for rank, own in places]
+            numbers = [sequence_number(rank, index, each, ranks) for rank, index in places]
             reusable.append(Forward(numbers, rows, policy, values_M))
-        own = {"old": None if policy is None else policy.logprobs_M, "values": values_M}
-        return others | {name: values.detach() for name, values in own.items() if values is not None}
+        trained = {"old": None if policy is None else policy.logprobs_M, "values": values_M}
+        return others | {name: values.detach() for name, values in trained.items() if values is not None}
 
     # Forwards that learn run in training mode: only there activations may be recomputed.
     with contextlib.nullcontext() if settings.reuses_forwards else roles.reading(), torch.no_grad():
-        found = read_balanced(
+        read_values = read_balanced(
             rollout.sequences(), settings, read, lambda sequence: int(sequence.is_target.sum()), mask_BR.device
         )
     nothing_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
     # Targets come in the order of the sequences, those of each in the order of its text: row-major in the mask.
-    return {name: nothing_BR.masked_scatter(mask_BR, values.float()) for name, values in found.items()}, reusable
+    return {name: nothing_BR.masked_scatter(mask_BR, values.float()) for name, values in read_values.items()}, reusable
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""From one score per response to one reward per token, and what a response's end and length take off. Pure tensors.
+"""From one score per response to one reward per token, and penalties for a response's end and length. Pure tensors.
 
 B sequences, R response tokens.
 """
@@ -18,7 +18,7 @@ def shaped_rewards(
     """Return rewards_BR: the score on each response's last real token, minus kl_coef x KL on every token.
 
     scores_B: float32. kl_BR: float32, read inside the response only. response_lengths_B: int64 >= 1. turns_BR: float32,
-        the part of the score that turns of a conversation have earned, each at its own last token; None: no part.
+        the part of the score that turns of a conversation have earned, each at its last token; None: no part.
     Stiennon et al. 2020, section 3.4; InstructGPT (Ouyang et al. 2022), equation 2.
     """
     columns_R = torch.arange(kl_BR.shape[1], device=kl_BR.device)

@@ -31,8 +31,8 @@ class TrainingSequence:
     """One sequence of an Experience, its fields without padding.
 
     number: among the rollout's on all ranks, the same for any number of ranks.
-    counts: False where the response is left out of the loss.
-    kept_r: bool, False where a rejected token is left out of the actor's; None where none is.
+    counts: False if the response is left out of the loss.
+    kept_r: bool, False where a rejected token is left out of the actor's; None if none is.
     """
 
     number: int
@@ -84,24 +84,24 @@ def training_sequences(
     experiences: Sequence[Experience], samples_per_prompt: int, rank: int, world_size: int
 ) -> list[TrainingSequence]:
     """Cut this rank's experiences into their sequences."""
-    found: list[TrainingSequence] = []
+    sequences: list[TrainingSequence] = []
     for experience in experiences:
         lengths, counts = experience.rollout.drawn.lengths_B.tolist(), experience.counts_B.tolist()
         fields_BR = [getattr(experience, f"{name[:-1]}BR") for name in _FIELDS]
         for index, (tokens, length) in enumerate(zip(experience.rollout.sequences(), lengths, strict=True)):
-            number = sequence_number(rank, len(found), samples_per_prompt, world_size)
+            number = sequence_number(rank, len(sequences), samples_per_prompt, world_size)
             fields_r: list[Any] = [None if field_BR is None else field_BR[index, :length] for field_BR in fields_BR]
-            found.append(TrainingSequence(number, tokens, counts[index], *fields_r))
-    return found
+            sequences.append(TrainingSequence(number, tokens, counts[index], *fields_r))
+    return sequences
 
 
-def sequences_of_all_ranks(own: Sequence[TrainingSequence], device: torch.device) -> list[TrainingSequence]:
+def sequences_of_all_ranks(mine: Sequence[TrainingSequence], device: torch.device) -> list[TrainingSequence]:
     """Return all ranks' sequences in the order of their numbers: any number of ranks makes the same minibatches. A
     collective."""
     if not several_ranks():
-        return list(own)
+        return list(mine)
     return sorted(
-        (each for part in gathered(_packed(own)) for each in _unpacked(part, device)), key=lambda each: each.number
+        (each for part in gathered(_packed(mine)) for each in _unpacked(part, device)), key=lambda each: each.number
     )
 
 

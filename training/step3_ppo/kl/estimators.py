@@ -75,8 +75,8 @@ def absolute_pulling(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torc
 
 
 def _pulling_as_k2(value: torch.Tensor, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """For log p, k2's gradient is log p - log p_ref: on average the KL's own, and back to the reference at any
-    distance."""
+    """Return `value` with k2's gradient for log p, log p - log p_ref: on average the KL's, and back to the reference at
+    any distance."""
     pull = k2(logprobs, ref_logprobs)
     return value.detach() + (pull - pull.detach())
 

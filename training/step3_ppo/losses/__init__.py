@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """An entry of the table; a user's own is one too, or its function alone.
+    """An entry of the table; a user's is one too, or its function alone.
 
     loss: see `losses.tokens`.
     keys: ranks the tokens of a step for losses that treat some of them apart (`losses.covariance`); None for others.

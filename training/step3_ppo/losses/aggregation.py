@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepTotals:
-    """Of one optimizer step over all ranks and micro-batches: tokens that count, and sequences with such tokens.
+    """Totals of one optimizer step over all ranks and micro-batches: tokens that count, and sequences with such tokens.
     longest_tokens: the limit of a response, `seq-mean-token-sum-norm`'s constant."""
 
     tokens: float

@@ -1,4 +1,4 @@
-"""What every policy loss reads. Pure tensors.
+"""Inputs of every policy loss. Pure tensors.
 
 A policy loss is `fn(tokens, settings) -> (loss_M, clipped_M)`: the loss of each token before it is weighted
 (`losses.aggregation`), and a bool that is True where a clip applies.
@@ -50,11 +50,11 @@ class PolicyLossSettings:
 
 
 def own_sequence_means(values_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
-    """Return for each token the mean of `values_M` over its own sequence."""
+    """Return for each token the mean of `values_M` over its sequence."""
     return own_sequence_sums(values_M, sequence_M) / own_sequence_sums(torch.ones_like(values_M), sequence_M)
 
 
 def own_sequence_sums(values_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
-    """Return for each token the sum of `values_M` over its own sequence."""
+    """Return for each token the sum of `values_M` over its sequence."""
     count = int(sequence_M.max()) + 1 if sequence_M.numel() else 0
     return values_M.new_zeros(count).index_add(0, sequence_M, values_M)[sequence_M]

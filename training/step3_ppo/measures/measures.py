@@ -1,4 +1,4 @@
-"""Numbers that every rank has some of, and the statistics that are reported of them all. Pure tensors.
+"""Numbers that are spread over the ranks, and their statistics over all ranks. Pure tensors.
 
 Each figure names its statistic; ranks exchange five moments a measure, from which all statistics follow.
 """
@@ -20,7 +20,7 @@ class Measure(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of all numbers of a measure: how many, their sum, the sum of their squares, the least and the largest."""
+    """Moments of a measure's numbers: their count, sum, sum of squares, least and largest."""
 
     number: float
     total: float
@@ -59,7 +59,7 @@ def spread(name: str, mean: str | None = None) -> dict[str, str]:
 
 
 def moments(measures: Sequence[Measure]) -> list[Moments]:
-    """Return those of each measure; the host waits for the device once."""
+    """Return the moments of each measure; the host waits for the device once."""
     if not measures:
         return []
     return [Moments(*row) for row in torch.stack([_row(measure.values) for measure in measures]).tolist()]
@@ -74,11 +74,11 @@ def _row(values: torch.Tensor) -> torch.Tensor:
     return torch.stack([count, values.sum(), values.square().sum(), ends.min, ends.max])
 
 
-def figures_of(measures: Sequence[Measure], found: Sequence[Moments]) -> dict[str, float]:
-    """Return the statistics that the measures ask for, of moments over all ranks; none where there are no numbers."""
+def figures_of(measures: Sequence[Measure], totals: Sequence[Moments]) -> dict[str, float]:
+    """Return the measures' statistics from moments over all ranks; none where there are no numbers."""
     return {
         figure: STATISTICS[statistic](of_all)
-        for measure, of_all in zip(measures, found, strict=True)
+        for measure, of_all in zip(measures, totals, strict=True)
         for statistic, figure in measure.shows.items()
         if of_all.number
     }

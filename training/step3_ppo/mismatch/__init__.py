@@ -21,7 +21,7 @@ REJECTIONS = tuple(f"{scope}_{estimate}" for scope in SCOPES for estimate in EST
 
 @dataclass(frozen=True)
 class Recipe:
-    """flags: what it gives to `--mismatch_NAME`; a flag that is given itself wins. when: to use it, a clause."""
+    """flags: its values of `--mismatch_NAME`; a flag on the command line wins. when: to use it, a clause."""
 
     when: str
     flags: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How far the rollout's policy and the trained one are apart, and what the correction does. Pure tensors.
+"""Figures of the distance between the rollout's policy and the trained one, and of its correction. Pure tensors.
 
 d = log p_train - log p_rollout of a token. B sequences, R response tokens, M tokens inside the responses.
 """

@@ -1,8 +1,8 @@
-"""Which tokens are learned from: rejection by how far the two policies are apart. Pure tensors.
+"""Rejection of tokens by the distance between the two policies. Pure tensors.
 
 d = log p_train - log p_rollout of a token, r = exp(d). Estimates of KL(rollout || train) from drawn tokens (Schulman
-2020): k1 = -d, k2 = d^2 / 2, k3 = r - 1 - d. A scope takes a token's own, or the sum, mean or maximum over its
-response, whose tokens are then kept or rejected together.
+2020): k1 = -d, k2 = d^2 / 2, k3 = r - 1 - d. A scope takes a token's estimate, or the sum, mean or maximum over its
+response, whose tokens are then accepted or rejected together.
 
 k1 has two sides, and its bounds are on the ratio: r of a token; exp of the sum of d, the ratio of the whole response;
 exp of the mean of d, the geometric mean; for the maximum, r of every token.
@@ -29,7 +29,7 @@ _MOST = 20.0  # bound of d, as that of the weights
 
 
 def kept_tokens(log_ratio_M: torch.Tensor, sequence_M: torch.Tensor, settings: MismatchSettings) -> torch.Tensor:
-    """Return bool: what every rejection and the veto keep. The veto drops a response with a token of r < veto."""
+    """Return bool: tokens that every rejection and the veto accept. The veto drops responses with a token r < veto."""
     kept_M = torch.ones_like(log_ratio_M, dtype=torch.bool)
     for rejection in settings.rejection:
         kept_M = kept_M & kept_by(log_ratio_M, sequence_M, rejection)
@@ -44,7 +44,7 @@ def vetoed(log_ratio_M: torch.Tensor, sequence_M: torch.Tensor, veto: float) -> 
 
 
 def kept_by(log_ratio_M: torch.Tensor, sequence_M: torch.Tensor, rejection: Rejection) -> torch.Tensor:
-    """Return bool: what one rejection keeps."""
+    """Return bool: tokens that one rejection accepts."""
     d_M = log_ratio_M.clamp(-_MOST, _MOST)
     if rejection.estimate == "k1":
         assert rejection.lower is not None  # `rejection_of` gives one

@@ -1,4 +1,4 @@
-"""Settings of the correction, and how a rejection is spelt. Serves the flags and the maths of the room."""
+"""Settings of the correction, and the spelling of a rejection. Serves the flags and the maths of the room."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.utils.base.errors import ThreestepError
 
 @dataclass(frozen=True)
 class Rejection:
-    """kind: SCOPE_ESTIMATE, an entry of REJECTIONS. What is kept: for k1, a ratio from lower to upper; for k2 and k3,
+    """kind: SCOPE_ESTIMATE, an entry of REJECTIONS. Accepted: for k1, a ratio from lower to upper; for k2 and k3,
     which are 0 at the least, a value of at most `upper` (lower is None)."""
 
     kind: str
@@ -31,8 +31,8 @@ class MismatchSettings:
     """See the flags of the same names.
 
     threshold_lower: None is 1 / threshold for "mask", and no lower bound for "truncate".
-    veto: smallest ratio of a token whose response is kept; None keeps all.
-    rejected: "stay" keeps what is rejected in the loss's denominators, "leave" takes it out of them.
+    veto: smallest ratio of a token whose response is accepted; None accepts all.
+    rejected: "stay" leaves rejected tokens in the loss's denominators, "leave" takes them out.
     bypass: the rollout's log-probabilities are the old ones; weights and rejection are then the loss's, from the
         policy of each update.
     """
@@ -53,7 +53,7 @@ class MismatchSettings:
 
     @property
     def acts(self) -> bool:
-        """Whether anything is corrected."""
+        """True if anything is corrected."""
         return self.correction != "none" or self.rejects or self.bypass
 
     @property

@@ -48,7 +48,7 @@ def importance_weights(log_ratio_M: torch.Tensor, sequence_M: torch.Tensor, sett
 
 def loss_weights(log_ratio_M: torch.Tensor, sequence_M: torch.Tensor, settings: MismatchSettings) -> torch.Tensor:
     """Return the weights of a bypass, of a micro-batch whose log_ratio_M is log p of the policy being trained -
-    log p_rollout: 0 where rejected. Nothing is normalised, and what is rejected stays in the denominators."""
+    log p_rollout: 0 where rejected. Nothing is normalised, and rejected tokens stay in the denominators."""
     weights_M = importance_weights(log_ratio_M, sequence_M, settings)
     return torch.where(kept_tokens(log_ratio_M, sequence_M, settings), weights_M, 0.0)
 

@@ -1,1 +1,1 @@
-"""What the loop of step 3 works with: roles, prompts, evaluation, replay."""
+"""Parts of step 3's loop: roles, prompts, evaluation, replay."""

@@ -26,7 +26,7 @@ def engine_of_rows(
     tokenizer: PreTrainedTokenizerBase,
     end_token_ids: Sequence[int],
 ) -> ActingRollout:
-    """Return what draws the conversations of rows by `engine` (see `acting_engine`)."""
+    """Return the sampler of the rows' conversations on `engine` (see `acting_engine`)."""
     longest_prompt = flags.data.rows.max_prompt_seq_len
     settings = ActingSettings(flags.data.chat, flags.environment, flags.conversation, longest_prompt)
 
@@ -48,12 +48,12 @@ def check_rows(environments: Environments, split: CachedSplit) -> None:
 
 
 def deciding_flags(flags: PpoFlags) -> dict[str, Any]:
-    """By name, the flags that decide what conversations become; nothing without environments."""
-    found = {**asdict(flags.environment), **asdict(flags.conversation)} if flags.environment.is_on else {}
-    return {name: value for name, value in found.items() if name != "answer_interval"}  # which decides their rounding
+    """The flags that conversations depend on, by name; none without environments."""
+    given = {**asdict(flags.environment), **asdict(flags.conversation)} if flags.environment.is_on else {}
+    return {name: value for name, value in given.items() if name != "answer_interval"}  # which decides their rounding
 
 
 def _as_row(row: PromptRow) -> dict[str, Any]:
-    """What an environment's `reset` gets."""
-    own = {"messages": row.columns["raw_prompt"], "prompt": row.prompt_text, "ground_truth": row.reference}
-    return {**row.columns, **own}
+    """The row that an environment's `reset` receives."""
+    fixed = {"messages": row.columns["raw_prompt"], "prompt": row.prompt_text, "ground_truth": row.reference}
+    return {**row.columns, **fixed}

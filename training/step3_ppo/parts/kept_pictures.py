@@ -1,5 +1,5 @@
 """`--kept_image_features_mb` in step 3: the features of a picture are made once for the models whose vision tower has
-the same weights, and for all their forwards: the rollout's prompts, what is read of a rollout, and its updates."""
+the same weights, and for all their forwards: the rollout's prompts, the reading of a rollout, and its updates."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 def with_kept_pictures(
     images: RowImages | None, most_mb: int, roles: Roles, log: Callable[..., None]
 ) -> RowImages | None:
-    """Return the images with up to `most_mb` MiB of features kept, of the actor; the other models read them where they
-    can, which is logged, and pixels where not. ThreestepError if the actor cannot."""
+    """Return the images with up to `most_mb` MiB of the actor's features stored; the other models read them if they
+    can, which is logged, and pixels if not. ThreestepError if the actor cannot."""
     if not most_mb or images is None:
         return images
     device, is_main = roles.actor.ranks.device, roles.actor.ranks.is_main
     with roles.reading():
-        kept = with_kept_features(
+        stored = with_kept_features(
             images, most_mb, roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M, evicts=True
         )
-        assert kept is not None
+        assert stored is not None
         readers = ["actor"]
         for name, model, read in _others(roles):
-            reason = why_not_kept(kept, model, read, device, roles.actor_model)
+            reason = why_not_kept(stored, model, read, device, roles.actor_model)
             if reason is None:
                 readers.append(name)
             else:
                 log(f"the {name} reads pixels, and no features that are kept: {reason}", is_main)
     log(f"the features of up to {most_mb} MiB of pictures are kept for: {', '.join(readers)}", is_main)
-    return kept
+    return stored
 
 
 def _others(roles: Roles) -> list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]]:
-    """Of the models beside the actor: name, model, what reads numbers of rows."""
-    found: list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]] = []
+    """(name, model, its forward of rows) of the models besides the actor."""
+    others: list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]] = []
     if roles.reference is not None and roles.reference.frozen is not None:
         frozen = roles.reference.frozen
-        found.append(("reference", roles.reference.model, lambda rows: frozen(rows, 1.0).logprobs_M))
+        others.append(("reference", roles.reference.model, lambda rows: frozen(rows, 1.0).logprobs_M))
     if roles.critic is not None:
-        found.append(("critic", roles.critic_model, roles.critic))
+        others.append(("critic", roles.critic_model, roles.critic))
     if roles.reward_model is not None:
-        found.append(("reward model", roles.scorer, roles.reward_model))
-    return found
+        others.append(("reward model", roles.scorer, roles.reward_model))
+    return others

@@ -1,4 +1,4 @@
-"""Which prompts a rollout takes, and who sees its results.
+"""The source of a rollout's prompts, which sees its results.
 
 By default they are the dataset's, in shuffled epochs: a function of the position and the seed. A user's sampler
 (`--prompt_sampler`) picks among them by the scores of earlier rollouts; a user's dataset (`--prompt_dataset`) changes
@@ -95,7 +95,7 @@ class PromptDataset(Sequence[PromptRow]):
         self._rows: list[PromptRow] = []
 
     def on_batch_end(self, results: RolloutResults) -> None:
-        """Called after each rollout; the next one takes its prompts from what is here afterwards."""
+        """Called after each rollout; the next one takes its prompts from those that are here afterwards."""
 
     def add(self, prompt: Any, ground_truth: Any = None, **columns: Any) -> bool:
         """Add a prompt (text or messages, see `PromptMaker.make`); False if it is left out, e.g. as too long."""
@@ -174,7 +174,7 @@ class PromptSource:
         return [self.prompts[row] for row in ShuffledStream(len(self.prompts), seed).take(first, count)]
 
     def observe(self, rows: Sequence[PromptRow], experience: Experience, left_out: Sequence[LeftOut] = ()) -> None:
-        """See what became of this rank's prompts: `experience` has the same number of adjacent responses to each.
+        """Receive the results of this rank's prompts: `experience` has the same number of adjacent responses to each.
         left_out: prompts that were scored and are not trained on."""
 
     def state_dict(self) -> State:
@@ -263,8 +263,8 @@ def open_prompt_source(
     ranks: Ranks,
     shuffled: bool = True,
 ) -> PromptSource:
-    """Return the source that the flags ask for; ThreestepError if FILE.py:NAME is not a class of the right kind, or
-    orders prompts that shall stay in the data's order."""
+    """Return the flags' source; ThreestepError if FILE.py:NAME is not a class of the right kind, or orders prompts that
+    shall stay in the data's order."""
     if sampler_address is None and dataset_address is None:
         return PromptSource(prompts, seed, shuffled)
     if not shuffled:
@@ -282,13 +282,13 @@ def open_prompt_source(
 
 
 def _class_of(address: str, flag: str, kind: type) -> Any:
-    found = load_named(address, flag)
-    if not isinstance(found, type) or not issubclass(found, kind):
+    loaded = load_named(address, flag)
+    if not isinstance(loaded, type) or not issubclass(loaded, kind):
         raise ThreestepError(f"{flag}: '{address}' is no class that builds on {kind.__module__}.{kind.__name__}")
-    missing = getattr(found, "__abstractmethods__", ())
+    missing = getattr(loaded, "__abstractmethods__", ())
     if missing:
         raise ThreestepError(f"{flag}: '{address}' has to define {', '.join(sorted(missing))}")
-    return found
+    return loaded
 
 
 def _state_of(part: Any) -> State:
@@ -302,7 +302,7 @@ def _state_of(part: Any) -> State:
             f"{type(part).__name__}.state_dict: expected a dict that comes back from JSON as it was (keys of text, "
             "lists for tuples, finite numbers)"
         )
-    return copy  # the part may later change its own
+    return copy  # the part may change its object later
 
 
 def _check_parts(state: State, parts: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a run prints, from rank 0 alone. Cheap to import: `--help` reaches this module.
+"""Console output of a run, from rank 0 alone. Cheap to import: `--help` reaches this module.
 
 A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is lost.
 """
@@ -40,8 +40,8 @@ def print_to(stream: TextIO, sentence: str) -> None:
 
 @contextmanager
 def output_may_be_lost() -> Iterator[None]:
-    """Inside, nothing that is printed fails, by libraries and their progress bars neither: what a full disk or a closed
-    terminal does not take is lost. For programs whose result is not what they print."""
+    """Inside, no print fails, nor do those of libraries and their progress bars: output that a full disk or a closed
+    terminal refuses is lost. For programs whose result is not their output."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_unfailing, before)
     try:
@@ -83,7 +83,7 @@ class _TakesEverything(io.FileIO):
 
 
 def started_as_main_rank() -> bool:
-    """By the launcher's environment; for what is printed before the ranks meet."""
+    """True on the main rank, by the launcher's environment; for output before the ranks meet."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -95,8 +95,8 @@ def note(sentence: str) -> None:
 
 @dataclass(frozen=True)
 class LogPace:
-    """How often a run whose log is a file writes a line of progress: once at least `steps` steps and `seconds` seconds
-    have passed since the last one. The first and the last step always have a line."""
+    """Pace of progress lines in a log that is a file: one once at least `steps` steps and `seconds` seconds have
+    passed since the last one. The first and the last step always have a line."""
 
     steps: int = 1
     seconds: float = 60.0

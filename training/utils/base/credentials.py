@@ -67,8 +67,8 @@ def hide(values: Any) -> None:
     wherever they stand by themselves, as in a library's message."""
     for text in _texts(values):
         alone = _ALONE.fullmatch(text)
-        found = [*_ADDRESS.findall(text), *([alone[1]] if alone is not None else [])]
-        for address in (part for whole in found for part in whole.split("::")):
+        addresses = [*_ADDRESS.findall(text), *([alone[1]] if alone is not None else [])]
+        for address in (part for whole in addresses for part in whole.split("::")):
             for user in _USER.findall(address):
                 _, _, password = user[:-1].partition(":")
                 _hide(password or user[:-1], _SHORTEST_PASSWORD if password else _SHORTEST_SETTING)

@@ -16,21 +16,21 @@ _OF_DISKS = frozenset(
         errno.ENOLCK, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE,
     }
 )  # fmt: skip
-# Rust's std::io::Error in words, as safetensors and tokenizers pass it on in exceptions of their own.
+# Rust's std::io::Error in words, as safetensors and tokenizers pass it on in their exceptions.
 _RUST = re.compile(r"\(os error (\d+)\)")
-# torch.save (2.13, caffe2/serialize/inline_container.cc) tells no number. "unexpected pos": a write fell short.
+# torch.save (2.13, caffe2/serialize/inline_container.cc) gives no number. "unexpected pos": a write fell short.
 _TORCH = ("PytorchStreamWriter failed", "unexpected pos", "iostream error", "enforce fail at inline_container")
 
 
 def disk_error_in(problem: BaseException) -> OSError | None:
-    """The disk's error that `problem` is, or that a library in Rust or C++ made it of; None if it is something else."""
+    """The disk's error that `problem` is, or that a library in Rust or C++ wrapped; None if it is something else."""
     if isinstance(problem, OSError):
         return problem if problem.errno in _OF_DISKS else None
-    said = str(problem)
-    found = _RUST.search(said)
-    if found is not None and int(found[1]) in _OF_DISKS:
-        return OSError(int(found[1]), os.strerror(int(found[1])))
-    if isinstance(problem, RuntimeError) and any(words in said for words in _TORCH):
+    message = str(problem)
+    match = _RUST.search(message)
+    if match is not None and int(match[1]) in _OF_DISKS:
+        return OSError(int(match[1]), os.strerror(int(match[1])))
+    if isinstance(problem, RuntimeError) and any(words in message for words in _TORCH):
         # The cause has the number, where torch.save writes to a file that Python opened.
         return disk_error_in(problem.__context__) if problem.__context__ else OSError(errno.EIO, "a write failed")
     return None
@@ -59,7 +59,7 @@ def in_words(error: OSError) -> str:
 
 
 def disk_sentence(error: OSError) -> str:
-    """What ends a program that cannot go on without the disk."""
+    """The error message of a program that cannot continue without the disk."""
     return (
         f"the disk refuses {in_words(error)}; free space, or mend the disk or its permissions, and start again "
         "(--resume continues a run that has checkpoints)"

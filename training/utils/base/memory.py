@@ -8,7 +8,7 @@ _CPU_ALLOCATOR = ("can't allocate memory", "not enough memory", "Cannot allocate
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether a device's allocator, the CPU's or Python's own ran out of memory."""
+    """True if the allocator of a device, of the CPU or of Python ran out of memory."""
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return True
     return isinstance(problem, (RuntimeError, OSError)) and any(words in str(problem) for words in _CPU_ALLOCATOR)

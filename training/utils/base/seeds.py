@@ -28,7 +28,7 @@ def seed_everything(seed: int, rank: int) -> None:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Give Python's, NumPy's and torch's generators back as they were, those of GPUs too where CUDA is in use."""
+    """Restore Python's, NumPy's and torch's generators at the end, those of GPUs too if CUDA is in use."""
     import numpy
     import torch
 
@@ -68,9 +68,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    own = state["numpy"]["state"]
-    key = numpy.array(own["key"], dtype=numpy.uint32)
-    numpy.random.set_state({**state["numpy"], "state": {"key": key, "pos": own["pos"]}})
+    saved = state["numpy"]["state"]
+    key = numpy.array(saved["key"], dtype=numpy.uint32)
+    numpy.random.set_state({**state["numpy"], "state": {"key": key, "pos": saved["pos"]}})
     torch.set_rng_state(torch.tensor(list(bytes.fromhex(state["torch"])), dtype=torch.uint8))
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.tensor(list(bytes.fromhex(state["cuda"])), dtype=torch.uint8))

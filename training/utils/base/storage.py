@@ -217,7 +217,7 @@ def _digest_of(path: str | Path, digest: Any) -> str:
 
 
 def sha256_of_object(content: dict[str, Any]) -> str:
-    """Of the object as JSON, whatever the order of its keys."""
+    """SHA-256 of the object as JSON, whatever the order of its keys."""
     plain = json.loads(json.dumps(content))  # text keys, so that they are sorted as they will be read
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
@@ -255,7 +255,7 @@ def try_lock(path: str) -> int | None:
 
 
 def share(file: IO[Any]) -> None:
-    """Hold a shared lock on an open file while it is open, so that nobody can own it."""
+    """Hold a shared lock on an open file while it is open, so that no process can lock it exclusively."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 

@@ -31,8 +31,8 @@ def entry_named(flag: str, given: str, table: Mapping[str, Entry], kind: type[En
                 f"{flag} expects one of {', '.join(table)} or FILE.py:NAME, got '{given}'{nearest_names(given, table)}"
             )
         return table[given]
-    found = load_named(given, flag)
-    return found if isinstance(found, kind) else kind(load_function(given, flag))  # type: ignore[call-arg]
+    loaded = load_named(given, flag)
+    return loaded if isinstance(loaded, kind) else kind(load_function(given, flag))  # type: ignore[call-arg]
 
 
 def either(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The command that the user typed, for what tells them to type it again. Knows no program by name."""
+"""The command that the user typed, for messages that tell them to type it again. Knows no program by name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def typed_command() -> str | None:
 
 def resuming_whole_run(program: str, words: Sequence[str]) -> str:
     """The command that was typed, with `--resume`. program: the module that got the words, as `python -m` takes it."""
-    own = int(os.environ.get(OWN_WORDS_VARIABLE, "0")) if typed_command() else 0
+    skipped = int(os.environ.get(OWN_WORDS_VARIABLE, "0")) if typed_command() else 0
     typed: list[str] = []
-    for word in words[own:]:
+    for word in words[skipped:]:
         if word.lower() in ("true", "false") and typed[-1:] == [_RESUME]:
             continue  # its value
         typed.append(_RESUME if word.startswith(f"{_RESUME}=") else word)

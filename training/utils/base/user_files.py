@@ -1,5 +1,5 @@
-"""A user's Python files, each run once, and what a flag such as `--checker FILE.py:NAME` names in them; and functions
-that a Python program gives its run, whose names are flags' values too: `given:NAME`."""
+"""A user's Python files, each run once, and the objects that flags such as `--checker FILE.py:NAME` name in them; and
+functions that a Python program gives its run, whose names are flags' values too: `given:NAME`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def functions_given(functions: Mapping[str, Callable[..., Any]]) -> Iterator[Non
 
 
 def is_address(given: str) -> bool:
-    """Whether a flag's value has the form FILE.py:NAME, or given:NAME."""
+    """True if a flag's value has the form FILE.py:NAME, or given:NAME."""
     return given.rpartition(":")[0].endswith(".py") or given.startswith(GIVEN)
 
 
@@ -56,7 +56,7 @@ def check_address(given: str, flag: str) -> None:
 
 
 def load_named(given: str, flag: str) -> Any:
-    """Return what NAME is in FILE.py; ThreestepError if the file has no such name or does not load."""
+    """Return the object NAME of FILE.py; ThreestepError if the file has no such name or does not load."""
     check_address(given, flag)
     if given.startswith(GIVEN):
         return (_given.get() or {})[given]
@@ -70,10 +70,10 @@ def load_named(given: str, flag: str) -> Any:
 
 def load_function(given: str, flag: str) -> Any:
     """As `load_named`, for functions and other callables."""
-    found = load_named(given, flag)
-    if not callable(found):
-        raise ThreestepError(f"{flag} expects a function, got '{given}', which is {type(found).__name__}")
-    return found
+    loaded = load_named(given, flag)
+    if not callable(loaded):
+        raise ThreestepError(f"{flag} expects a function, got '{given}', which is {type(loaded).__name__}")
+    return loaded
 
 
 def load_module(path: str, flag: str, package: str = "") -> ModuleType:

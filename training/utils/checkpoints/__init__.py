@@ -1,1 +1,1 @@
-"""Checkpoints: what is written, when, and how a run resumes from it."""
+"""Checkpoints: their content, their times, and resuming from them."""

@@ -1,4 +1,4 @@
-"""Which evaluation is the best one, by a metric of metrics.jsonl (--load_best_model_at_end)."""
+"""The best evaluation of a run, by a metric of metrics.jsonl (--load_best_model_at_end)."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ class Best:
         return f"{self.metric} {self.value:.4g} after step {self.step:,}"
 
 
-def metric_in(figures: Mapping[str, float], asked: str | None) -> str:
-    """The metric's name in `figures`, those of an evaluation; `asked` may be written as transformers does (eval_loss).
+def metric_in(figures: Mapping[str, float], given: str | None) -> str:
+    """The metric's name in `figures`, those of an evaluation; `given` may be written as transformers does (eval_loss).
     ThreestepError if there is none."""
     if not figures:
         raise ThreestepError(
             "--load_best_model_at_end chooses by an evaluation, and there are no evaluation rows; raise "
             "--eval_fraction, name data with evaluation rows, or leave it out"
         )
-    if asked is None:
+    if given is None:
         return next((name for name in _DEFAULTS if name in figures), sorted(figures)[0])
-    for name in (asked, f"eval/{asked}", f"eval/{asked.removeprefix('eval_')}"):
+    for name in (given, f"eval/{given}", f"eval/{given.removeprefix('eval_')}"):
         # Until November 2026 the best of k was named pass@k where all values were 0 or 1.
         for known in (name, name.replace("_pass@", "_best@")):
             if known in figures:
                 return known
     plain = [name.removeprefix("eval/") for name in figures]
     raise ThreestepError(
-        f"--metric_for_best_model expects one of {', '.join(sorted(plain))}, got '{asked}'{nearest_names(asked, plain)}"
+        f"--metric_for_best_model expects one of {', '.join(sorted(plain))}, got '{given}'{nearest_names(given, plain)}"
     )
 
 
-def is_better(found: float, best: Best | None, greater: bool) -> bool:
-    """Whether `found` is finite and better than `best`. greater: a greater value is better"""
-    if not math.isfinite(found):
+def is_better(value: float, best: Best | None, greater: bool) -> bool:
+    """True if `value` is finite and better than `best`. greater: a greater value is better"""
+    if not math.isfinite(value):
         return False
-    return best is None or (found > best.value if greater else found < best.value)
+    return best is None or (value > best.value if greater else value < best.value)
 
 
-def greater_wins(metric: str, asked: bool | None) -> bool:
-    """Whether a greater value of `metric` is the better one: as asked, else unless it is a loss."""
-    return not metric.endswith(_LESS_IS_BETTER) if asked is None else asked
+def greater_wins(metric: str, given: bool | None) -> bool:
+    """True if a greater value of `metric` is better: as the flag says, otherwise unless it is a loss."""
+    return not metric.endswith(_LESS_IS_BETTER) if given is None else given

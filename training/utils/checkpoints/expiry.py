@@ -1,4 +1,4 @@
-"""When a machine's reservation ends: `--stop_at`, read anew after every step, since a scheduler may move the end. Knows
+"""The end of a machine's reservation: `--stop_at`, read anew after every step, since a scheduler may move it. Knows
 nothing of checkpoints."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST, _LAST = 1e9, 1e11
 
 @dataclass(frozen=True)
 class Expiry:
-    """What `--stop_at` names. Exactly one of the three is set.
+    """The value of `--stop_at`. Exactly one of the three is set.
 
     moment: seconds since 1970. variable: of the environment. file: holds a moment as the flag takes it.
     """
@@ -56,28 +56,28 @@ class Expiry:
                     f"--stop_at reads {place}, which cannot be read ({reason}); write the time into it, or leave "
                     "--stop_at out"
                 ) from None
-        found = moment_of(text.strip())
-        if found is None:
+        moment = moment_of(text.strip())
+        if moment is None:
             raise ThreestepError(
                 f"--stop_at expects seconds since 1970 or a time such as 2026-05-01T17:30:00+02:00 in {place}, got "
                 f"'{text.strip()[:100]}'"
             )
-        return found
+        return moment
 
 
 def expiry_of(given: str, environment: Mapping[str, str] = os.environ) -> Expiry:
-    """Return what `--stop_at` names: `auto`, a variable of the environment, a time, or else a file.
+    """Return the expiry that `--stop_at` names: `auto`, a variable of the environment, a time, or else a file.
 
     Raises ThreestepError for `auto` where no scheduler's variable is set.
     """
     if given == AUTO:
-        found = next((name for name in VARIABLES if name in environment), None)
-        if found is None:
+        variable = next((name for name in VARIABLES if name in environment), None)
+        if variable is None:
             raise ThreestepError(
                 f"--stop_at {AUTO} expects a scheduler's {either(VARIABLES)} in the environment, got none of them; "
                 "give the variable, file or time that tells the end, or leave --stop_at out"
             )
-        return Expiry(variable=found)
+        return Expiry(variable=variable)
     moment = moment_of(given)
     if moment is not None:
         return Expiry(moment=moment)
@@ -100,15 +100,15 @@ def moment_of(text: str) -> float | None:
 
 
 class Deadline:
-    """The end of a reservation while a run goes on: once it has passed it asks for nothing more, unless it is moved."""
+    """The end of a reservation during a run: once it has passed, it stops nothing more, unless it is moved."""
 
     def __init__(self, expiry: Expiry) -> None:
         self._expiry, self._end = expiry, expiry.read()
         self._is_unread = self._has_passed = False
 
     def seconds_left(self) -> float | None:
-        """Return how long the reservation lasts; None after its end. What can no longer be read stays as it was last
-        read, with a warning."""
+        """Return how long the reservation lasts; None after its end. If it can no longer be read, the last value
+        stays, with a warning."""
         try:
             self._end, self._is_unread = self._expiry.read(), False
         except ThreestepError as problem:

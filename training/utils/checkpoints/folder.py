@@ -1,6 +1,6 @@
 """Checkpoints on disk: written to a temporary folder, checksummed, then published.
 
-    OUTPUT_DIR/checkpoints/step_000100/           any files; manifest.json has each file's size and sha256, and its own
+    OUTPUT_DIR/checkpoints/step_000100/           any files; manifest.json has each one's size and sha256, and its own
     OUTPUT_DIR/checkpoints/step_000200.partial/   being written, or left by a killed run
     OUTPUT_DIR/checkpoints/step_000200.universal/ converted for other ranks, while a run resumes from it
     OUTPUT_DIR/checkpoints/latest                 a name, replaced atomically
@@ -43,11 +43,11 @@ class CheckpointFolder:
         return self.path / f"step_{step:06d}"
 
     def partial(self, step: int) -> Path:
-        """Where the checkpoint of `step` is written before it is published."""
+        """Folder in which the checkpoint of `step` is written before it is published."""
         return self.path / f"step_{step:06d}{_PARTIAL}"
 
     def universal(self, step: int) -> Path:
-        """Where the checkpoint of `step` is converted for other ranks or ZeRO stages."""
+        """Folder in which the checkpoint of `step` is converted for other ranks or ZeRO stages."""
         return self.path / f"step_{step:06d}{_UNIVERSAL}"
 
     def begin(self, step: int, parts: Iterable[str] = ()) -> None:
@@ -63,7 +63,7 @@ class CheckpointFolder:
                 shutil.rmtree(path)
 
     def give_up(self, step: int) -> None:
-        """Remove what was written for `step`; put back the checkpoint that it would have replaced."""
+        """Remove the files written for `step`; put back the checkpoint that they would have replaced."""
         final = self.of(step)
         old = final.with_name(final.name + _OLD)
         if old.exists() and not final.exists():
@@ -71,7 +71,7 @@ class CheckpointFolder:
         shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def publish(self, step: int, description: dict[str, Any]) -> Path:
-        """Make what was written for `step` the latest checkpoint; its manifest records `description`."""
+        """Publish the files written for `step` as the latest checkpoint; its manifest records `description`."""
         partial, final = self.partial(step), self.of(step)
         _write_manifest(partial, {"format": FORMAT, "step": step, **description})
         old = final.with_name(final.name + _OLD)
@@ -94,8 +94,8 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """The steps of published checkpoints, damaged ones included, in ascending order."""
-        found = (re.fullmatch(r"step_(\d+)", path.name) for path in self.path.glob("step_*"))
-        return sorted(int(match[1]) for match in found if match is not None)
+        matches = (re.fullmatch(r"step_(\d+)", path.name) for path in self.path.glob("step_*"))
+        return sorted(int(match[1]) for match in matches if match is not None)
 
     def latest_first(self) -> list[Path]:
         """The checkpoint that `latest` names and those before it, newest first; all of them if it names none."""
@@ -120,23 +120,23 @@ class CheckpointFolder:
     def prune(self, newest: int, keep_last: int, best: int | None = None) -> None:
         """Keep the last `keep_last` (0: all) up to step `newest`, and `best`; none after them: those were abandoned."""
         steps = self.steps()
-        kept = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
+        last = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
         for step in steps:
-            if (step not in kept and step != best) or step > newest:
+            if (step not in last and step != best) or step > newest:
                 shutil.rmtree(self.of(step))
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a published checkpoint, every byte read; None if it is undamaged. ThreestepError if a later
-    version wrote it."""
+    """The damage of a published checkpoint, every byte read; None if it is undamaged. ThreestepError if a later version
+    wrote it."""
     try:
         content = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        files, own = content["files"], content.pop("sha256")
+        files, digest = content["files"], content.pop("sha256")
     except OSError as problem:
         return f"{MANIFEST} cannot be read ({problem.strerror})"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
-    if own != sha256_of_object(content):
+    if digest != sha256_of_object(content):
         return f"{MANIFEST} is damaged"
     _check_format(checkpoint, content)
     for name, entry in files.items():

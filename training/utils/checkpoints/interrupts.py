@@ -11,23 +11,23 @@ import time
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_WHAT_FOLLOWS = "finishing this step, then writing a checkpoint"
+_NEXT = "finishing this step, then writing a checkpoint"
 _SECOND = "; Ctrl-C again stops at once, without one"
 
 
 class Interrupts:
-    """A context manager: inside, SIGTERM, SIGINT and SIGUSR1 set `reason`, and a line says what follows. A second
-    SIGINT ends the run at once.
+    """A context manager: inside, SIGTERM, SIGINT and SIGUSR1 set `reason` and print a line. A second SIGINT ends the
+    run at once.
 
     announces: whether this rank prints the line
-    follows: what the line says
+    follows: the end of the line: what the run does now
     alone: whether there are no other ranks. The second SIGINT is then a KeyboardInterrupt, which a notebook survives;
         a rank is ended by the system, even where it waits for others in a collective.
 
     Off the main thread Python handles no signals, and nothing is noted.
     """
 
-    def __init__(self, announces: bool = True, alone: bool = True, follows: str = _WHAT_FOLLOWS) -> None:
+    def __init__(self, announces: bool = True, alone: bool = True, follows: str = _NEXT) -> None:
         self.reason: str | None = None
         self._follows = follows
         self._announces = announces
@@ -63,7 +63,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def seconds_since_start() -> float:
-    """How long this process has run, by the clock that nobody sets."""
+    """Age of this process, by a clock that nobody sets."""
     return time.monotonic() - _began(os.getpid())
 
 

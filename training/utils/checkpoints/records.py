@@ -1,4 +1,4 @@
-"""Records that a checkpoint holds as JSON, compared with what this version of the program knows."""
+"""Records that a checkpoint holds as JSON, compared with those of this version of the program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_record(path: Path) -> Any:
 
 @contextlib.contextmanager
 def as_written(what: str) -> Iterator[None]:
-    """ThreestepError for what fails inside because a record is of another form, or not there."""
+    """Inside, ThreestepError for a record of another form, or a missing one."""
     try:
         yield
     except FileNotFoundError as problem:

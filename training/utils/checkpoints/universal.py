@@ -2,8 +2,8 @@
 
 A universal checkpoint has whole float32 tensors, `zero/NAME/{fp32,exp_avg,exp_avg_sq}.pt` for each trained weight. The
 names are DeepSpeed's, the files those of `state_files`: nothing is pickled.
-DeepSpeed's own converter (deepspeed.checkpoint.ds_to_universal) and loaders support stages 1 to 3, to the same stage on
-another number of ranks. What they lack is done here (deepspeed 0.19):
+DeepSpeed's converter (deepspeed.checkpoint.ds_to_universal) and loaders support stages 1 to 3, to the same stage on
+another number of ranks. The rest is done here (deepspeed 0.19):
 
 - stage 3 before its first step: the converter looks for moments that are not there yet;
 - stage 0: neither side handles its optimizer (engine.load_checkpoint ends in optimizer.update_lp_params);
@@ -65,7 +65,7 @@ def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
 
 
 def load(engine: TrainingEngine, folder: Path, name: str) -> None:
-    """Load what `convert` wrote into folder/name. A collective."""
+    """Load the state that `convert` wrote into folder/name. A collective."""
     if engine.settings.zero_stage == 0:
         _load_whole(engine, folder / name)
     else:
@@ -82,7 +82,7 @@ def load(engine: TrainingEngine, folder: Path, name: str) -> None:
 
 
 def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
-    """From stage 0, whose optimizer's state is numbered in the order of its groups."""
+    """Convert from stage 0, whose optimizer's state is numbered in the order of its groups."""
     content = read_state(file_of(source / WHOLE_FILE))
     optimizer, weights = content["optimizer"], content["module"]
     names = [name for group in engine.parameter_groups for name in group]
@@ -101,8 +101,8 @@ def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
 
 
 def _convert_untouched(source: Path, target: Path, engine: TrainingEngine) -> None:
-    """From stage 3 before the optimizer's first step (an actor whose critic warms up): DeepSpeed's converter wants
-    moments, which `_write_common` makes."""
+    """Convert from stage 3 before the optimizer's first step (an actor whose critic warms up): DeepSpeed's converter
+    wants moments, which `_write_common` makes."""
     weights = joined_shards(source)
     for name in (name for group in engine.parameter_groups for name in group):
         folder = target / "zero" / name
@@ -111,7 +111,7 @@ def _convert_untouched(source: Path, target: Path, engine: TrainingEngine) -> No
 
 
 def _write_common(source: Path, target: Path, engine: TrainingEngine) -> None:
-    """Write what the loaders of all stages read besides the tensors. The groups stay empty: an engine keeps its own."""
+    """Write the values that all stages' loaders read besides the tensors. Groups stay empty: an engine has its own."""
     path = target / "zero" / "optimizer_state.pt"
     saved = read_state(path) if path.exists() else {}
     inner = saved.get("optimizer_state_dict", {}).get("state") or {0: {}}

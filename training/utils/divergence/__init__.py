@@ -1,1 +1,1 @@
-"""Whether a run still learns, told from the figures that it writes anyway."""
+"""Signs that a run has stopped learning, from the figures that it writes anyway."""

@@ -1,6 +1,6 @@
 """Signs that a run has diverged, or does not train: figures in, sentences out. Knows no step and no model.
 
-A run of these signs ends well, with a model: what the signs say stands in its log, its last line and its report.
+A run with these signs ends normally, with a model: the signs' sentences stand in its log, its last line and its report.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NORM = "grad_norm"
 
 @dataclass(frozen=True)
 class Uniform:
-    """What a model has to which all choices are equally likely, in nats.
+    """The loss of a model to which all choices are equally likely, in nats.
 
     choices: e.g. "all 50,257 tokens"
-    figure: what rises to it
+    figure: the one that rises to it
     begins_there: a run's first step has it, as DPO's has, whose policy is the reference
     """
 
@@ -48,7 +48,7 @@ EQUAL_PAIRS = Uniform(math.log(2.0), "both responses of a pair", begins_there=Tr
 
 @dataclass
 class History:
-    """What signs need of a run's figures: a few of its steps, in order."""
+    """The recent figures of a run that signs need: a few of its steps, in order."""
 
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     lowest: float = float("inf")  # mean of WINDOW losses, or an evaluation's loss
@@ -85,27 +85,27 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
     uniform: None where no loss is known to be one of equal choices
     at_end: nothing follows: a loss that never fell below the uniform one, and a last gradient of 0, are signs too
     """
-    found = _of_loss(history, uniform, at_end)
+    sentences = _of_loss(history, uniform, at_end)
     for name, zeros in history.zeros.items():
         if zeros >= ZERO_STEPS or (at_end and zeros):
-            found[f"{name} zero"] = (
+            sentences[f"{name} zero"] = (
                 f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; look at the learning rate of "
                 "the steps before, at what is frozen, and at whether the rewards or pairs differ"
             )
     for name, skipped in history.infinite.items():
-        if at_end and skipped >= ZERO_STEPS:  # before the end each step is said, and too many end the run (`bad_steps`)
-            found[f"{name} infinite"] = (
+        if at_end and skipped >= ZERO_STEPS:  # earlier, each step is logged, and too many end the run (`bad_steps`)
+            sentences[f"{name} infinite"] = (
                 f"{name} has not been finite for the last {skipped} steps, which were skipped: the run has diverged; "
                 "lower the learning rate, or warm it up for longer"
             )
     for name, norms in history.norms.items():
         first, last = statistics.median(history.first_norms[name]), statistics.median(norms)
         if len(norms) == WINDOW and last > GROWN * first > 0:
-            found[f"{name} grown"] = (
+            sentences[f"{name} grown"] = (
                 f"{name} is {last:.3g}, the median of {WINDOW} steps, and was {first:.3g} at the beginning: it grows "
                 "without end; lower the learning rate, or warm it up for longer"
             )
-    return found
+    return sentences
 
 
 def _of_loss(history: History, uniform: Uniform | None, at_end: bool) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """The memory of a forward and its backward besides the weights: activations, output layer, key-value cache.
 
 Activations are counted, not guessed: the model runs on the meta device, where a tensor has a shape and no memory, and
-what autograd saves for the backward is added up. For a GPT layer in half precision that gives the terms of Korthikanti
-et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", section 4) without the attention matrix,
-which no kernel used here saves; for other families, whatever their layers save (docs/scale.md).
+the tensors that autograd saves for the backward are added up. For a GPT layer in half precision that gives the terms of
+Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", section 4) without the
+attention matrix, which no kernel used here saves; for other families, whatever their layers save (docs/scale.md).
 
 N rows, T tokens in a row, H hidden size, V vocabulary, A heads, K key-value heads, D head size.
 """
@@ -41,7 +41,7 @@ class SavedActivations:
     """Bytes that a forward saves for its backward.
 
     layers: of each decoder layer
-    outside: of what is in no layer
+    outside: of modules in no layer
     boundary: one layer's input [N, T, H], all that gradient checkpointing saves of a layer
     widest: the largest tensor
     """
@@ -62,16 +62,16 @@ class SavedActivations:
 def saved_activations(
     model: PreTrainedModel, rows: int, tokens: int, attention: str = SDPA, in_float32: bool = False
 ) -> SavedActivations:
-    """Count what a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on the meta device,
+    """Count the bytes that a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on meta,
     in train mode. Layers of one kind save the same: only enough of them run to see each kind. With attention by sdpa,
     key-value heads are repeated for their query heads, and the copies saved. in_float32: attention is computed in
     float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`)."""
     base: Any = model.base_model
-    found = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
-    kinds = [_kind(layer) for layer in found]
+    layers = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
+    kinds = [_kind(layer) for layer in layers]
     counting = _Counting({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
     with (
-        _first_of_each_kind(base, found, kinds) as run,
+        _first_of_each_kind(base, layers, kinds) as run,
         _counted_attention(model, repeats=attention == SDPA, in_float32=in_float32),
     ):
         hooks = _counted_apart(run, counting)
@@ -95,7 +95,7 @@ def saved_activations(
 
 
 def _counted_apart(layers: Sequence[nn.Module], counting: _Counting) -> list[RemovableHandle]:
-    """Have what each layer saves counted as its own, and the largest of what goes into one; return the hooks."""
+    """Count each layer's saved tensors separately, and its largest input; return the hooks."""
 
     def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         counting.within = id(layer)
@@ -110,7 +110,7 @@ def _counted_apart(layers: Sequence[nn.Module], counting: _Counting) -> list[Rem
 
 
 def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool = False) -> SavedActivations:
-    """Count what tower and projector save of these pictures. `model` is on the meta device; a copy of its tower that is
+    """Count the bytes that tower and projector save of these pictures. `model` is on meta; a copy of its tower that is
     cut to a few blocks, with weights of zeros, reads them on the CPU, where the shapes of pictures are known.
 
     trains: as if all of its weights were trained; otherwise as in `model`.
@@ -166,11 +166,11 @@ def head_bytes(
     head: Any = model.get_output_embeddings()
     vocabulary, width = head.weight.shape
     size = head.weight.element_size()
-    own = 0 if size >= 4 else size  # float32 logits are not converted
+    narrow = 0 if size >= 4 else size  # float32 logits are not converted
     if PolicyModel(model)._target_head is None:
-        return positions * vocabulary * 3 * size + targets * vocabulary * (4 + 4 + own)
+        return positions * vocabulary * 3 * size + targets * vocabulary * (4 + 4 + narrow)
     chunk = max(1, chunk_mb * 2**20 // (4 * vocabulary))
-    logits = min(targets, chunk) * vocabulary * (4 + own + (8 if with_entropy else 0))
+    logits = min(targets, chunk) * vocabulary * (4 + narrow + (8 if with_entropy else 0))
     wide = 4 if targets > chunk else size
     return logits + (vocabulary * width * wide if head.weight.requires_grad else 0)
 
@@ -215,7 +215,7 @@ class _Counting:
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """Layers with weights of the same shapes and attention of the same reach save the same."""
+    """A key of a layer: those with weights of the same shapes and attention of the same reach save the same."""
     shapes = tuple((name, tuple(part.shape), part.requires_grad) for name, part in layer.named_parameters())
     return type(layer), getattr(layer, "attention_type", None), shapes
 
@@ -223,7 +223,7 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
 @contextlib.contextmanager
 def _first_of_each_kind(base: Any, layers: list[Any], kinds: list[Any]) -> Iterator[list[Any]]:
     """Inside, the model has only its first layers, up to one after the first of the last kind. A kind's second layer is
-    counted if there is one: what all layers share is saved in the first."""
+    counted if there is one: tensors that all layers share are saved in the first."""
     parents = [module for module in base.modules() if isinstance(module, nn.ModuleList) and list(module) == layers]
     length = max((kinds.index(kind) for kind in kinds), default=-1) + 2
     if len(parents) != 1 or length >= len(layers):
@@ -240,8 +240,8 @@ def _first_of_each_kind(base: Any, layers: list[Any], kinds: list[Any]) -> Itera
 
 
 class _SavedByKernel(torch.autograd.Function):
-    """What a memory-efficient attention kernel saves: queries, keys, values, output, and a float32 number a query
-    (Dao et al. 2022, "FlashAttention", section 3.1)."""
+    """The tensors that a memory-efficient attention kernel saves: queries, keys, values, output, and a float32 number
+    a query (Dao et al. 2022, "FlashAttention", section 3.1)."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ class PlannedDevice:
 
 
 def planned_device(kind: str | None, memory_gb: float | None) -> PlannedDevice:
-    """Return the device of --device and --device_memory_gb; None for what this machine has."""
+    """Return the device of --device and --device_memory_gb; None for this machine's."""
     has_cuda = torch.cuda.is_available()
     is_cuda = kind == "cuda" or (kind is None and (has_cuda or memory_gb is not None))
     if not is_cuda:

@@ -1,8 +1,8 @@
-"""What DeepSpeed holds for a model, in bytes of one rank: weights, gradients, optimizer state, buffers. Pure numbers.
+"""DeepSpeed's memory for a model, in bytes of one rank: weights, gradients, optimizer state, buffers. Pure numbers.
 
 The formulas are ZeRO's (Rajbhandari et al. 2020, section 3: 2 + 2 + 12 bytes a weight in half precision, each divided
-by the ranks from the stage on that shards it), with what DeepSpeed 0.19 does differently; a test compares them with
-what its engines hold (docs/scale.md).
+by the ranks from the stage on that shards it), with DeepSpeed 0.19's deviations; a test compares them with the memory
+of its engines (docs/scale.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from training.utils.dry_run.table import MemoryLine
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# DeepSpeed 0.19's own, runtime/zero/config.py.
+# DeepSpeed 0.19's defaults, runtime/zero/config.py.
 _SUB_GROUP = 1_000_000_000
 
 
@@ -25,7 +25,7 @@ class EngineMemory:
     backward, and stepping in the optimizer's step.
 
     secondary: ZeRO++'s second copy of the weights, in shards of a node.
-    pinned: what torch adds to pinned host memory.
+    pinned: the bytes that torch adds to pinned host memory.
     """
 
     parameters: MemoryLine
@@ -41,7 +41,7 @@ class EngineMemory:
         return self.parameters, self.gradients, self.optimizer, self.secondary, self.pinned
 
     def named(self, role: str) -> EngineMemory:
-        """With the role's name before each line's name."""
+        """The same with the role's name before each line's name."""
         lines = {name: replace(line, name=f"{role}: {line.name}") for name, line in vars(self).items()}
         return EngineMemory(**lines)
 
@@ -102,7 +102,7 @@ def weights_memory(weights: int, dtype: str, zero: dict[str, Any], ranks: int) -
 
 
 def pinned_shards(sizes: Sequence[int], dtype: str, zero: dict[str, Any], ranks: int) -> MemoryLine:
-    """What pinning adds to the shards of a model that is only read, each of which ZeRO-3 pins by itself.
+    """Bytes that pinning adds to the shards of a model that is only read, each of which ZeRO-3 pins separately.
 
     sizes: elements of each parameter
     """
@@ -158,7 +158,7 @@ def _sharded_gradients(
         return MemoryLine("gradients, sharded", 0 if offload else held, held + moved if offload else 0), 0
     if stage == 2:
         return MemoryLine("gradients, sharded", summed * share, moved), master * share
-    if dtype == "bf16" and summed == 4 and not offload:  # BF16_Optimizer: float32 sums, and the backward's own
+    if dtype == "bf16" and summed == 4 and not offload:  # BF16_Optimizer: float32 sums, and the backward's
         return MemoryLine("gradients", (4 + 2) * trained), 0
     return MemoryLine("gradients", summed * trained, moved), master * share
 

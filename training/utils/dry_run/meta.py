@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = False) -> PreTrainedModel:
-    """Return what `load_causal_lm`, or for `scores` `load_scalar_model`, would load, in train mode with LoRA and
-    dropout, its weights on the meta device. The vocabulary is the configuration's, without tokens added to the
+    """Return the model that `load_causal_lm`, or for `scores` `load_scalar_model`, would load, in train mode with LoRA
+    and dropout, its weights on the meta device. The vocabulary is the configuration's, without tokens added to the
     tokenizer."""
     import torch
 

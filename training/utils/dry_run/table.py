@@ -1,4 +1,4 @@
-"""What `--dry_run` prints: the resolved settings, the plan, and a table of memory. Knows no model and no engine."""
+"""The output of `--dry_run`: the resolved settings, the plan, and a table of memory. Knows no model and no engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MemoryLine:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is held for a while only, besides what is held all the time. doing: as in "in a backward"."""
+    """Memory that is held for a while only, besides the permanent one. doing: as in "in a backward"."""
 
     doing: str
     lines: tuple[MemoryLine, ...]
@@ -62,8 +62,8 @@ def print_plan(program: str, ranks: int, settings: Mapping[str, Any], plan: Sequ
 def print_memory(
     held: Sequence[MemoryLine], moments: Sequence[Moment], verdict: Callable[[int], str | None] = lambda most: None
 ) -> None:
-    """Print the table of memory of one rank: what is held, then what each moment adds and comes to with it, and the
-    largest of them. Lines without bytes are left out. verdict: a sentence on the most bytes on the device."""
+    """Print the table of memory of one rank: the permanent part, then each moment's part and sum, and the largest of
+    them. Lines without bytes are left out. verdict: a sentence on the most bytes on the device."""
     sums = most_at_once(held, moments)
     largest = MemoryLine(_MOST, max(one.device_bytes for one in sums), max(one.host_bytes for one in sums))
     table: list[MemoryLine | None] = [*_shown(held), total(held, "held all the time"), None]

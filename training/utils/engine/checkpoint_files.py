@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoint files of one engine, by DeepSpeed's own functions. Knows nothing of a run's checkpoints.
+"""DeepSpeed's checkpoint files of one engine, by DeepSpeed's functions. Knows nothing of a run's checkpoints.
 
 What is in a file, and why none is unpickled: see `state_files`.
 """
@@ -61,7 +61,7 @@ def convert_shards(source: Path, target: Path) -> None:
 
 
 def holds_moments(folder: Path) -> bool:
-    """Whether the shards in `folder` hold what Adam has counted and averaged: not before its first step."""
+    """True if the shards in `folder` hold Adam's counts and averages: not before its first step."""
     shard = read_state(min(folder.glob("*_optim_states.*")), mapped=True)["optimizer_state_dict"]
     return bool(shard["optimizer_state_dict"]["state"])
 

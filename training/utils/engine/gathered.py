@@ -6,13 +6,13 @@ from typing import Any
 
 
 def release_gathered(engine: Any) -> None:
-    """Wait until the weights of a DeepSpeed engine that are under way have arrived, and shard again what is whole.
+    """Wait until the weights of a DeepSpeed engine that are under way have arrived, and shard whole ones again.
 
     DeepSpeed gathers in the order of the last training step, ahead of use. A forward without gradients ends where that
-    step went on to its backward, so that it leaves weights under way that nobody waits for (deepspeed 0.19,
+    step began its backward, so that it leaves weights under way that nobody waits for (deepspeed 0.19,
     partitioned_param_coordinator.py: `reset_step` does, in the next forward), and others whole for that backward.
-    Whoever gathers them meanwhile fails when he is done ("Cannot partition a param in flight"), and what comes next has
-    less memory. Not a collective: it waits for those that every rank has begun.
+    Whoever gathers them meanwhile fails at the end ("Cannot partition a param in flight"), and later work has less
+    memory. Not a collective: it waits for those that every rank has begun.
     """
     under_way = getattr(engine.module, "ds_inflight_param_registry", None)
     if under_way is None:

@@ -1,4 +1,4 @@
-"""The end of a DeepSpeed engine in a process that goes on: nothing of it stays in memory."""
+"""The end of a DeepSpeed engine in a process that continues: nothing of it stays in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Files of an engine's state that hold tensors and plain values alone, so that reading one runs no code.
 
 A file is a safetensors file: its header has the state as JSON, in which each tensor is a number, its name in the body.
-DeepSpeed writes and reads its checkpoints through `plain_checkpoint_engine`, its own extension point, and through
+DeepSpeed writes and reads its checkpoints through `plain_checkpoint_engine`, its extension point, and through
 `plain_torch_files` where its code calls torch.save and torch.load. Checkpoints of earlier versions, which are torch's
 pickles, are read by torch's safe loader.
 """
@@ -50,7 +50,7 @@ def _known_classes() -> dict[str, type]:
 
 def write_state(state: Any, path: str | Path) -> None:
     """Write a state of tensors, numbers, texts and containers to `path`. A tensor on a GPU is on the host only while it
-    is written (safetensors' own save_file would have all of them there at once).
+    is written (safetensors' save_file would have all of them there at once).
 
     Raises OSError, which names the file, and ThreestepError for anything else in the state.
     """
@@ -131,7 +131,7 @@ def read_state(path: str | Path, mapped: bool = False) -> Any:
 
 
 def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, type]) -> Any:
-    """What `_encoded` made `value` of."""
+    """Inverse of `_encoded`."""
     if isinstance(value, list):
         return [_decoded(each, tensors, classes) for each in value]
     if not isinstance(value, dict):
@@ -156,7 +156,7 @@ def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, ty
 
 
 def file_of(path: str | Path) -> Path:
-    """Where the state that DeepSpeed calls `path` is: earlier versions wrote it under that name."""
+    """Path of the state that DeepSpeed calls `path`: earlier versions wrote it under that name."""
     ours = Path(path).with_suffix(SUFFIX)
     return Path(path) if not ours.exists() and Path(path).exists() else ours
 

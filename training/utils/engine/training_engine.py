@@ -165,18 +165,18 @@ class TrainingEngine:
                 state[name] = tensor.detach().to("cpu", copy=True).contiguous()
         return state
 
-    def _check_taken(self, asked: dict[str, Any]) -> None:
-        """Compare what DeepSpeed runs with what was asked: it silently ignores what it does not understand."""
+    def _check_taken(self, requested: dict[str, Any]) -> None:
+        """Compare DeepSpeed's settings with the requested ones: it silently ignores those that it does not know."""
         engine = self.engine
         taken = {
-            "ZeRO stage": (engine.zero_optimization_stage(), asked["zero_optimization"]["stage"]),
-            "gradient clipping": (engine.gradient_clipping(), asked["gradient_clipping"]),
-            "bf16": (engine.bfloat16_enabled(), asked.get("bf16", {}).get("enabled", False)),
+            "ZeRO stage": (engine.zero_optimization_stage(), requested["zero_optimization"]["stage"]),
+            "gradient clipping": (engine.gradient_clipping(), requested["gradient_clipping"]),
+            "bf16": (engine.bfloat16_enabled(), requested.get("bf16", {}).get("enabled", False)),
             "bf16 optimizer states": (
                 engine.bf16_optimizer_states(),
-                asked.get("bf16", {}).get("bf16_optimizer_states", False),
+                requested.get("bf16", {}).get("bf16_optimizer_states", False),
             ),
-            "fp16": (engine.fp16_enabled(), asked.get("fp16", {}).get("enabled", False)),
+            "fp16": (engine.fp16_enabled(), requested.get("fp16", {}).get("enabled", False)),
             "managed accumulation": (engine.managed_gradient_accumulation(), False),
         }
         for what, (ran, wanted) in taken.items():
@@ -188,7 +188,7 @@ class TrainingEngine:
 
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Rounded
-    weights are yielded as what they were rounded to, with which the model computes."""
+    weights are yielded with their rounded values, with which the model computes."""
     from training.utils.models.adapters.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
     from training.utils.models.quantized.quantized import quantized_layers
 
@@ -313,9 +313,9 @@ def _undo_trial_step(wrapper: Any) -> None:
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total_steps: int) -> Any:
     warmup = settings.num_warmup_steps or math.ceil(settings.warmup_ratio * total_steps)
-    if (own := OWN_SCHEDULES.get(settings.lr_scheduler_type)) is not None:
+    if (schedule := OWN_SCHEDULES.get(settings.lr_scheduler_type)) is not None:
         shape = settings_of(ScheduleShape, settings, warmup_steps=warmup, total_steps=total_steps)
-        return LambdaLR(optimizer, partial(share_of_peak, shape=shape, after_warmup=own.after_warmup))
+        return LambdaLR(optimizer, partial(share_of_peak, shape=shape, after_warmup=schedule.after_warmup))
     from transformers import get_scheduler
 
     # Its polynomial divides by the steps after warm-up, of which there may be none.

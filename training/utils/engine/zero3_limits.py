@@ -1,4 +1,4 @@
-"""How many weights ZeRO-3 may hold whole at once, and how many it gathers ahead of their use, by the model's size and
+"""ZeRO-3's limits: weights that it may hold whole at once, and gather ahead of their use, by the model's size and
 the device's memory. The figures behind the rule: docs/scale.md."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAST = 30_000_000  # DeepSpeed-Chat's limit
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """In elements. block: the largest layer that a model repeats; module: the largest module without its parts."""
+    """Sizes in elements. block: the largest layer that a model repeats; module: the largest one without its parts."""
 
     weights: int
     block: int
@@ -40,7 +40,7 @@ def model_sizes(model: nn.Module) -> ModelSizes:
 
 
 def zero3_limits(sizes: ModelSizes, element_bytes: int, memory_bytes: int | None, on_gpu: bool) -> dict[str, int]:
-    """Return the keys of `zero_optimization` that limit what ZeRO-3 gathers, in elements.
+    """Return the keys of `zero_optimization` that limit ZeRO-3's gathering, in elements.
 
     memory_bytes: of a rank: of its GPU, or its share of the host's; None if unknown.
 
@@ -75,7 +75,7 @@ def limits_of(model: nn.Module, settings: EngineSettings, ranks: Ranks) -> dict[
 
 
 def host_share(world_size: int) -> int:
-    """Bytes of this host's memory for each rank on it: as many as torchrun, accelerate or DeepSpeed's launcher say, or
+    """Bytes of this host's memory for each rank on it: as many as torchrun, accelerate or DeepSpeed's launcher set, or
     all `world_size`, if none does."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, int(ranks))

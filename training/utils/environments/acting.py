@@ -48,7 +48,7 @@ def acting_engine(
     tokenizer: PreTrainedTokenizerBase,
     end_token_ids: Sequence[int],
 ) -> ActingRollout:
-    """Return what draws conversations by `engine`. ThreestepError without a chat template, or with one that takes
+    """Return a sampler of conversations on `engine`. ThreestepError without a chat template, or with one that takes
     neither a tool's answer nor, from an environment, a user's message.
 
     partner_of: see ActingRollout. end_token_ids: each ends a turn.
@@ -68,8 +68,8 @@ def acting_engine(
         return turns.opening(messages, tools)
 
     def message(ids: Sequence[int]) -> AssistantMessage:
-        said = ids[:-1] if ids[-1] in end_token_ids else ids
-        return read_message(str(tokenizer.decode(list(said))), parser)
+        turn = ids[:-1] if ids[-1] in end_token_ids else ids
+        return read_message(str(tokenizer.decode(list(turn))), parser)
 
     return ActingRollout(
         engine,
@@ -87,11 +87,11 @@ def acting_engine(
 
 
 def history_habit(turns: TurnTokens, acts: bool) -> str:
-    """Return a sentence on what the chat template makes of a history once somebody answers: `acts`: an environment,
-    not tools alone. ThreestepError if it takes no answer."""
-    asked: dict[str, Any] = {"tool": [_ANY_TOOL], **({"user": None} if acts else {})}
+    """Return a sentence on how the chat template treats a history once somebody answers. acts: an environment, not
+    tools alone. ThreestepError if it takes no answer."""
+    roles: dict[str, Any] = {"tool": [_ANY_TOOL], **({"user": None} if acts else {})}
     kept, forks, refused = [], [], []
-    for role, tools in asked.items():
+    for role, tools in roles.items():
         try:
             what = turns.rewritten_before(role, tools)
         except ThreestepError as problem:
@@ -99,7 +99,7 @@ def history_habit(turns: TurnTokens, acts: bool) -> str:
             continue
         kept += [role] if what is None else []
         forks += [] if what is None else [f"{what} of earlier turns otherwise once a message of role '{role}' follows"]
-    if len(refused) == len(asked):
+    if len(refused) == len(roles):
         raise refused[0][1]
     parts = [f"writes {each}, so that a conversation forks there: it goes on in another sequence" for each in forks]
     parts += [f"keeps earlier turns as they were drawn before messages of role {_named(kept)}"] if kept else []
@@ -112,8 +112,8 @@ def _named(roles: Sequence[str]) -> str:
 
 
 def _parser(flags: EnvironmentArguments, chat: ChatTokenizer) -> tuple[Parser, ThreestepError | None]:
-    """Return what reads calls; and what is wrong with --tool_parser, where that matters only if an environment opens
-    with tools."""
+    """Return the parser of calls; and the mistake in --tool_parser, if it matters only once an environment opens with
+    tools."""
     try:
         return parser_of(flags.tool_parser, chat.finder([_ANY_TOOL], {}).template_text), None
     except ThreestepError as problem:

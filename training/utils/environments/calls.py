@@ -1,7 +1,7 @@
-"""Calls of a user's functions, async or not, with a limit of time; and what they return as text of a bounded length.
+"""Calls of a user's functions, async or not, with a limit of time; and their results as text of a bounded length.
 
-Every call runs in a thread of its own that does not keep the program alive, so a call that never returns costs a
-thread and nothing else. What async functions await runs in one event loop, which is left where a function blocks it.
+Every call runs in a separate thread that does not keep the program alive, so a call that never returns costs a thread
+and nothing else. Async functions run in one event loop, which is abandoned if a function blocks it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOP_SECONDS = 1.0  # in which an event loop that is not blocked answers
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call came to: a value, or what it raised, or neither in time."""
+    """The result of a call: a value, the exception that it raised, or neither in time."""
 
     value: Any = None
     problem: BaseException | None = None
@@ -31,10 +31,10 @@ class Outcome:
 
 
 class RunningCall:
-    """A call in a thread of its own."""
+    """A call in a separate thread."""
 
     def __init__(self, call: Callable[[], Any], finish: Callable[[Any], Any], loop: UserLoop) -> None:
-        """call: returns a value, or what is to be awaited for it. finish: makes the outcome's value of it."""
+        """call: returns a value or an awaitable. finish: makes the outcome's value of it."""
         self._call = call
         self._finish = finish
         self._loop = loop
@@ -52,7 +52,7 @@ class RunningCall:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        # Outcomes are never set as exceptions: a future treats some of them, such as StopIteration, in ways of its own.
+        # Outcomes are never set as exceptions: a future treats some of them, such as StopIteration, specially.
         try:
             value = self._call()
             outcome = Outcome(value)
@@ -78,7 +78,7 @@ class RunningCall:
 
 
 class UserLoop:
-    """The event loop of a user's async functions, in a thread of its own from the first of them on."""
+    """The event loop of a user's async functions, in a separate thread that starts with the first of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class UserLoop:
                 self._stop()
 
     def blocked(self) -> int:
-        """How many loops are still blocked."""
+        """Number of loops that are still blocked."""
         with self._lock:
             self._blocked = [thread for thread in self._blocked if thread.is_alive()]
             return len(self._blocked)
@@ -125,7 +125,7 @@ class UserLoop:
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """A thread for each job, as `asyncio.to_thread` starts them; Python waits for the pool's own threads at its end."""
+    """A thread for each job, as `asyncio.to_thread` starts them; Python would wait for a pool's threads at its end."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -204,8 +204,8 @@ class BoundedText(NamedTuple):
 
 
 def as_text(value: Any) -> str:
-    """Return a tool's answer as text: text as it is, bytes as UTF-8 with U+FFFD for what is none, nothing for None, and
-    JSON of the rest where it has one."""
+    """Return a tool's answer as text: text as it is, bytes as UTF-8 with U+FFFD for invalid ones, nothing for None, and
+    JSON of the rest if it has one."""
     if isinstance(value, str):
         return value
     if isinstance(value, (bytes, bytearray)):
@@ -219,11 +219,11 @@ def as_text(value: Any) -> str:
 
 
 def bounded(text: str, characters: int) -> BoundedText:
-    """Return text of at most `characters` characters that can be encoded; what is left out is said in its middle."""
+    """Return text of at most `characters` characters that can be encoded, with a note in place of a cut middle."""
     was_cut = len(text) > characters
     if was_cut:
         note = f"\n[... cut: all {len(text):,} characters were too many ...]\n"
-        kept = max(characters - len(note), 0)
-        text = (text[: kept - kept // 2] + note + text[len(text) - kept // 2 :])[:characters]
+        room = max(characters - len(note), 0)
+        text = (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:characters]
     mended = text.encode("utf-8", "replace").decode("utf-8")
     return BoundedText(mended, was_cut, mended != text or "\N{REPLACEMENT CHARACTER}" in text)

@@ -1,10 +1,9 @@
 """One conversation's environment as a rollout runs it: calls that do not block, limits, checks, sums.
 
-What an environment is handed, and what it returns, is copied: it may change its objects, and the rollout reads its
-own again.
+An environment's arguments and results are copied: it may change its objects, and the rollout reads its copies later.
 
-What a tool does never ends a run. An environment that fails in the middle ends its conversation, counted; one that
-cannot begin is a mistake in the user's code, which stops the run in a sentence.
+A tool never ends a run. An environment that fails in the middle ends its conversation, counted; one that cannot begin
+is a mistake in the user's code, which stops the run with one sentence.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ FAILURES, CUT, MENDED = "environment_failures", "cut_answers", "mended_answers"
 class EpisodeSettings:
     """name: of the environment, in errors.
     make: makes the environment of one conversation.
-    seconds: of one call of `reset` or `step`; None: no limit, for an environment that keeps its own.
+    seconds: of one call of `reset` or `step`; None: no limit, for an environment that has one.
     characters: of one message of a reply.
     warn: is called with the sentence of each failure.
     """
@@ -115,14 +114,14 @@ class Episode:
         messages = [
             {**deepcopy(message), "content": text.text} for message, text in zip(reply.messages, texts, strict=True)
         ]
-        found = {CUT: sum(text.was_cut for text in texts), MENDED: sum(text.was_mended for text in texts)}
+        counts = {CUT: sum(text.was_cut for text in texts), MENDED: sum(text.was_mended for text in texts)}
         # An environment that counts them, as that of tools, has bounded its messages itself.
-        figures = Counter({**found, **reply.figures})
+        figures = Counter({**counts, **reply.figures})
         return reply._replace(messages=messages, figures=figures)
 
 
 def takes_seed(method: Callable[..., Any]) -> bool:
-    """Whether a `reset` has a parameter `seed`."""
+    """True if a `reset` has a parameter `seed`."""
     return "seed" in inspect.signature(method).parameters
 
 
@@ -140,7 +139,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _failure(outcome: Outcome, seconds: float | None) -> str | None:
-    """What happened instead of a value, behind the name of the method."""
+    """The failure that gave no value, in words that follow the method's name; None if there is none."""
     if outcome.is_slow:
         return f"did not return within --environment_seconds {seconds:g}"
     if outcome.problem is None:
@@ -151,7 +150,7 @@ def _failure(outcome: Outcome, seconds: float | None) -> str | None:
 
 
 def _checked_opening(value: Any) -> tuple[Opening | None, str]:
-    """The opening in what `reset` returned; None and what is wrong with it."""
+    """The opening that `reset` returned; or None and its mistake."""
     if not isinstance(value, tuple) or len(value) not in (1, 2):
         return None, f"expects to return (messages, tools), got {type(value).__name__}"
     opening = Opening(*value)
@@ -165,7 +164,7 @@ def _checked_opening(value: Any) -> tuple[Opening | None, str]:
 
 
 def _checked_reply(value: Any) -> tuple[EnvironmentReply | None, str]:
-    """The reply in what `step` returned; None and what is wrong with it."""
+    """The reply that `step` returned; or None and its mistake."""
     if not isinstance(value, tuple) or not 1 <= len(value) <= 4:
         return None, f"expects to return (messages, reward, done), got {type(value).__name__}"
     reply = EnvironmentReply(*value)
@@ -187,7 +186,7 @@ def _checked_reply(value: Any) -> tuple[EnvironmentReply | None, str]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that float32, in which rewards are, holds."""
+    """True for a number that float32, the type of rewards, can hold."""
     try:
         return isinstance(value, Real) and abs(float(value)) <= _LARGEST
     except (OverflowError, TypeError):  # an integer that no float holds; a number that is none of its kinds

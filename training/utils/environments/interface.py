@@ -1,10 +1,10 @@
-"""What an environment receives and returns: the interface that a user's class implements.
+"""The interface of an environment that a user's class implements: what it receives and returns.
 
     class Lookup:
         def reset(self, row):              # or reset(self, row, seed); each method may be async
             return Opening([{"role": "user", "content": row["question"]}], tools=[...])
 
-        def step(self, message):           # what the model said
+        def step(self, message):           # the model's turn
             return EnvironmentReply([{"role": "tool", "content": "42"}], reward=0.0, done=False)
 
         def close(self): ...
@@ -33,11 +33,11 @@ class Call:
 
 @dataclass(frozen=True)
 class AssistantMessage:
-    """What the model said in one turn.
+    """The model's message of one turn.
 
     text: all of it, without the token that ends a turn.
     content: without the reasoning and the calls.
-    reasoning: what stands before </think>, "" where there is none.
+    reasoning: the text before </think>, "" if there is none.
     calls: in the order in which they were written.
     problems: one sentence for each call that began and could not be read.
     """
@@ -50,7 +50,7 @@ class AssistantMessage:
 
 
 class Opening(NamedTuple):
-    """How a conversation begins.
+    """The beginning of a conversation.
 
     messages: all before the model's first turn; the last is the user's or a tool's.
     tools: JSON schemas as chat templates take them, or None.
@@ -61,7 +61,7 @@ class Opening(NamedTuple):
 
 
 class EnvironmentReply(NamedTuple):
-    """What follows the model's message.
+    """The reply to the model's message.
 
     messages: tool's, user's or system messages; none only where the conversation is done.
     reward: of this turn.
@@ -76,14 +76,14 @@ class EnvironmentReply(NamedTuple):
 
 
 class Environment(Protocol):
-    """One conversation's other side. Every sample of a prompt gets an instance of its own."""
+    """One conversation's other side. Every sample of a prompt gets a new instance."""
 
     def reset(self, row: Mapping[str, Any]) -> Opening | Awaitable[Opening]:
         """Begin a conversation. row: the columns of the dataset's row, `messages` (its prompt) and `ground_truth`.
 
-        The row decides how a conversation begins: the samples of one prompt are compared with each other. What is
-        random later on comes from `seed`, an integer of its own for each sample, which is passed where the method has
-        a parameter of that name.
+        The row alone decides the beginning: the samples of one prompt are compared with each other. Later randomness
+        comes from `seed`, a different integer for each sample, which is passed if the method has a parameter of that
+        name.
         """
 
     def step(self, message: AssistantMessage) -> EnvironmentReply | Awaitable[EnvironmentReply]:

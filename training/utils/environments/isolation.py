@@ -1,6 +1,6 @@
-"""How far a model's Python program is kept from the machine: by bubblewrap, by namespaces alone, or hardly.
+"""Isolation of a model's Python program from the machine: by bubblewrap, by namespaces alone, or hardly any.
 
-The strongest that this machine allows is found by running a program in it. Each says what it guards and what not.
+The strongest that this machine allows is chosen by running a program in it. Each describes what it guards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 DISK_BYTES = 64 << 20
 DISK_FILES = 4096
 _READ = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of a program's own, in memory
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - private to a program, in memory
 # The disk of a program, mounted by the first process of its namespaces before it becomes the supervisor.
 _WITH_DISK = (
     'mount -t tmpfs -o size="$1",nr_inodes="$2",mode=700,nosuid,nodev none "$3" && cd "$3" && shift 3 && exec "$@"'
@@ -25,8 +25,8 @@ _WITH_DISK = (
 
 @dataclass(frozen=True)
 class Isolation:
-    """command: words that run others in it, for a folder of the program's own. has_disk: of a size, in memory.
-    sentence: what is guarded, and what is not."""
+    """command: words that run others in it, for a folder of the program. has_disk: of a size, in memory. sentence: its
+    guarantees and their limits."""
 
     name: str
     command: Callable[[Path], Sequence[str]]

@@ -1,4 +1,4 @@
-"""What `--environment` and `--tools` name, from users' files: checked at the start, made for each conversation."""
+"""Users' environments and tools (`--environment`, `--tools`): checked at the start, made for each conversation."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Environments:
 
     @property
     def answers_any_row(self) -> bool:
-        """Whether no column of a row matters: there are only tools."""
+        """True if no column of a row matters: there are only tools."""
         return self.names == (TOOLS,)
 
     def name_of(self, row: Mapping[str, Any]) -> str | None:
         """Return the environment of a row: that of its column `environment`, or the run's only one where the row has no
-        such column or there are only tools. None: nobody answers, the row is a prompt as ever.
+        such column or there are only tools. None: nobody answers, the row is a plain prompt.
 
         Raises ThreestepError for an unknown name, and where several environments leave it open.
         """
@@ -73,7 +73,7 @@ class Environments:
         return None if name is None else Episode(self._settings[name], deepcopy(row), seed, self._caller)
 
     def close(self) -> None:
-        """Let go of what calls need; nothing waits for calls that hang."""
+        """Release the resources of calls; nothing waits for calls that hang."""
         self._caller.close()
 
     def _warn(self, sentence: str) -> None:
@@ -92,11 +92,11 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
         if maker is not None:
             makers[address.rpartition(":")[2]] = maker
     tools = [mistakes.note(_tool, address, flags.tool_seconds) for address in flags.tool_addresses]
-    found = [tool for tool in tools if tool is not None]
-    if found:
+    usable = [tool for tool in tools if tool is not None]
+    if usable:
         limits = CallLimits(flags.tool_seconds, flags.max_observation_characters, flags.max_calls_per_turn)
-        makers[TOOLS] = lambda: ToolEnvironment(found, limits, caller)
-    names = [tool.name for tool in found]
+        makers[TOOLS] = lambda: ToolEnvironment(usable, limits, caller)
+    names = [tool.name for tool in usable]
     mistakes.require(
         len(set(names)) == len(names),
         f"--tools expects functions of different names, got {', '.join(names)}; rename one",

@@ -1,11 +1,11 @@
-"""Environments of OpenEnv (the package `openenv`), which run behind servers of their own. Serves files of users:
+"""Environments of OpenEnv (the package `openenv`), which run behind servers. Serves files of users:
 
     from training.utils.environments.openenv import OpenEnvironment
 
     class Calendar(OpenEnvironment):              # its tools are the model's (MCP)
         url = "http://127.0.0.1:8000"
 
-    class Coder(OpenEnvironment):                 # its actions are made of what the model says
+    class Coder(OpenEnvironment):                 # its actions are made of the model's messages
         url = "http://127.0.0.1:8001"
 
         def action(self, message):
@@ -48,21 +48,21 @@ class OpenEnvironment:
     # For subclasses.
 
     def options(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server's `reset` gets: by default a seed that follows from the row, as all samples of a prompt must
-        begin alike."""
+        """Arguments of the server's `reset`: by default a seed that follows from the row, as all samples of a prompt
+        must begin alike."""
         return {"seed": zlib.crc32(json.dumps([row.get("prompt"), row.get("ground_truth")]).encode())}
 
     def opening(self, row: Mapping[str, Any], observation: Mapping[str, Any]) -> list[Message]:
-        """How the conversation begins: by default with the row's messages. observation: of `reset`."""
+        """First messages of the conversation: by default the row's. observation: of `reset`."""
         return list(row["messages"])
 
     def action(self, message: AssistantMessage) -> dict[str, Any]:
-        """The server's action for what the model said; without an own one, the model calls the server's tools, and
-        ends the conversation where it calls none."""
+        """The server's action for the model's message; unless overridden, the model calls the server's tools, and ends
+        the conversation if it calls none."""
         raise NotImplementedError
 
     def text(self, observation: Mapping[str, Any]) -> str:
-        """What the model reads of the observation behind its action: by default all of it, as JSON."""
+        """The part of the observation that the model reads after its action: by default all of it, as JSON."""
         return as_text({name: value for name, value in observation.items() if name != "metadata"})
 
     # For conversations.
@@ -81,8 +81,8 @@ class OpenEnvironment:
         """Act; of several calls each is a step of the server, in their order, as far as it is not done."""
         if not self._calls_tools:
             taken = await self._client.step(self.action(message))
-            said = [] if taken.done else [{"role": "user", "content": self.text(taken.observation)}]
-            return EnvironmentReply(said, float(taken.reward or 0.0), bool(taken.done))
+            following = [] if taken.done else [{"role": "user", "content": self.text(taken.observation)}]
+            return EnvironmentReply(following, float(taken.reward or 0.0), bool(taken.done))
         messages: list[Message] = []
         reward, done = 0.0, not (message.calls or message.problems)
         for call in message.calls:
@@ -114,7 +114,7 @@ def _call_action(call: Call) -> dict[str, Any]:
 
 
 def _result_text(observation: Mapping[str, Any]) -> str:
-    """What a tool answered; an error of the call in its place."""
+    """A tool's result, or the error of the call in its place."""
     error, result = observation.get("error"), observation.get("result")
     if error:
         return f"Error: {error['message']}"

@@ -1,7 +1,7 @@
 """Tool calls in a model's text: three forms of the public model families, or a parser of the user's.
 
-A parser reads text and returns what it found; it never raises for what a model wrote. A call that was cut or cannot be
-read is no call: it becomes one sentence for the model. Calls inside the reasoning do not count.
+A parser never raises for a model's text. A call that was cut or cannot be read is no call: it becomes one sentence for
+the model. Calls inside the reasoning do not count.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def parse_pythonic(text: str) -> Parsed:
     """Calls as a Python list, of Llama 3.2, Llama 4 and LFM2: [f(a=1, b="x"), g()]. Arguments are literals, by name."""
     content, written = "", text.strip()
     for begin_tag, end_tag in _PYTHONIC_TAGS:
-        before, found, behind = text.partition(begin_tag)
-        if found:
+        before, has_tag, behind = text.partition(begin_tag)
+        if has_tag:
             written, end, after = behind.partition(end_tag)
             if not end:
                 return Parsed(before.strip(), problems=(_sentence(ValueError(f"expected {end_tag} behind the calls")),))
@@ -123,7 +123,7 @@ def parse_pythonic(text: str) -> Parsed:
 
 PARSERS: dict[str, Parser] = {"hermes": parse_hermes, "llama": parse_llama, "pythonic": parse_pythonic}
 
-# What a chat template that writes or asks for calls of a form contains, and what shows that it is another form.
+# Signs in a chat template of each form of calls, and signs that it is another form.
 _SIGNS: dict[str, tuple[re.Pattern[str], re.Pattern[str] | None]] = {
     "hermes": (re.compile(re.escape(_OPEN)), re.compile(r"<function=|<arg_key>")),
     "llama": (re.compile(r'"name\\?": .{0,80}"parameters\\?": ', re.DOTALL), re.compile(rf"{_OPEN}|\[TOOL_CALLS\]")),
@@ -145,14 +145,14 @@ def parser_of(name: str, template: str | None) -> Parser:
         )
     if name != AUTO:
         return PARSERS[name]
-    found = [form for form, (sign, other) in _SIGNS.items() if _shows(template or "", sign, other)]
-    if len(found) != 1:
-        got = f"signs of {' and '.join(found)}" if found else "signs of none of them"
+    forms = [form for form, (sign, other) in _SIGNS.items() if _shows(template or "", sign, other)]
+    if len(forms) != 1:
+        got = f"signs of {' and '.join(forms)}" if forms else "signs of none of them"
         raise ThreestepError(
             f"--tool_parser {AUTO} expects a chat template that writes calls as {', '.join(PARSERS)}, got {got}; name "
             "the parser, or give your own as FILE.py:NAME"
         )
-    return PARSERS[found[0]]
+    return PARSERS[forms[0]]
 
 
 def _shows(template: str, sign: re.Pattern[str], other: re.Pattern[str] | None) -> bool:
@@ -160,14 +160,14 @@ def _shows(template: str, sign: re.Pattern[str], other: re.Pattern[str] | None) 
 
 
 def _parser_of_user(address: str) -> Parser:
-    """A function from text to a list of {"name", "arguments"}, or to such a list and the text without calls; what it
-    raises is the problem of the call."""
+    """A parser from a function of text to a list of {"name", "arguments"}, or to such a list and the text without
+    calls; its exception is the problem of the call."""
     function = load_function(address, "--tool_parser")
 
     def parse(text: str) -> Parsed:
         try:
-            found = function(text)
-            values, content = found if isinstance(found, tuple) else (found, text)
+            parsed = function(text)
+            values, content = parsed if isinstance(parsed, tuple) else (parsed, text)
             return Parsed(str(content), tuple(_call_of(value) for value in values))
         except Exception as problem:  # noqa: BLE001 - whatever a user's function raises for a model's text
             return Parsed(text, problems=(_sentence(problem),))
@@ -202,7 +202,7 @@ def _call_of(value: Any) -> Call:
         arguments, _ = _json_at(arguments, 0)
     if not isinstance(arguments, dict):
         raise ValueError(f'expected an object of arguments in the call of "{value["name"]}"')
-    return Call(value["name"], {name: _plain_value(own) for name, own in arguments.items()})
+    return Call(value["name"], {name: _plain_value(argument) for name, argument in arguments.items()})
 
 
 def _call_of_node(node: ast.expr) -> Call:

@@ -1,6 +1,6 @@
 """A tool that runs the model's Python code within limits of time, memory, processes, files and output, and as far from
-the machine as `isolation` can keep it. `--tools` asks for it by one of two names: one that promises no sandbox, and
-takes the strongest isolation there is; one that is refused where bubblewrap does not work.
+the machine as `isolation` can keep it. `--tools` has two names for it: one that promises no sandbox, and takes the
+strongest isolation there is; one that is refused if bubblewrap does not work.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def python_tool(seconds: float, isolation: Isolation) -> Callable[[str], str]:
 
 
 def isolation_of(name: str) -> Isolation:
-    """The isolation that a tool of this name runs in. ThreestepError where it asks for one that does not work here."""
-    found = strongest(_works)
-    if name == IN_BUBBLEWRAP and found is not BUBBLEWRAP:
+    """The isolation that a tool of this name runs in. ThreestepError if it needs one that does not work here."""
+    best = strongest(_works)
+    if name == IN_BUBBLEWRAP and best is not BUBBLEWRAP:
         raise ThreestepError(
             f"--tools {IN_BUBBLEWRAP} expects bubblewrap, and {_why_not()}; install it and allow user namespaces, or "
-            f"run in a container with --tools {NO_SANDBOX}, which takes here: {found.name} ({found.sentence})"
+            f"run in a container with --tools {NO_SANDBOX}, which takes here: {best.name} ({best.sentence})"
         )
-    return found
+    return best
 
 
 def _works(isolation: Isolation) -> bool:
@@ -73,12 +73,12 @@ def _works(isolation: Isolation) -> bool:
 
 def _why_not() -> str:
     try:
-        said = python_tool(_PROBE_SECONDS, BUBBLEWRAP)("print('works')")
+        output = python_tool(_PROBE_SECONDS, BUBBLEWRAP)("print('works')")
     except FileNotFoundError:
         return "there is no program bwrap"
     except (OSError, RuntimeError) as problem:
-        said = str(problem)
-    return f"bwrap says: {' '.join(said.split())[:200]}"
+        output = str(problem)
+    return f"bwrap says: {' '.join(output.split())[:200]}"
 
 
 def _run(code: str, folder: Path, seconds: float, isolation: Isolation) -> str:

@@ -65,9 +65,9 @@ def _odd_type(hint: Any) -> str | None:
 
 
 def argument_problem(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the arguments of a call, in words for the model; None where they fit.
+    """Return the mistake in the arguments of a call, in words for the model; None if they fit.
 
-    Checks names, the type of each argument and its choices, not what is inside of lists and objects.
+    Checks names, the type of each argument and its choices, not the content of lists and objects.
     """
     parameters = schema["function"]["parameters"]
     known, needed = parameters.get("properties", {}), parameters.get("required", ())

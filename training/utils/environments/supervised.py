@@ -1,8 +1,8 @@
 """The supervisor of a model's Python program: starts it within limits, and ends it with all that it started.
 
-Serves `python_tool`, which runs this file's source in a process of its own, where nothing of this package can be
-imported. As the first process of a PID namespace its end is the end of everything in it. Elsewhere it adopts what its
-descendants leave behind (prctl's PR_SET_CHILD_SUBREAPER), and ends all descendants that it sees.
+Serves `python_tool`, which runs this file's source in a separate process, where nothing of this package can be
+imported. As the first process of a PID namespace its end is the end of everything in it. Elsewhere it adopts the
+processes that its descendants leave behind (prctl's PR_SET_CHILD_SUBREAPER), and ends all descendants that it sees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOKING_SHARE = 0.2  # of the time, at most, is spent on looking at processes
 
 def main(words: list[str]) -> None:
     """Run the program that standard input holds, as main.py in the current folder. words: seconds; bytes of memory
-    and of a file; open files; processes; files of the disk that the folder is (0: it is none of the program's own)."""
+    and of a file; open files; processes; files of the disk that the folder is (0: it has no disk)."""
     seconds = float(words[0])
     memory, file_bytes, open_files, processes, disk_files = map(int, words[1:])
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -62,9 +62,9 @@ def _watch(pid: int, deadline: float, memory: int, processes: int, disk_files: i
     """Wait until the program has ended or left its limits; return the supervisor's exit code."""
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:  # adopted ones too
-                if found[0] == pid:
-                    status = os.waitstatus_to_exitcode(found[1])
+            while (waited := os.waitpid(-1, os.WNOHANG))[0]:  # adopted ones too
+                if waited[0] == pid:
+                    status = os.waitstatus_to_exitcode(waited[1])
                     return 0 if status >= 0 else SIGNALLED - status
         began = time.monotonic()
         seen = _descendants()
@@ -109,12 +109,12 @@ def _descendants() -> list[int]:
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
             children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(pid)
-    found, waiting = [], [mine]
+    processes, waiting = [], [mine]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        processes += below
         waiting += below
-    return found
+    return processes
 
 
 def _private_bytes(pid: int) -> int:

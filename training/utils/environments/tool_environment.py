@@ -48,7 +48,7 @@ class _Answer(NamedTuple):
 
 class ToolEnvironment:
     """The calls of a message run at once, and are answered in the order in which they were written. A call that fails
-    in any way is answered by a sentence, and counted; nothing that a tool does ends the conversation."""
+    in any way is answered by a sentence, and counted; no tool ends the conversation."""
 
     def __init__(self, tools: Sequence[Tool], limits: CallLimits, caller: Caller) -> None:
         """tools: of different names; all conversations share them, so their functions run in several threads."""
@@ -64,7 +64,7 @@ class ToolEnvironment:
         """Answer each call, then each call that could not be read; done where there is neither."""
         begin, room = time.monotonic(), self._limits.calls
         running = [self._start(call) for call in message.calls[:room]]
-        answers = [self._answer(own) for own in running]
+        answers = [self._answer(one) for one in running]
         refused = _Answer(f"Error: not called: a message may have {room} calls at most", "refused_calls")
         answers += [refused] * len(message.calls[room:])
         # A model that begins a call a thousand times need not read of each.
@@ -72,9 +72,9 @@ class ToolEnvironment:
 
         texts = [bounded(answer.text, self._limits.characters) for answer in answers]
         messages: list[Message] = [{"role": "tool", "content": text.text} for text in texts]
-        for own, call in zip(messages, message.calls, strict=False):  # what could not be read has no name
+        for one, call in zip(messages, message.calls, strict=False):  # what could not be read has no name
             if call.name in self._tools:  # any other is whatever a model writes
-                own["name"] = call.name
+                one["name"] = call.name
         figures = Counter(answer.figure for answer in answers if answer.figure is not None)
         figures.update(
             calls=len(message.calls),

@@ -1,7 +1,7 @@
 """Encoded pictures in an Arrow file, each once, and back by memory map.
 
 A row knows its pictures by their places in the file (`ImageSpan.key`), and is stored with six numbers for each span.
-Knows bytes alone: what is decoded from them is known elsewhere.
+Knows bytes alone, not how they are decoded.
 
 A file holds record batches of `PICTURES_PER_BATCH` pictures (the last may be shorter), so picture i is in batch
 i // PICTURES_PER_BATCH.
@@ -27,7 +27,7 @@ _SCHEMA = pa.schema([("sha256", pa.binary(32)), ("bytes", pa.large_binary())])
 
 
 class Pictures(Protocol):
-    """Where the pictures of rows are put while the rows are made."""
+    """A store of the rows' pictures while the rows are made."""
 
     def add(self, digest: bytes, data: bytes) -> int:
         """The key of a picture: of equal bytes the same. digest: its sha256."""

@@ -1,1 +1,1 @@
-"""What is read from a model's folder or hub name: its configuration, its tokenizer, its weights."""
+"""Loading from a model's folder or hub name: its configuration, its tokenizer, its weights."""

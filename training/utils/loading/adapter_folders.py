@@ -42,15 +42,15 @@ def find_adapter(name_or_path: str) -> AdapterFolder | None:
         return adapter_in(Path(name_or_path))
     from transformers.utils import cached_file
 
-    quiet = ("missing_entries", "connection_errors", "gated_repo")  # what loads the model says what is wrong
+    quiet = ("missing_entries", "connection_errors", "gated_repo")  # the loader of the model explains errors
     try:
         for file in (CONFIG, WEIGHTS):
-            found = cached_file(name_or_path, file, **{f"_raise_exceptions_for_{what}": False for what in quiet})
-            if found is None and file == CONFIG:
+            cached = cached_file(name_or_path, file, **{f"_raise_exceptions_for_{what}": False for what in quiet})
+            if cached is None and file == CONFIG:
                 return None
     except OSError:
         return None
-    return adapter_in(Path(str(found or "")).parent, name_or_path)
+    return adapter_in(Path(str(cached or "")).parent, name_or_path)
 
 
 def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:
@@ -70,7 +70,7 @@ def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:
 
 
 def model_of(name_or_path: str) -> str:
-    """Return the base of an adapter; a model's own name or path."""
+    """Return the base of an adapter, or the name or path of a model."""
     adapter = find_adapter(name_or_path)
     return name_or_path if adapter is None else adapter.base
 

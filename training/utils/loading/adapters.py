@@ -1,7 +1,7 @@
 """Adapters on their base: planned before a weight is read, then merged into the base's weights, or trained on.
 
-Strict: tensors that are missing, unexpected or of another shape are refused by name. What the base computes with the
-adapter on, as PEFT runs it, is the truth: a merge that computes something else is refused, of whatever kind it is.
+Strict: tensors that are missing, unexpected or of another shape are refused by name. The output of the base with the
+adapter on, as PEFT runs it, is the truth: a merge with another output is refused, of whatever kind it is.
 
 Whole tensors: those that replace one of the base's (PEFT's `modules_to_save`, embeddings, a scalar head).
 """
@@ -86,8 +86,8 @@ def plan_adapter(
         adapter, {name: stored[name] for name in whole.values()}, {whole[name]: shapes[name] for name in whole}
     )
     config.modules_to_save = None
-    own = {name: tensor for name, tensor in stored.items() if name not in dropped and name not in whole.values()}
-    plan = AdapterPlan(adapter, kind, config, whole, own)
+    adapting = {name: tensor for name, tensor in stored.items() if name not in dropped and name not in whole.values()}
+    plan = AdapterPlan(adapter, kind, config, whole, adapting)
     if kind != "LORA":  # some kinds cannot be made without weights; `_merge` looks at their tensors
         return plan
     expected = _of_adapter(plan, model)
@@ -107,23 +107,23 @@ def put_on(model: PreTrainedModel, plan: AdapterPlan, settings: ModelSettings) -
     with errors_explained("adapter", adapter.name, SafetensorError):
         tensors = load_file(adapter.weights)
     _replace_whole(model, plan, tensors)
-    own = {name: tensors[name] for name in plan.own}
+    adapting = {name: tensors[name] for name in plan.own}
     if plan.goes_on:
         add_lora(model, replace(settings, lora_dropout=0.0))
-        own = {name.removeprefix(_PREFIX): tensor for name, tensor in own.items()}
-        unread = set_peft_model_state_dict(model, own, ADAPTER).unexpected_keys
+        adapting = {name.removeprefix(_PREFIX): tensor for name, tensor in adapting.items()}
+        unread = set_peft_model_state_dict(model, adapting, ADAPTER).unexpected_keys
         assert not unread, f"the plan's names are those of the model: {unread}"
-        said = f"going on training adapter '{adapter.name}' of base '{adapter.base}'"
+        sentence = f"going on training adapter '{adapter.name}' of base '{adapter.base}'"
     else:
-        if own:
-            _merge(model, plan, own)
-        said = f"merged adapter '{adapter.name}' into base '{adapter.base}'"
+        if adapting:
+            _merge(model, plan, adapting)
+        sentence = f"merged adapter '{adapter.name}' into base '{adapter.base}'"
         if settings.trains_adapter_on and settings.lora_dim > 0:
-            said += "; the run's LoRA is another, and starts anew"
-    log(f"model: {said}", started_as_main_rank())
+            sentence += "; the run's LoRA is another, and starts anew"
+    log(f"model: {sentence}", started_as_main_rank())
 
 
-def _merge(model: PreTrainedModel, plan: AdapterPlan, own: dict[str, torch.Tensor]) -> None:
+def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.Tensor]) -> None:
     import torch
     from peft import PeftModel, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -135,7 +135,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, own: dict[str, torch.Tenso
     with torch.random.fork_rng(cuda), torch.no_grad(), _refused_by_name(plan, type(model).__name__):
         adapted = PeftModel(model, plan.config)
         _check_tensors(plan, type(model).__name__, _shapes(adapted, "default"))
-        unread = set_peft_model_state_dict(adapted, own).unexpected_keys
+        unread = set_peft_model_state_dict(adapted, adapting).unexpected_keys
         assert not unread, f"the plan's names are those of the model: {unread}"
         truth = read_own_forward(model)
         for layer in [module for module in model.modules() if isinstance(module, BaseTunerLayer)]:
@@ -155,7 +155,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, own: dict[str, torch.Tenso
 
 @contextlib.contextmanager
 def _refused_by_name(plan: AdapterPlan, model: str) -> Iterator[None]:
-    """Turn what PEFT raises inside into a sentence, and silence its warnings."""
+    """Inside, turn PEFT's exceptions into a sentence, and silence its warnings."""
     import torch
 
     try:
@@ -225,7 +225,7 @@ def _check_whole(adapter: AdapterFolder, model: PreTrainedModel, whole: Collecti
 
 
 def _of_adapter(plan: AdapterPlan, model: PreTrainedModel) -> _Lora:
-    """What the settings make of `model`, which is on the meta device, and is changed."""
+    """Add the settings' LoRA to `model`, which is on the meta device, and return its shapes and scales."""
     import torch
     from peft import PeftModel
 
@@ -236,7 +236,7 @@ def _of_adapter(plan: AdapterPlan, model: PreTrainedModel) -> _Lora:
 
 
 def _of_run(model: PreTrainedModel, settings: ModelSettings) -> _Lora:
-    """See `_of_adapter`; of the run's own LoRA."""
+    """See `_of_adapter`; for the run's LoRA."""
     import torch
 
     with torch.device("meta"):

@@ -1,8 +1,8 @@
-"""What a folder that is given as a model holds, before any library is imported.
+"""Checks of a folder that is given as a model, before any library is imported.
 
 A model folder has a config.json and safetensors, or is an adapter whose base is one. Everything else that people have
-under that name is told apart here, with the command that makes a model folder of it. A folder with a configuration and
-no weights passes: dry runs need no more, and what loads the weights says that they are missing.
+under that name is recognised here, with the command that makes a model folder of it. A folder with a configuration and
+no weights passes: dry runs need no more, and the loader of weights reports that they are missing.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def check_model_folder(name_or_path: str) -> None:
     if not (path / "config.json").is_file():
         raise ThreestepError(_without_config(path))
     config = _read_config(path)
-    found = weight_files(path, config.get("transformers_weights"))
-    for file in found:
+    files = weight_files(path, config.get("transformers_weights"))
+    for file in files:
         read_header(file)
-    other = None if found else _of_other_weights(path, config)
+    other = None if files else _of_other_weights(path, config)
     if other is not None:
         raise ThreestepError(other)
 
 
 def check_base(adapter: AdapterFolder) -> None:
-    """See `check_model_folder`; of what an adapter names as its base."""
+    """See `check_model_folder`; for the base that an adapter names."""
     try:
         check_model_folder(adapter.base)
     except ThreestepError as mistake:
@@ -57,7 +57,7 @@ def check_base(adapter: AdapterFolder) -> None:
 
 def _check_hub_name(name_or_path: str) -> None:
     """ThreestepError if a name with no folder behind it was meant as a folder. OWNER/NAME was, where a folder OWNER is
-    here and the hub's cache has no such model: otherwise the network would be asked, for minutes where there is none.
+    here and the hub's cache has no such model: otherwise the network would be tried, for minutes if there is none.
     """
     path, slashes = Path(name_or_path), name_or_path.count("/")
     if path.is_absolute() or name_or_path.startswith((".", "~")) or slashes > 1:
@@ -76,7 +76,7 @@ def _is_in_hub_cache(name: str) -> bool:
 
 
 def _nearest_folder(path: Path) -> str:
-    """As `nearest_names` without its question mark, of the folders that are where `path` is not."""
+    """The nearest existing folders to `path`, as `nearest_names` without its question mark."""
     if not path.parent.is_dir():
         return ""
     siblings = (str(sibling) for sibling in path.parent.iterdir() if sibling.is_dir())
@@ -115,7 +115,7 @@ def _check_levels(folder: Path) -> None:
             if "levels" in problem.msg:
                 raise ThreestepError(f"'{path}': {problem.msg}; download or copy it again") from problem
         except ValueError:
-            continue  # what is wrong with the file, its reader says
+            continue  # the file's reader explains its error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _gguf(path: Path) -> str:
 
 
 def _without_config(folder: Path) -> str:
-    """What a folder without config.json is, in the order of how much that says."""
+    """Description of a folder without config.json; the most telling signs are tried first."""
     if not any(folder.iterdir()):
         return f"the model folder '{folder}' is empty; expected config.json and safetensors"
     if (folder / "model" / "config.json").is_file():
@@ -180,7 +180,7 @@ def _without_config(folder: Path) -> str:
 
 
 def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
-    """What a folder with a configuration and without safetensors holds; None for the configuration alone."""
+    """Description of a folder with a configuration and no safetensors; None for the configuration alone."""
     if (folder / "weights.json").is_file() and folder.parent.name == "models":
         return (
             f"'{folder}' describes a model in a checkpoint and holds no weights; make a model folder: python -m "
@@ -207,12 +207,12 @@ def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def _pickles(folder: Path) -> list[Path]:
-    found = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
-    return [path for path in found if path.name not in _NO_WEIGHTS]
+    paths = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
+    return [path for path in paths if path.name not in _NO_WEIGHTS]
 
 
 def _checkpoint(folder: Path) -> Path | None:
-    """What `training.export` takes for a folder of ours: a checkpoint, or a run with some."""
+    """A folder that `training.export` can read: a checkpoint, or a run with some; None for others."""
     if folder.name.startswith("step_") and (folder / "manifest.json").is_file():
         return folder
     run = folder.parent if folder.name == "checkpoints" else folder

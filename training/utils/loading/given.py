@@ -1,8 +1,8 @@
-"""Models that a Python program holds (`threestep.sft(model, ...)`): what their folder says of them, and the objects.
+"""Models that a Python program holds (`threestep.sft(model, ...)`): their folders' records of them, and the objects.
 
 The front writes such a model to a folder, so that other processes and a resumed run read it as any other. A model
-folder holds weights and a configuration; what else decides how the object trains stands in its `given.json`: frozen
-weights, numbers that the object computes, and, where no folder can hold it (a forward of its class, hooks), why. A
+folder holds weights and a configuration; everything else that the object's training depends on stands in `given.json`:
+frozen weights, numbers that the object computes, and, if no folder can hold it (a forward of its class, hooks), why. A
 folder's model is trained only if it computes the object's numbers; otherwise a copy of the object is, in the process
 that holds it.
 """
@@ -35,7 +35,7 @@ _MOST_NUMBERS = 256  # of each kind: 5 kB in given.json
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one short sequence, at its last token, float64; `..._noise`: the largest difference that rounding explains.
+    """A model's float64 output at the last token of a short sequence; `..._noise`: the most that rounding explains.
 
     trunk: the first entries of the last hidden state. logits: the first logits, or the score.
     """
@@ -48,11 +48,11 @@ class Numbers:
 
 @dataclass(frozen=True)
 class GivenModel:
-    """What given.json holds.
+    """The content of given.json.
 
     kind: the object's class
     frozen: the weights that do not train
-    only_object: why no folder holds what the object computes; None where its folder does
+    only_object: why no folder stands for the object; None if its folder does
     notes: sentences for the log
     """
 
@@ -90,7 +90,7 @@ def write_given(folder: Path, given: GivenModel) -> None:
 
 
 def given_in(name_or_path: str) -> GivenModel | None:
-    """Return what given.json of a model's folder holds; None without it. ThreestepError if it is damaged."""
+    """Return the content of given.json in a model's folder; None without it. ThreestepError if it is damaged."""
     path = Path(name_or_path, FILE)
     if not path.is_file():
         return None
@@ -105,16 +105,16 @@ def given_in(name_or_path: str) -> GivenModel | None:
 
 
 def only_as_object(name_or_path: str) -> bool:
-    """Whether a folder alone does not hold what its object computes."""
+    """True if the folder alone does not hold what its object computes."""
     given = given_in(name_or_path)
     return given is not None and given.only_object is not None
 
 
 def copy_of_object(where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool) -> PreTrainedModel | None:
-    """Return a copy of the object that the folder `where` stands for, in `dtype` and eval mode, where the folder alone
-    does not hold what it computes; None of all other folders.
+    """Return a copy of the object that the folder `where` stands for, in `dtype` and eval mode, if the folder alone
+    does not give its output; None for all other folders.
 
-    ThreestepError if this process does not hold the object, and for what cannot be done with a copy.
+    ThreestepError if this process does not hold the object, and for settings that a copy cannot have.
     """
     given = given_in(where)
     if given is None or given.only_object is None:
@@ -124,7 +124,7 @@ def copy_of_object(where: str, dtype: torch.dtype, settings: ModelSettings, is_s
 
 
 def is_copy_of_object(model: PreTrainedModel) -> bool:
-    """Whether `copy_of_object` or `proven` made the model of an object, not of a folder."""
+    """True if `copy_of_object` or `proven` made the model of an object, not of a folder."""
     from training.utils.models.own_forward import WHOLE_FORWARD
 
     return hasattr(model, WHOLE_FORWARD)
@@ -133,18 +133,18 @@ def is_copy_of_object(model: PreTrainedModel) -> bool:
 def proven(
     model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
 ) -> PreTrainedModel:
-    """Return `model`, just loaded from the folder `where`, if it computes what the object of that folder does;
+    """Return `model`, just loaded from the folder `where`, if it computes the same as the object of that folder;
     otherwise a copy of the object. A folder that stands for no object is left alone. A collective under ZeRO-3."""
     given = given_in(where)
     if given is None:
         return model
     _log_notes(given)
-    found = read_numbers(model)
-    same_head = type(model).__name__ == given.kind and len(found.logits) == len(given.numbers.logits)
+    numbers = read_numbers(model)
+    same_head = type(model).__name__ == given.kind and len(numbers.logits) == len(given.numbers.logits)
     kinds = ("trunk", "logits") if same_head else ("trunk",)
     for kind in kinds:
-        theirs, mine = getattr(given.numbers, kind), getattr(found, kind)
-        most = getattr(given.numbers, f"{kind}_noise") + getattr(found, f"{kind}_noise")
+        theirs, mine = getattr(given.numbers, kind), getattr(numbers, kind)
+        most = getattr(given.numbers, f"{kind}_noise") + getattr(numbers, f"{kind}_noise")
         apart = _apart(theirs, mine)
         if not apart <= most:
             why = (
@@ -214,14 +214,14 @@ def _deep_copy(model: PreTrainedModel, given: GivenModel, what: str) -> PreTrain
             "that was given as it is"
         ) from problem
     with _uses_noted(model) as uses:
-        found = read_numbers(copied)
+        numbers = read_numbers(copied)
     if uses:
         raise ThreestepError(
             f"{what}; and a copy of it still computes with {uses[0]} of the object that was given: a hook or a forward "
             "holds that object; let it use its arguments (module, inputs, output), or `self`"
         )
-    apart = _apart(given.numbers.logits, found.logits)
-    if not apart <= given.numbers.logits_noise + found.logits_noise:
+    apart = _apart(given.numbers.logits, numbers.logits)
+    if not apart <= given.numbers.logits_noise + numbers.logits_noise:
         raise ThreestepError(
             f"{what}; and a copy of it computes other numbers (by {apart:.2g}): its forward or a hook keeps a state "
             "that changes from call to call"
@@ -230,20 +230,20 @@ def _deep_copy(model: PreTrainedModel, given: GivenModel, what: str) -> PreTrain
 
 
 def _check_score(model: PreTrainedModel, what: str) -> None:
-    """ThreestepError if the model's score is not what its head gives at the last token: values are read of the head, at
-    every token."""
+    """ThreestepError if the model's score is not its head's at the last token: values are read from the head, at every
+    token."""
     import torch
 
     from training.utils.models.own_forward import in_eval_mode
     from training.utils.models.tensors.probes import make_probes
 
-    kept: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     (segment,) = make_probes(model.config, 0).alone[0].segments
-    handle = model.score.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    handle = model.score.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     with torch.no_grad(), in_eval_mode(model):
         score = model(input_ids=segment.tokens.input_ids.unsqueeze(0).to(model.device)).logits.flatten()
     handle.remove()
-    if not kept or not torch.equal(kept[-1][0, -1].flatten(), score):
+    if not outputs or not torch.equal(outputs[-1][0, -1].flatten(), score):
         raise ThreestepError(
             f"{what}; its forward makes another score than its head `score` gives at the last token, where scores and "
             "values are read: let the head, or what is below it, compute the score"
@@ -273,8 +273,8 @@ def _uses_noted(model: PreTrainedModel) -> Iterator[list[str]]:
 
 
 def read_numbers(model: PreTrainedModel) -> Numbers:
-    """Return what `model` computes of a short sequence, in eval mode; train mode and buffers are as before. A
-    collective under ZeRO-3, of a model that no engine owns.
+    """Return the numbers of `model` on a short sequence, in eval mode; train mode and buffers are restored. A
+    collective under ZeRO-3, for a model that no engine has.
 
     ThreestepError for a model that cannot be called with token ids alone, or has no logits; for numbers that are not
     finite; and for those that are drawn at random.
@@ -293,8 +293,8 @@ def read_numbers(model: PreTrainedModel) -> Numbers:
     def read(seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         with contextlib.nullcontext() if seed is None else rounded_once_more(model, seed):
             states, logits = model.base_model(input_ids=ids_1T)[0], model(input_ids=ids_1T).logits
-        kept = (part[0].reshape(-1, part.shape[-1])[-1][:_MOST_NUMBERS] for part in (states, logits))
-        trunk, output = (part.detach().double().cpu() for part in kept)
+        last = (part[0].reshape(-1, part.shape[-1])[-1][:_MOST_NUMBERS] for part in (states, logits))
+        trunk, output = (part.detach().double().cpu() for part in last)
         return trunk, output
 
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
@@ -332,7 +332,7 @@ def _apart(some: list[float], others: list[float]) -> float:
 
 
 def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool) -> None:
-    """Freeze what was frozen in the object of the model's folder, and give the weights its gradient hooks. A model
+    """Freeze the weights that are frozen in the object of the model's folder, and copy its gradient hooks. A model
     whose folder stands for no object is left alone.
 
     embeddings_train: they have new rows; ThreestepError if they were frozen
@@ -342,11 +342,11 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
     given = given_in(settings.name_or_path)
     if given is None:
         return
-    own = {merged_name(name): weight for name, weight in model.named_parameters() if not is_adapter_tensor(name)}
-    frozen = [own[name] for name in given.frozen if name in own]
+    weights = {merged_name(name): weight for name, weight in model.named_parameters() if not is_adapter_tensor(name)}
+    frozen = [weights[name] for name in given.frozen if name in weights]
     adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if is_adapter_tensor(name)}
     held_fast = [name for name in given.frozen if name.rpartition(".")[0] in adapted]
-    is_whole = all(name in given.frozen or name.startswith(HEAD) for name in own)  # a new head is not the object's
+    is_whole = all(name in given.frozen or name.startswith(HEAD) for name in weights)  # a new head is not the object's
     if held_fast and not is_whole:
         raise ThreestepError(
             f"--lora_dim {settings.lora_dim} trains adapters on {held_fast[0]} and {len(held_fast) - 1} other weights "
@@ -357,7 +357,7 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
         weight.requires_grad_(False)
     if frozen:
         log(
-            f"model: {len(frozen)} of {len(own)} weights stay as they are: they were given frozen (requires_grad)",
+            f"model: {len(frozen)} of {len(weights)} weights stay as they are: they were given frozen (requires_grad)",
             started_as_main_rank(),
         )
     embeddings = model.get_input_embeddings().weight
@@ -368,14 +368,14 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
         )
     held = (_objects.get() or {}).get(settings.name_or_path)
     if held is not None:
-        _copy_gradient_hooks(dict(held.model.named_parameters()), own)
+        _copy_gradient_hooks(dict(held.model.named_parameters()), weights)
 
 
-def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], own: Mapping[str, torch.nn.Parameter]) -> None:
-    """Copies of parameters lose their hooks (torch 2.13, Parameter.__deepcopy__)."""
+def _copy_gradient_hooks(theirs: Mapping[str, torch.nn.Parameter], ours: Mapping[str, torch.nn.Parameter]) -> None:
+    """Copy the hooks of parameters, which copies lose (torch 2.13, Parameter.__deepcopy__)."""
     for name, weight in theirs.items():
         hooks = list((getattr(weight, "_backward_hooks", None) or {}).values())
-        mine = own.get(name)
+        mine = ours.get(name)
         if not hooks or mine is None or not mine.requires_grad or mine._backward_hooks:
             continue
         if mine.shape != weight.shape:

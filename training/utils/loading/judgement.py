@@ -1,4 +1,4 @@
-"""Whether what transformers says of a load is the model that was asked for: refused in a sentence, or logged.
+"""Checks of transformers' report of a load against the requested model: refused in a sentence, or logged.
 
 Knows no torch and no files but their headers.
 """
@@ -34,7 +34,7 @@ _SCORES = re.compile("SequenceClassification|TokenClassification|Reward|ValueHea
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What transformers says of one load, in the model's names.
+    """transformers' report of one load, in the model's names.
 
     names: of all that the model holds
     wrong_shapes: name to the shape in the file and that of the model
@@ -51,7 +51,7 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class WantedModel:
-    """The model that is asked for.
+    """The requested model.
 
     where: its folder or hub name
     config: as transformers reads it
@@ -73,22 +73,22 @@ class WantedModel:
         return list(getattr(self.config, "architectures", None) or [])
 
 
-def judge(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> None:
-    """ThreestepError if `found` is not the model that is `wanted`; a log line for what is new, and what is unused."""
-    found = replace(found, missing=found.missing - wanted.supplied)
+def judge(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> None:
+    """ThreestepError if the load is not the model that is `wanted`; a log line for new and unused tensors."""
+    report = replace(report, missing=report.missing - wanted.supplied)
     judges = (_unconverted, _wrapped, _no_language_model, _head_bias, _other_head, _wrong_head, _wrong_shape, _missing)
     for refused in judges:
-        sentence = refused(wanted, found, stored)
+        sentence = refused(wanted, report, stored)
         if sentence is not None:
             raise ThreestepError(sentence)
     is_main = started_as_main_rank()
-    if found.missing:
-        names, others = ", ".join(sorted(found.missing)), _other_heads(found, stored)
+    if report.missing:
+        names, others = ", ".join(sorted(report.missing)), _other_heads(report, stored)
         has = f"has another head ({counted(others)}), which is left out" if others else "has no scalar head"
         log(f"model: '{wanted.where}' {has}: {names} is new, drawn at random", is_main)
     dropped = OUTPUT_HEADS if wanted.is_scalar else ()
-    unused = sorted(name for name in found.unexpected if not name.startswith(dropped))
-    heads = [name for name in unused if name.startswith(OUTPUT_HEADS) or name in _other_heads(found, stored)]
+    unused = sorted(name for name in report.unexpected if not name.startswith(dropped))
+    heads = [name for name in unused if name.startswith(OUTPUT_HEADS) or name in _other_heads(report, stored)]
     others = [name for name in unused if name not in heads]
     if heads:
         log(f"model: '{wanted.where}': not used here, of another head: {counted(heads)}", is_main)
@@ -103,25 +103,25 @@ def judge(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTen
 # --- what is refused, each a sentence or None
 
 
-def _unconverted(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    if not found.unconverted:
+def _unconverted(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    if not report.unconverted:
         return None
     return (
-        f"'{wanted.where}': {counted(found.unconverted)} of {_classes(wanted)} cannot be made of the tensors in the "
-        f"files{found.why_unconverted}; are some lacking, such as those of an expert? download or save the model again"
+        f"'{wanted.where}': {counted(report.unconverted)} of {_classes(wanted)} cannot be made of the tensors in the "
+        f"files{report.why_unconverted}; are some lacking, such as those of an expert? download or save the model again"
     )
 
 
-def _wrapped(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _wrapped(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     """Names of a wrapper around the model, or adapters beside it."""
-    adapters = sorted(name for name in found.unexpected if ".lora_" in name)
+    adapters = sorted(name for name in report.unexpected if ".lora_" in name)
     if adapters:
         return (
             f"'{wanted.where}' holds LoRA adapters beside the weights ({counted(adapters)}); merge them before saving "
             "(PEFT: merge_and_unload), and give the merged model"
         )
-    bare = {name: _WRAPPED.sub("", name) for name in sorted(found.unexpected) if _WRAPPED.search(name)}
-    wrapped = [name for name in bare if found.missing and _known(bare[name], found)]
+    bare = {name: _WRAPPED.sub("", name) for name in sorted(report.unexpected) if _WRAPPED.search(name)}
+    wrapped = [name for name in bare if report.missing and _known(bare[name], report)]
     if not wrapped:
         return None
     part = _WRAPPED.findall(wrapped[0])[0]
@@ -133,10 +133,10 @@ def _wrapped(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Stored
     )
 
 
-def _no_language_model(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    if wanted.is_scalar or not any(name.startswith(HEAD) for name in found.unexpected):
+def _no_language_model(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    if wanted.is_scalar or not any(name.startswith(HEAD) for name in report.unexpected):
         return None
-    without = ", ".join(sorted(found.missing)[:2])
+    without = ", ".join(sorted(report.missing)[:2])
     return (
         f"'{wanted.where}': expected a language model, got a model for sequence classification "
         f"({', '.join(wanted.architectures) or 'no architecture'}) with {HEAD}weight"
@@ -145,13 +145,13 @@ def _no_language_model(wanted: WantedModel, found: LoadReport, stored: Mapping[s
     )
 
 
-def _head_bias(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    """A bias beside a head that is used, without which it computes other numbers."""
+def _head_bias(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    """Name of a bias beside a head that is used, without which it computes other numbers."""
     heads = (HEAD,) if wanted.is_scalar else OUTPUT_HEADS
     moved = "scores would move by that constant" if wanted.is_scalar else "log-probabilities would be others"
-    uses = {*found.names} - found.missing
+    uses = {*report.names} - report.missing
     for head in heads:
-        if f"{head}bias" not in found.unexpected or f"{head}weight" not in uses:
+        if f"{head}bias" not in report.unexpected or f"{head}weight" not in uses:
             continue
         again = saved_again(wanted.where, wanted.architectures)
         return (
@@ -161,18 +161,18 @@ def _head_bias(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Stor
     return None
 
 
-def _other_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    """A head that is there under another name where one would be drawn at random, or lost."""
+def _other_head(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    """Name of a head under another name, if one would be drawn at random, or lost."""
     if not wanted.is_scalar:
         return None
-    if f"{HEAD}weight" not in found.missing:
+    if f"{HEAD}weight" not in report.missing:
         return (
             f"--new_head is for a model whose head has another name than {HEAD}weight, and '{wanted.where}' has that; "
             "leave the flag out to train its head on, or give the language model that it was made of"
             if wanted.replaces_head
             else None
         )
-    others = _other_heads(found, stored)
+    others = _other_heads(report, stored)
     scored = any(_SCORES.search(name) for name in wanted.architectures)
     if wanted.replaces_head or not (others or scored):
         return None
@@ -184,16 +184,16 @@ def _other_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Sto
         again = saved_again(wanted.where, ["AutoModelForSequenceClassification"], mapping, num_labels=1)
         ways.insert(0, f"rename its head, if a score is that row times the last state: {again}")
     elif not wanted.new_head and not others:
-        return None  # `_wrong_head` says so
+        return None  # `_wrong_head` reports it
     return f"'{wanted.where}': expected a reward model with {HEAD}weight, got {got}; {', or '.join(ways)}"
 
 
-def _other_heads(found: LoadReport, stored: Mapping[str, StoredTensor]) -> list[str]:
+def _other_heads(report: LoadReport, stored: Mapping[str, StoredTensor]) -> list[str]:
     """Names of what may be a head under another name, or more of one than its weight: by their words, or one row of
     weights that is in no layer."""
     return sorted(
         name
-        for name in found.unexpected
+        for name in report.unexpected
         if name in stored
         and not name.startswith(OUTPUT_HEADS)
         and (
@@ -203,14 +203,14 @@ def _other_heads(found: LoadReport, stored: Mapping[str, StoredTensor]) -> list[
     )
 
 
-def _wrong_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    lacks = sorted(name for name in found.missing if name.startswith(HEAD))
+def _wrong_head(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    lacks = sorted(name for name in report.missing if name.startswith(HEAD))
     if wanted.is_scalar and lacks and not wanted.new_head:
         return (
             f"'{wanted.where}': expected a reward model, got one without {', '.join(lacks)}: its scores would be "
             "random; train one with step 2 and give its model folder"
         )
-    for name, got, model in found.wrong_shapes:
+    for name, got, model in report.wrong_shapes:
         if wanted.is_scalar and name.startswith(HEAD) and got[1:] == model[1:]:
             return (
                 f"'{wanted.where}': expected a model with one label, got {got[0]} labels (num_labels {got[0]}, "
@@ -219,35 +219,35 @@ def _wrong_head(wanted: WantedModel, found: LoadReport, stored: Mapping[str, Sto
     return None
 
 
-def _wrong_shape(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    if not found.wrong_shapes:
+def _wrong_shape(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    if not report.wrong_shapes:
         return None
-    name, got, model = min(found.wrong_shapes)
+    name, got, model = min(report.wrong_shapes)
     key = next((key for key in stored if key == name or name.endswith(f".{key}") or key.endswith(f".{name}")), None)
-    others = f", and so on for {len(found.wrong_shapes)} tensors" if len(found.wrong_shapes) > 1 else ""
+    others = f", and so on for {len(report.wrong_shapes)} tensors" if len(report.wrong_shapes) > 1 else ""
     return (
         f"'{stored[key].file if key else wanted.where}': {name} expects the shape {list(model)} of config.json, got "
         f"{list(got)}{others}; give the weights and the configuration of one model"
     )
 
 
-def _missing(wanted: WantedModel, found: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
-    lacks = sorted(name for name in found.missing if not (wanted.new_head and name.startswith(HEAD)))
+def _missing(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+    lacks = sorted(name for name in report.missing if not (wanted.new_head and name.startswith(HEAD)))
     if not lacks:
         return None
-    held = f"'{wanted.where}' holds {len(stored)} tensors and lacks {counted(lacks)}, of the {len(found.names)} of "
-    if 2 * len(lacks) > len(found.names) and found.unexpected:
+    held = f"'{wanted.where}' holds {len(stored)} tensors and lacks {counted(lacks)}, of the {len(report.names)} of "
+    if 2 * len(lacks) > len(report.names) and report.unexpected:
         return (
-            f"{held}{_classes(wanted)}, which does not know {counted(sorted(found.unexpected))}: config.json and "
+            f"{held}{_classes(wanted)}, which does not know {counted(sorted(report.unexpected))}: config.json and "
             "weights are of different architectures; give those of one model"
         )
     return f"{held}{_classes(wanted)}: they would be random; download or save the model again"
 
 
-def _known(name: str, found: LoadReport) -> bool:
-    """Whether the model has a tensor of this name, with or without the name of its trunk."""
-    return name in found.names or any(
-        known.endswith(f".{name}") or name.endswith(f".{known}") for known in found.missing
+def _known(name: str, report: LoadReport) -> bool:
+    """True if the model has a tensor of this name, with or without the name of its trunk."""
+    return name in report.names or any(
+        known.endswith(f".{name}") or name.endswith(f".{known}") for known in report.missing
     )
 
 
@@ -257,6 +257,6 @@ def _classes(wanted: WantedModel) -> str:
 
 
 def counted(names: Collection[str]) -> str:
-    """How many tensors, and the first names."""
+    """Number of tensors, and the first names."""
     first = ", ".join(list(names)[:3])
     return f"the tensor {first}" if len(names) == 1 else f"{len(names)} tensors, such as {first}"

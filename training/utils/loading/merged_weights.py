@@ -26,10 +26,9 @@ _Merge = Callable[[Any, dict[str, Any], Sequence[Any]], dict[str, Any]]
 
 @contextlib.contextmanager
 def merged_when_copied() -> Iterator[None]:
-    """Inside, from_pretrained under ZeRO-3 holds one merged weight at a time; other loads are as ever.
+    """Inside, from_pretrained under ZeRO-3 holds one merged weight at a time; other loads do not change.
 
-    A family, or a transformers, with which that cannot be done merges as it does by itself, and a line of the log says
-    so.
+    A family, or a transformers, with which that cannot be done merges in its usual way, and a line of the log notes it.
     """
     from transformers.integrations import deepspeed as sharding
 
@@ -38,7 +37,7 @@ def merged_when_copied() -> Iterator[None]:
         return
     original = getattr(sharding, _MERGE, None)
     if original is None:
-        _tell_whole(f"this transformers has no {_MERGE}")
+        _log_whole(f"this transformers has no {_MERGE}")
         yield
         return
     setattr(sharding, _MERGE, partial(_converted, original))
@@ -49,21 +48,21 @@ def merged_when_copied() -> Iterator[None]:
 
 
 def _converted(original: _Merge, model: Any, state_dict: _Tensors, weight_mapping: Sequence[Any]) -> dict[str, Any]:
-    """Return what `original` does, with merged weights that are made when they are copied.
+    """Return the result of `original`, with merged weights that are made when they are copied.
 
     Arguments: those of transformers' function, whose `state_dict` holds the files' tensors by their names there.
     """
     try:
         merged = dict(_merged(original, model, state_dict, weight_mapping))
     except (ImportError, TypeError, AttributeError, RuntimeError) as problem:
-        _tell_whole(f"{type(model).__name__}: {type(problem).__name__}: {first_line(problem)}")
+        _log_whole(f"{type(model).__name__}: {type(problem).__name__}: {first_line(problem)}")
         return original(model, dict(state_dict), weight_mapping)
     sources = {source for weight in merged.values() for source in weight.sources}
     others = {name: tensor for name, tensor in state_dict.items() if name not in sources}
     return {**original(model, others, weight_mapping), **merged}
 
 
-def _tell_whole(why: str) -> None:
+def _log_whole(why: str) -> None:
     log(
         "warning: weights that are merged from several of the files, such as the experts of a mixture, are merged on "
         f"every rank at once, which holds them all while it loads ({why})",
@@ -77,7 +76,7 @@ class MergedWeight:
     sources: the tensors of the files that it is made of, by name; a view of the mapped files
     """
 
-    is_meta = False  # torch's Module asks, before it copies
+    is_meta = False  # torch's Module reads it before it copies
 
     def __init__(self, name: str, shape: torch.Size, sources: dict[str, Any], merge: Callable[[dict[str, Any]], Any]):
         self.name, self.shape, self.sources, self._merge = name, shape, sources, merge
@@ -107,7 +106,7 @@ def _merged(
 
 
 def _made_together(model: Any, state_dict: _Tensors, weight_mapping: Sequence[Any]) -> list[list[str]]:
-    """Return the names of the files' tensors that one converter takes at once, by transformers' own rules."""
+    """Return the names of the files' tensors that one converter takes at once, by transformers' rules."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     renamings = [entry for entry in weight_mapping if isinstance(entry, WeightRenaming)]
@@ -115,9 +114,9 @@ def _made_together(model: Any, state_dict: _Tensors, weight_mapping: Sequence[An
     if not converters:
         return []
     together: dict[str, list[str]] = {}
-    own = model.state_dict()
+    names = model.state_dict()
     for name in state_dict:
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
-        if pattern is not None and target in own:
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
+        if pattern is not None and target in names:
             together.setdefault(target, []).append(name)
     return list(together.values())

@@ -1,6 +1,6 @@
 """Models whose weights are stored quantized: read as whole weights, or refused by name.
 
-A model says so in `quantization_config` of its config.json, or of that file's part for text (transformers 5.19,
+A model has `quantization_config` in its config.json, or in that file's part for text (transformers 5.19,
 quantizers/auto.py: get_hf_quantizer).
 """
 
@@ -66,13 +66,13 @@ def check_trains_whole(config: Any, where: str) -> None:
 
 
 def is_rounded(config: Any) -> bool:
-    """Whether the model is loaded as quantized weights."""
+    """True if the model is loaded as quantized weights."""
     given = _given(config)
     return given is not None and _method(given) not in _WHOLE
 
 
 def is_quantized(config: Any) -> bool:
-    """Whether the weights in the model's files are quantized."""
+    """True if the weights in the model's files are quantized."""
     return _given(config) is not None
 
 
@@ -87,9 +87,9 @@ def forget_quantization(config: Any) -> None:
 
 def _given(config: Any) -> Any:
     for part in (config, config.get_text_config()):
-        found = getattr(part, _KEY, None)
-        if found is not None:
-            return found.to_dict() if hasattr(found, "to_dict") else found
+        settings = getattr(part, _KEY, None)
+        if settings is not None:
+            return settings.to_dict() if hasattr(settings, "to_dict") else settings
     return None
 
 

@@ -1,7 +1,7 @@
-"""Whether a model's weights are all there, and nothing else: judged before they are read, and once more after.
+"""Checks that a model's weights are all there, and nothing else: before they are read, and once more after.
 
 Before: transformers loads tensors without values, of the names and shapes in the files' headers, into a model without
-values, by the same rules as in earnest (renamed, merged and tied tensors). That takes no memory and sees what it does
+values, by the rules of a real load (renamed, merged and tied tensors). That takes no memory and reveals what it does
 not report when it loads under ZeRO-3: unexpected tensors and wrong shapes. All ranks see the same.
 """
 
@@ -32,8 +32,8 @@ _DTYPES = {
 
 
 def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, StoredTensor], **options: Any) -> bool:
-    """Compare the headers of the files with the model; ThreestepError if it would not be what the files hold. Return
-    whether that could be done; otherwise the model is judged once it is loaded.
+    """Compare the headers of the files with the model; ThreestepError if they differ. Return whether that could be
+    done; otherwise the model is checked once it is loaded.
 
     auto_class: transformers' class that loads it
     options: further arguments of its from_config
@@ -41,12 +41,12 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
     if not stored or is_quantized(wanted.config):  # a quantizer changes names
         return False
     try:
-        found, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)
-    except NotImplementedError:  # a model that reads its own values while it is loaded, of which there are none
+        report, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)
+    except NotImplementedError:  # a model that reads its values while it is loaded, of which there are none
         return False
     if wanted.is_scalar:
         check_has_head(model)
-    judge(wanted, found, stored)
+    judge(wanted, report, stored)
     _check_whole(model, stored)
     _check_tied(wanted, model, stored)
     return True
@@ -55,35 +55,35 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
 def judge_loaded(
     wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor], rehearsed: bool
 ) -> None:
-    """Judge what from_pretrained said in earnest: ThreestepError if it did not load what the rehearsal did.
+    """Check the report of from_pretrained: ThreestepError if it did not load the tensors that the rehearsal did.
 
-    rehearsed: what `check_weights` returned
+    rehearsed: the result of `check_weights`
     report: transformers' loading_info, which under ZeRO-3 knows of missing tensors alone
     """
     if wanted.is_scalar:
         check_has_head(model)
     parameters = {name for name, _ in model.named_parameters()}
-    found = LoadReport(
+    loaded = LoadReport(
         names=parameters,
         missing=frozenset(report["missing_keys"]) & parameters,
-        unexpected=frozenset(),  # said already
+        unexpected=frozenset(),  # reported already
         wrong_shapes=_shapes(report["mismatched_keys"]),
         unconverted=tuple(report["error_msgs"]),
     )
     if not rehearsed:
-        return judge(wanted, replace(found, unexpected=frozenset(report["unexpected_keys"])), stored)
-    new = {name for name in found.missing if wanted.new_head and name.startswith(HEAD)}
-    lacking = sorted(found.missing - new - wanted.supplied)
+        return judge(wanted, replace(loaded, unexpected=frozenset(report["unexpected_keys"])), stored)
+    new = {name for name in loaded.missing if wanted.new_head and name.startswith(HEAD)}
+    lacking = sorted(loaded.missing - new - wanted.supplied)
     if lacking and hasattr(model.get_parameter(lacking[0]), "ds_id"):
         raise ThreestepError(
             f"'{wanted.where}' cannot be loaded in shards, as --zero_stage 3 does: transformers leaves {len(lacking)} "
             f"of its tensors random ({lacking[0]}), though the files hold them; use --zero_stage 2"
         )
-    judge(replace(wanted, replaces_head=False), replace(found, missing=frozenset(lacking)), stored)
+    judge(replace(wanted, replaces_head=False), replace(loaded, missing=frozenset(lacking)), stored)
 
 
 def stored_tensors(name_or_path: str, config: Any) -> dict[str, StoredTensor]:
-    """Return what the safetensors of a folder or hub name hold; {} if it has none on the hub, which transformers may
+    """Return the tensors in the safetensors of a folder or hub name; {} if the hub has none, which transformers may
     convert. ThreestepError if a folder has none, or damaged ones. Weights of a hub name are downloaded first."""
     explicit = getattr(config, "transformers_weights", None)
     if Path(name_or_path).is_dir():
@@ -119,12 +119,12 @@ def empty_model(auto_class: Any, config: Any, **options: Any) -> Any:
 
 
 def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadReport, Any]:
-    """Load tensors without values into a model without values; return what transformers says, and that model."""
+    """Load tensors without values into a model without values; return transformers' report, and that model."""
     tensors = {
         name: torch.empty(tensor.shape, dtype=_DTYPES.get(tensor.dtype, torch.uint8), device="meta")
         for name, tensor in stored.items()
     }
-    with _unsharded(), _report_kept() as said, _no_progress_bar():
+    with _unsharded(), _captured_report() as messages, _no_progress_bar():
         names = empty.state_dict().keys()
         try:
             model, report = type(empty).from_pretrained(
@@ -137,23 +137,23 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
             )
         except NotImplementedError:
             raise
-        except RuntimeError as problem:  # a conversion failed; the log alone says which
-            table = "\n".join(said)
+        except RuntimeError as problem:  # a conversion failed; the log alone names it
+            table = "\n".join(messages)
             failed = re.findall(r"^(\S+) +\| CONVERSION", table, re.MULTILINE) or [first_line(problem)]
             why = "".join(f" ({line})" for line in re.findall(r"^Error: (.+)$", table, re.MULTILINE)[:1])
             return LoadReport(names, frozenset(), unconverted=tuple(failed), why_unconverted=why), empty
-    found = LoadReport(
+    load = LoadReport(
         names,
         missing=frozenset(report["missing_keys"]),
         unexpected=frozenset(report["unexpected_keys"]),
         wrong_shapes=_shapes(report["mismatched_keys"]),
         unconverted=tuple(report["error_msgs"]),
     )
-    return found, model
+    return load, model
 
 
 def check_has_head(model: Any) -> None:
-    """ThreestepError if a scalar model's head is not where we read and train it."""
+    """ThreestepError if a scalar model's head is not in the place where it is read and trained."""
     if not hasattr(model, HEAD.removesuffix(".")):
         raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
 
@@ -178,7 +178,7 @@ def _check_whole(model: Any, stored: Mapping[str, StoredTensor]) -> None:
 def _check_tied(wanted: WantedModel, model: Any, stored: Mapping[str, StoredTensor]) -> None:
     """ThreestepError if the configuration ties two tensors that are both stored, with different values.
 
-    Transformers unties them then, but not under ZeRO-3, where it compares what is left of them.
+    Transformers unties them then, but not under ZeRO-3, where it compares their shards.
     """
     from safetensors import safe_open
 
@@ -223,12 +223,12 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _report_kept() -> Iterator[list[str]]:
-    """Inside, what transformers logs of loading is not printed; it is in the list."""
-    said: list[str] = []
+def _captured_report() -> Iterator[list[str]]:
+    """Inside, transformers' log of loading is not printed; it is in the list."""
+    messages: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        said.append(record.getMessage())
+        messages.append(record.getMessage())
         return False
 
     logger = logging.getLogger(_LOGGER)
@@ -236,7 +236,7 @@ def _report_kept() -> Iterator[list[str]]:
     logger.setLevel(logging.WARNING)  # a user may have silenced transformers
     try:
         with _filtered(keep):
-            yield said
+            yield messages
     finally:
         logger.setLevel(level)
 

@@ -1,6 +1,6 @@
-"""A scalar model on a language model's trunk: the same tensors in modules of its own.
+"""A scalar model on a language model's trunk: the same tensors in separate modules.
 
-Each of the two has its own adapters, dropout and recomputation, so nothing is switched between their forwards, and
+Each of the two has adapters, dropout and recomputation, so nothing is switched between their forwards, and
 engines, saving and checkpoints see two ordinary models. Adapters freeze the trunk; it must stay frozen.
 """
 

@@ -1,4 +1,4 @@
-"""The safetensors of a model folder by their headers: which files there are, what they hold, whether they are whole.
+"""The safetensors of a model folder by their headers: the files, their tensors, and checks that they are whole.
 
 Imports no library and reads no weight: a header is the size of a file's tensors, not of their values.
 Format: https://github.com/huggingface/safetensors#format
@@ -15,7 +15,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' limit
 _GIT_LFS = b"version https://git-lfs"
 # Bytes of one value, by safetensors' names; others are not checked.
 _BYTES = {
@@ -36,8 +36,8 @@ class StoredTensor:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its values are numbers as a model computes with them; otherwise integers, or floats of few bits,
-        which mean something with scales alone."""
+        """True if its values are numbers as a model computes with them; otherwise integers, or floats of few bits,
+        which need scales."""
         return self.dtype in _WHOLE
 
 
@@ -56,7 +56,7 @@ def weight_files(folder: Path, explicit: str | None = None) -> list[Path]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return what a safetensors file holds, by name. ThreestepError if it is cut off or damaged."""
+    """Return the tensors of a safetensors file, by name. ThreestepError if it is cut off or damaged."""
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(8)
@@ -91,7 +91,7 @@ def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _check_places(path: Path, tensors: dict[str, Any], data_bytes: int) -> None:
-    """Every tensor begins where the one before it ends, and the last ends with the file."""
+    """Check that every tensor begins where the one before it ends, and that the last ends with the file."""
     at = 0
     for name, (dtype, shape, begin, end) in sorted(tensors.items(), key=lambda item: item[1][2:]):
         wanted = _BYTES[dtype] * prod(shape) if dtype in _BYTES else end - begin

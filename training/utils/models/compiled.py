@@ -3,9 +3,9 @@
 Each block is compiled separately, as in torchtitan: blocks share their code, so that one compilation is enough, and
 gradient checkpointing, LoRA and ZeRO-3's gathering of weights work around and inside of them.
 
-What is compiled is the forward of rows. A forward with a key-value cache, as in rollouts, is left as it is: each layer
-of the cache, and each of its states, would be a compilation of its own, and the compiler's limit would be used up
-before training begins (8 compilations of a code, torch 2.13).
+The forward of rows is compiled. A forward with a key-value cache, as in rollouts, is not: each layer of the cache, and
+each of its states, would be another compilation, and the compiler's limit would be used up before training begins (8
+compilations of a code, torch 2.13).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = REC
     happens at the first forward.
 
     The compiled forward equals the plain one up to rounding. Names of weights do not change.
-    limit: compilations of one code; beyond it the blocks run uncompiled, and one line says so. Blocks of sharded
+    limit: compilations of one code; beyond it the blocks run uncompiled, and one line notes it. Blocks of sharded
         weights keep torch's limit and its warning: DeepSpeed's hooks, which gather them, are traced too, and a block
         that has begun to gather cannot be begun anew.
     """
@@ -49,7 +49,7 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", limit: int = REC
 
 
 class _Fallback:
-    """What the blocks of one model share: the limit, and whether it was reached."""
+    """State that the blocks of one model share: the limit, and whether it was reached."""
 
     def __init__(self, name: str, limit: int) -> None:
         self.name, self.limit, self.reached = name, limit, False
@@ -65,7 +65,7 @@ class _Fallback:
 
 
 class _CompiledBlock:
-    """What `nn.Module` calls in place of a block's own call, once it is compiled."""
+    """A callable that `nn.Module` uses in place of a block's forward, once it is compiled."""
 
     def __init__(self, block: nn.Module, fallback: _Fallback) -> None:
         self._plain: Callable[..., Any] = block._call_impl
@@ -92,7 +92,7 @@ def check_compiler() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.compile(lambda numbers: numbers + 1)(torch.zeros(8, device=device))
-    except Exception as problem:  # noqa: BLE001 - torch wraps a missing compiler in an error of its own backend
+    except Exception as problem:  # noqa: BLE001 - torch wraps a missing compiler in its backend's error
         reason = getattr(problem, "inner_exception", problem)  # of torch._dynamo's BackendCompilerFailed
         needed = "Triton and a C compiler" if device == "cuda" else "a C++ compiler, such as g++ (CXX may name one)"
         raise ThreestepError(

@@ -1,6 +1,6 @@
-"""Dropout rates of a loaded model, found by what its modules are and what their attributes and settings are called.
+"""Dropout rates of a loaded model, found by the types of its modules and the names of their attributes and settings.
 
-A name says a rate if it ends as `_RATE` says, such as attention_dropout, resid_pdrop, drop_path_rate, layerdrop,
+A name means a rate if it matches `_RATE`, such as attention_dropout, resid_pdrop, drop_path_rate, layerdrop,
 router_jitter_noise or attention_probs_dropout_prob; and its value must be one. `training.utils.loading.models` proves
 by forwards that nothing was missed.
 """
@@ -23,7 +23,7 @@ _COUNT = re.compile(r"^(n|num)_")
 _OTHER_NOISE = re.compile(r"layer_?drop|drop_?path|stochastic_?depth|jitter|classifier|summary", re.IGNORECASE)
 _OF_CLASS = re.compile(r"dropout|drop_?path|stochastic_?depth", re.IGNORECASE)
 _RATES_OF_CLASS = ("p", "drop_prob", "prob", "rate", "drop_rate")
-_OF_LORA = "lora_dropout"  # of adapters, which have a setting of their own
+_OF_LORA = "lora_dropout"  # of adapters, which have another setting
 
 
 class SwitchedOff(NamedTuple):
@@ -78,7 +78,7 @@ def _named_rates(values: dict[str, Any]) -> list[str]:
 
 
 def _is_rate(value: Any) -> bool:
-    """Whether it is a probability: not a flag, not a count."""
+    """True for a probability: not a flag, not a count."""
     return isinstance(value, float) and 0 <= value <= 1
 
 

@@ -69,8 +69,8 @@ def visible_pairs(document: Document) -> int:
     """
     lengths = [len(segment.tokens) for segment in document.segments]
     return sum(
-        own * sum(lengths[seen] for seen in segment.sees) + own * (own + 1) // 2
-        for own, segment in zip(lengths, document.segments, strict=True)
+        length * sum(lengths[seen] for seen in segment.sees) + length * (length + 1) // 2
+        for length, segment in zip(lengths, document.segments, strict=True)
     )
 
 
@@ -79,8 +79,8 @@ def training_flops(shape: ModelShape, tokens: int, pairs: int, reads: int) -> fl
     (`visible_pairs`), the head at `reads` positions.
 
     For each token, a weight costs 2 FLOPs forward, 2 for the gradient of its input and, if it is trained, 2 for its
-    own: 6, or 4 if frozen. A visible pair costs 2 per unit of width for its score and 2 for its value, and twice that
-    backward: 12. A sliding window counts as full attention; elementwise work does not count.
+    gradient: 6, or 4 if frozen. A visible pair costs 2 per unit of width for its score and 2 for its value, and twice
+    that backward: 12. A sliding window counts as full attention; elementwise work does not count.
 
     By hand: one layer of width 4, two heads of 2 (4 matrices of 16 weights), an MLP of width 8 without a gate (2 of
     32): 128 weights; a head for 10 tokens: 40. A sequence of 3 tokens of which 1 is predicted:

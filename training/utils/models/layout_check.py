@@ -1,5 +1,5 @@
-"""Whether what steps read from a model equals its own forward, and in which rows, by a few small forwards before
-training.
+"""The check that the numbers that steps read from a model equal those of its own forward, and in which rows, by a few
+small forwards before training.
 
 Knows no engine: `read` runs the model, sharded or not.
 
@@ -34,12 +34,12 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
 
     read: TokenRows -> float32 [M] (or [B]), in eval mode. A collective under ZeRO-3: every rank gets the same result.
     """
-    own = _own(model)
-    kept, longest = getattr(model.config.get_text_config(), "keep_window_size", None), own.probes.alone[-1].tokens
-    if kept is not None and kept < longest:
+    own = _measured(model)
+    keys, longest = getattr(model.config.get_text_config(), "keep_window_size", None), own.probes.alone[-1].tokens
+    if keys is not None and keys < longest:
         raise ThreestepError(
-            f"{type(model).__name__} keeps {kept} keys of a row (keep_window_size in its config.json), chosen from all "
-            f"of the row, later ones too, and the sequences have {longest} tokens; use sequences of at most {kept}"
+            f"{type(model).__name__} keeps {keys} keys of a row (keep_window_size in its config.json), chosen from all "
+            f"of the row, later ones too, and the sequences have {longest} tokens; use sequences of at most {keys}"
         )
     try:
         with torch.no_grad():
@@ -70,8 +70,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
 def why_not_packed(
     model: PreTrainedModel, read: Read, longest_tokens: int, device: torch.device, sharing: bool = True
 ) -> str | None:
-    """Return None if packed rows give the numbers of the model's own forward, else the reason why not. Where another
-    attention was left to be tried (`attention_choice`), the model is given it, and a note says so.
+    """Return None if packed rows give the numbers of the model's own forward, else the reason why not. If another
+    attention is left to try (`attention_choice`), the model gets it, and a note records it.
 
     read, and who must call: see `check_padded`.
     longest_tokens: of the documents of the training.
@@ -83,7 +83,7 @@ def why_not_packed(
     if window is not None and windowed and window < longest_tokens:
         return f"its sliding window of {window} tokens is shorter than the sequences ({longest_tokens} tokens)"
     reason = _why_not_by_this(model, read, device, sharing)
-    while reason is not None and take_next(model, _own(model), reason):
+    while reason is not None and take_next(model, _measured(model), reason):
         reason = _why_not_by_this(model, read, device, sharing)
     return reason
 
@@ -105,7 +105,7 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
         return f"its attention implementation '{implementation}' takes no mask of segments here"
     if sharing and implementation in FLASH:
         return f"its attention implementation '{implementation}' cannot share a prompt; sdpa and flex_attention can"
-    own = _own(model)
+    own = _measured(model)
     first, second, other = (_shared(part, sharing) for part in (own.probes.first, own.probes.second, own.probes.other))
     rows = [[*first, *second], [*second, *([own.probes.long] if own.probes.long else [])]]
     try:
@@ -127,15 +127,15 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
 
 
 def notes_on(model: PreTrainedModel) -> list[str]:
-    """Sentences on what is computed in another way than for most families, and why."""
-    own = _own(model)
+    """Sentences on each deviation from most families' computation, and its reason."""
+    own = _measured(model)
     if own.head_is_linear:
         return own.notes
     what = "scores" if own.of_scores else "logits"
     return [*own.notes, f"all {what} are computed: its own forward has more than one linear layer after its trunk"]
 
 
-def _own(model: PreTrainedModel) -> OwnForward:
+def _measured(model: PreTrainedModel) -> OwnForward:
     own = own_forward_of(model)
     assert own is not None, "a sharded model is read when it is loaded"
     return own
@@ -169,7 +169,7 @@ def _long_numbers(own: OwnForward) -> int:
 
 
 def _numbers_of(documents: Sequence[Document], own: OwnForward) -> int:
-    """How many numbers a model reads of `documents`: their targets, or their sequences."""
+    """Number of outputs that a model has for `documents`: their targets, or their sequences."""
     if own.of_scores:
         return sum(len(document.ends) for document in documents)
     return sum(int(part.tokens.is_target.sum()) for document in documents for part in document.segments)
@@ -179,7 +179,7 @@ def _gradient(model: PreTrainedModel, rows: TokenRows, numbers: slice) -> torch.
     """Return the gradient of some of the numbers of `rows`, one row, for each of its tokens' embeddings [T, H]; None if
     the weights are sharded. A token that must not be seen has a gradient of exactly 0, whatever rounds.
 
-    The model is called by itself: DeepSpeed allows no gradient but its own of what an engine returns.
+    The model is called directly: DeepSpeed allows no other gradient of an engine's output than its own.
     """
     if hasattr(next(model.parameters()), "ds_id"):
         return None
@@ -192,7 +192,7 @@ def _gradient(model: PreTrainedModel, rows: TokenRows, numbers: slice) -> torch.
     hook = model.get_input_embeddings().register_forward_hook(as_leaf)
     try:
         with torch.enable_grad():
-            read_M = ScalarModel(model)(rows) if _own(model).of_scores else PolicyModel(model)(rows).logprobs_M
+            read_M = ScalarModel(model)(rows) if _measured(model).of_scores else PolicyModel(model)(rows).logprobs_M
             return torch.autograd.grad(read_M[numbers].sum(), embedded[0])[0].flatten(0, 1)
     finally:
         hook.remove()

@@ -1,7 +1,7 @@
-"""At which tokens a finished model stops, for whoever serves it: `eos_token_id` of its generation_config.json.
+"""The tokens at which a finished model stops, for whoever serves it: `eos_token_id` of its generation_config.json.
 
 Plain transformers and every server read it. The tokens that a model has learnt to end its turns with are often not its
-tokenizer's eos: `<|im_end|>` on a base model, a token of its own behind a tool call.
+tokenizer's eos: `<|im_end|>` on a base model, another token after a tool call.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def stop_tokens_in(config: Any, where: str) -> list[int]:
 
     where: folder or hub name of the model
     """
-    own: Any = getattr(config, "eos_token_id", None)
-    tokens = [token for token in (own if isinstance(own, list | tuple) else [own]) if token is not None]
+    given: Any = getattr(config, "eos_token_id", None)
+    tokens = [token for token in (given if isinstance(given, list | tuple) else [given]) if token is not None]
     if any(type(token) is not int or token < 0 for token in tokens):
         raise ThreestepError(
             f"'{where}': eos_token_id in generation_config.json (or in config.json without that file) expects the "
-            f"number of a token, or a list of them, got {own!r}; correct it"
+            f"number of a token, or a list of them, got {given!r}; correct it"
         )
     return tokens
 
@@ -72,8 +72,8 @@ def unused_stop_tokens(own: Sequence[int], tokenizer: PreTrainedTokenizerBase) -
 
 
 def _may_end(token: int, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a token is no ordinary text: an added one, special or not, or one that is written as control tokens
-    are."""
+    """True for a token that is not ordinary text: an added one, special or not, or one that is written as control
+    tokens are."""
     if token in tokenizer.added_tokens_decoder:
         return True
     inside = 0 <= token < len(tokenizer)

@@ -1,1 +1,1 @@
-"""What a run leaves at its end: models, written wherever there is room, which is reckoned at the start."""
+"""Models that a run leaves at its end, written wherever there is room, which is reckoned at the start."""

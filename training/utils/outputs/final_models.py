@@ -32,7 +32,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 class FinalModels:
     """Writes models into OUTPUT_DIR, waiting --wait_for_disk_seconds in all, then into --rescue_dir.
 
-    elsewhere: where those lie that OUTPUT_DIR did not take, by name
+    elsewhere: places of the models that OUTPUT_DIR did not take, by name
     """
 
     output_dir: Path
@@ -121,7 +121,7 @@ def _free(place: Path) -> str:
 
 
 def _sleep(seconds: float, interrupts: Interrupts) -> None:
-    """In short pieces, since a signal does not end time.sleep."""
+    """Sleep in short pieces, since a signal does not end time.sleep."""
     deadline = time.monotonic() + seconds
     with contextlib.suppress(KeyboardInterrupt):
         while interrupts.reason is None and (left := deadline - time.monotonic()) > 0:

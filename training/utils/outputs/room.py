@@ -30,8 +30,8 @@ class RoomNeeded:
 
 
 def check_room(output_dir: Path, flags: CheckpointArguments, parts: CheckpointParts) -> None:
-    """Compare what the run will write with what is free. ThreestepError, on every rank, if its models do not fit, or no
-    checkpoint that the flags ask for beside them; a warning if fewer checkpoints do than the flags keep. A collective.
+    """Compare the bytes that the run will write with those that are free. ThreestepError, on every rank, if its models
+    do not fit, or no checkpoint beside them; a warning if fewer checkpoints fit than the flags keep. A collective.
     """
     needed = room_needed(parts)
     on_main(lambda: _compare(output_dir, flags, needed), parts.ranks.is_main)
@@ -61,7 +61,7 @@ def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -
     free = free_bytes(output_dir)
     if free is None:
         return
-    there = _size_of(output_dir / "checkpoints")  # of a run that is resumed: some of those that are kept
+    there = _size_of(output_dir / "checkpoints")  # of a run that is resumed: some of those that stay
     saves = flags.save_every > 0 or flags.save_epochs > 0 or flags.load_best_model_at_end
     least = needed.checkpoint if saves or flags.save_at_end else 0
     if free + there < needed.models + least:
@@ -85,8 +85,8 @@ def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return what a user may still write below `path`, or below the nearest folder above it that is there; None where
-    the file system does not tell."""
+    """Return the bytes that a user may still write below `path`, or below its nearest existing parent; None if the file
+    system does not report them."""
     try:
         usage = shutil.disk_usage(next(place for place in (path, *path.absolute().parents) if place.exists()))
     except (OSError, StopIteration):

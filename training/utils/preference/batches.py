@@ -34,9 +34,9 @@ class PreferenceBatch:
 
     ranked: the responses as sequences, and the pairs among them.
     row_B: int64, the row of each sequence, as an index into the split.
-    place_B: int64, its place among that row's responses, 0 the best.
+    place_B: int64, its rank among that row's responses, 0 the best.
     tokens_B: int64, its response's tokens.
-    margin_Q: float32, by how much the data asks the better response to beat the worse; 0 where it states no margin.
+    margin_Q: float32, the margin of the data by which the better response should beat the worse; 0 if it has none.
     is_best_B: bool, whether the response is its row's best.
     documents: its rows, before they were laid out.
     """
@@ -97,7 +97,7 @@ def preference_batches(
 
 
 def _tokens(rows: Sequence[ResponsesRow], plan: PlanSettings) -> int:
-    """Of `_document`."""
+    """Number of tokens of `_document`."""
     if len(rows) > 1:
         return group_tokens(rows, plan)
     return planned_tokens(len(rows[0].prompt_ids), response_tokens(rows[0]), plan.packed)
@@ -116,8 +116,7 @@ class PreferenceStep:
 
 
 def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targets: bool) -> PreferenceStep:
-    """Lay out an optimizer step on the training rows `taken`. MFU counts the trained model's own forward and
-    backward."""
+    """Lay out an optimizer step on the training rows `taken`. MFU counts the trained model's forward and backward."""
     plan, pad = run.settings.train_plan, run.settings.pad_token_id
     batches = list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, len(taken), run.media))
     documents = [document for batch in batches for document in batch.documents]

@@ -34,7 +34,7 @@ class ScoredResponses:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one or more scores. std: of the population, 0 for one score. percentiles: p1 to p99, linearly interpolated."""
+    """Statistics of scores. std: of the population, 0 for one score. percentiles: p1 to p99, linearly interpolated."""
 
     count: int
     mean: float
@@ -75,7 +75,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class RewardEvaluation:
-    """How a reward model ranks responses.
+    """A reward model's ranking of responses.
 
     ties: pairs with equal scores
     accuracy: share of pairs whose better response scores strictly higher; a tie is wrong
@@ -114,8 +114,8 @@ class RewardEvaluation:
         numbers = {name: value for name, value in vars(self).items() if isinstance(value, (int, float))}
         for name, spread in (("chosen", self.chosen), ("rejected", self.rejected)):
             if spread is not None:
-                own = {"mean": spread.mean, "std": spread.std, **spread.percentiles}
-                numbers |= {f"{name}_{figure}": value for figure, value in own.items()}
+                statistics = {"mean": spread.mean, "std": spread.std, **spread.percentiles}
+                numbers |= {f"{name}_{figure}": value for figure, value in statistics.items()}
         return numbers
 
 
@@ -193,11 +193,11 @@ def calibration_bins(gap_Q: np.ndarray) -> list[CalibrationBin]:
     right_Q = np.where(gap_Q == 0, 0.5, gap_Q > 0)
     bin_Q = np.minimum(((predicted_Q - 0.5) * 2 * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
     edges = np.linspace(0.5, 1.0, CALIBRATION_BINS + 1).round(10).tolist()
-    found = []
+    bins = []
     for index, (least, most) in enumerate(zip(edges, edges[1:], strict=False)):
         inside = bin_Q == index
-        found.append(CalibrationBin(least, most, int(inside.sum()), _mean(predicted_Q[inside]), _mean(right_Q[inside])))
-    return found
+        bins.append(CalibrationBin(least, most, int(inside.sum()), _mean(predicted_Q[inside]), _mean(right_Q[inside])))
+    return bins
 
 
 def calibration_error(bins: list[CalibrationBin]) -> float | None:

@@ -42,7 +42,7 @@ Reference = Callable[[PreferenceBatch], torch.Tensor]
 
 
 class References(NamedTuple):
-    """Of the training rows, and of the evaluation rows."""
+    """References of the training rows and of the evaluation rows."""
 
     train: Reference
     eval: Reference
@@ -101,44 +101,44 @@ def open_references(reference: str, opened: OpenedModel) -> References:
 
 
 def precision_of(dtype: str, model: ModelSettings) -> str:
-    """What the numbers of a reference are rounded by: the dtype, and what its weights are kept in if that is less."""
+    """The precision of a reference's numbers: the dtype, and the format of its weights if that is less."""
     return dtype if model.quantization is None else f"{dtype} on weights in {model.quantization}"
 
 
 def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None) -> References:
     """Log-probabilities of every row that the run will take: from `file`, or read now with the model as it is.
 
-    file: on rank 0 alone; it also stores what is read now. A collective.
+    file: on rank 0 alone; it also stores the new ones. A collective.
     """
     started = time.monotonic()
     stored, reason = file.read() if file is not None else ({}, "")
     stored = from_main(stored)
-    found: dict[str, RowLogprobs] = {}
+    splits: dict[str, RowLogprobs] = {}
     rows_read = pairs_read = 0
     for split, rows, indices in (
         ("train", run.train_rows, taken_rows(len(run.train_rows), run.settings)),
         ("eval", run.eval_rows, list(range(len(run.eval_rows)))),
     ):
-        found[split] = stored.get(split, RowLogprobs.none())
-        missing = found[split].lacking(indices)
+        splits[split] = stored.get(split, RowLogprobs.none())
+        missing = splits[split].lacking(indices)
         if missing:
             new = read_rows(run, rows, missing, f"{run.name}: reference of {split} rows")
-            found[split] = found[split].joined(new)
+            splits[split] = splits[split].joined(new)
         rows_read += len(missing)
         pairs_read += sum(math.comb(len(rows[index].response_ids), 2) for index in missing)
     if rows_read:
         seconds = time.monotonic() - started
         run.metrics.write(0, {"reference/pairs_per_second": pairs_read / seconds})
     if file is not None and rows_read:
-        file.write(found)
+        file.write(splits)
         why = "these rows were not read before" if stored else reason
         log(f"reference: read {rows_read:,} rows in {seconds:.1f} s ({why}); {file.path}")
     elif file is not None:
-        log(f"reference: {sum(len(known.rows_R) for known in found.values()):,} rows read from the cache; {file.path}")
+        log(f"reference: {sum(len(known.rows_R) for known in splits.values()):,} rows read from the cache; {file.path}")
 
     def known(split: str) -> Reference:
         def read(batch: PreferenceBatch) -> torch.Tensor:
-            logprobs_B = torch.tensor(found[split].of(batch.row_B, batch.place_B))
+            logprobs_B = torch.tensor(splits[split].of(batch.row_B, batch.place_B))
             return moved(pinned(logprobs_B, run.ranks.device), run.ranks.device)
 
         return read

@@ -1,4 +1,4 @@
-"""The file of the reference's log-probabilities, found by a fingerprint of what they depend on.
+"""The file of the reference's log-probabilities, named by a fingerprint of the inputs that they depend on.
 
 One safetensors file next to the tokenized data, named by the fingerprint of its parts (`reference_file`), which its
 header holds in clear; published by one rename. Knows no engine.
@@ -49,7 +49,7 @@ class RowLogprobs:
         return self.logprobs_RK[at_B, place_B]
 
     def lacking(self, rows: Sequence[int]) -> list[int]:
-        """Those of `rows` (ascending) that are missing."""
+        """The missing ones of `rows` (ascending)."""
         return np.setdiff1d(np.array(rows, dtype=np.int64), self.rows_R).tolist()
 
     def joined(self, other: RowLogprobs) -> RowLogprobs:
@@ -78,11 +78,11 @@ class ReferenceFile:
         if self.rebuild:
             return {}, "rebuild_cache was asked for"
         if not self.path.exists():
-            return {}, self._why_not_found()
-        found = _open(self.path)
-        if found is None or found[0] != self.parts:
+            return {}, self._difference()
+        content = _open(self.path)
+        if content is None or content[0] != self.parts:
             return {}, "the cached file was damaged"
-        return found[1], ""
+        return content[1], ""
 
     def write(self, splits: dict[str, RowLogprobs]) -> None:
         """Replace the content by `splits`."""
@@ -97,12 +97,12 @@ class ReferenceFile:
         flush_to_disk(temporary)
         os.replace(temporary, self.path)
 
-    def _why_not_found(self) -> str:
+    def _difference(self) -> str:
         """The parts that differ from the most similar file of the same data or model."""
         changes: list[list[str]] = []
         for path in Path(self.folder).glob("reference-*.safetensors"):
-            found = _open(path)
-            old = {} if found is None else found[0]
+            content = _open(path)
+            old = {} if content is None else content[0]
             if any(old.get(name) == self.parts[name] for name in ("data", "model")):
                 changes.append([name for name in self.parts if old.get(name) != self.parts[name]])
         if not changes:

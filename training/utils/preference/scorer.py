@@ -39,7 +39,7 @@ class ScoreRows(Protocol):
 
 @dataclass(frozen=True)
 class ScorerSettings:
-    """How a reward model is loaded and read.
+    """Settings of a reward model that only scores.
 
     model_name_or_path: a sequence-classification model with one label.
     dtype: bf16 rounds so far that some scores become equal.

@@ -45,8 +45,8 @@ def score_responses(
     for batch in preference_batches(rows, everywhere, plan, ranks, pad_token_id, False, _PLANNED_ROWS, media):
         with torch.no_grad():
             scores_B = read(moved(batch.ranked.rows, ranks.device))
-        found = scores_B.double().cpu().numpy()[: len(batch.row_B)]
-        mine.append(np.column_stack([batch.row_B, batch.place_B, batch.tokens_B, found]))
+        batch_scores = scores_B.double().cpu().numpy()[: len(batch.row_B)]
+        mine.append(np.column_stack([batch.row_B, batch.place_B, batch.tokens_B, batch_scores]))
     scored = gathered_scores(mine)
     scores = scored.score_R
     not_finite = int(np.count_nonzero(~np.isfinite(scores)))

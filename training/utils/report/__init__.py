@@ -1,1 +1,1 @@
-"""The report of a run: what its folder holds, as charts and tables in one HTML file. Imports no torch."""
+"""The report of a run: the files in its folder as charts and tables in one HTML file. Imports no torch."""

@@ -1,5 +1,5 @@
-"""The model card, README.md, of a run's model folder and of exported ones: what was trained from what, on which data,
-with which settings, how well. Made from the run's own files; no path of this machine is in it."""
+"""The model card, README.md, of a run's model folder and of exported ones: base model, data, settings and figures.
+Made from the run's files; no path of this machine is in it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model_card(
     model was made of, whose figures nobody knows; summary is empty then."""
     step = step_of(settings)
     names = [str(name) for name in settings.get("data_path") or []]
-    hub_names = [found for name in names if (found := _dataset_of(name))]
+    hub_names = [hub_name for name in names if (hub_name := _dataset_of(name))]
     fields: dict[str, Any] = {"library_name": "transformers"}
     if base:
         fields["base_model"] = base
@@ -85,16 +85,16 @@ def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] 
 
 
 def base_of(settings: Mapping[str, Any]) -> str | None:
-    """The hub name of the model that training began with: the start model's, or that of its own card."""
+    """The hub name of the model that training began with: the start model's, or the base in its card."""
     start = next((str(settings[flag]) for flag in step_of(settings).inputs if settings.get(flag)), "")
     if not Path(start).exists():
         return start if _HUB_NAME.fullmatch(start) else None
     try:
         parts = (Path(start) / CARD).read_text(encoding="utf-8").split("---\n")
-        found = parse_yaml(parts[1]) if len(parts) > 2 else {}
+        header = parse_yaml(parts[1]) if len(parts) > 2 else {}
     except (OSError, ValueError, yaml.YAMLError):
         return None
-    base = found.get("base_model") if isinstance(found, dict) else None
+    base = header.get("base_model") if isinstance(header, dict) else None
     return base if isinstance(base, str) and _HUB_NAME.fullmatch(base) else None
 
 

@@ -1,4 +1,4 @@
-"""A page of runs that go on: served to this machine alone, it takes up what the runs append without being loaded again.
+"""A live page of runs: served to this machine alone, it shows what the runs append without being loaded again.
 
     GET /                the page, and the version of what is on it
     GET /update?have=N   the parts and charts that changed after version N, as JSON; 204 where none did
@@ -27,7 +27,7 @@ from training.utils.report.pages.page import page, parts_of
 from training.utils.serving.door import SAFE_HEADERS, Door
 from training.utils.serving.threaded import BoundedServer
 
-# The page narrows the scripts to its own by their digests (`document.policy`); a frame is refused by a header alone.
+# The page allows its scripts alone, by their digests (`document.policy`); a frame is refused by a header alone.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -59,7 +59,7 @@ class LivePage:
             return page(runs, datetime.datetime.now(), live)
 
     def update(self, have: int) -> dict[str, Any] | None:
-        """What changed after version `have`; None: nothing. reload: the sections are others."""
+        """Changes since version `have`; None if there are none. reload: the sections differ."""
         with self._lock:
             self._look()
             if have == self._version:
@@ -95,12 +95,12 @@ class LivePage:
         self._next_look = started + spent + max(_LOOK_SECONDS * 0.9, spent / _SHARE)
 
 
-def serve_live(folders: Sequence[str | Path], port: int, say: Any) -> None:
-    """Serve the page until Ctrl-C. say: called with the page's address. ThreestepError if a folder holds no run, or the
-    port is taken."""
+def serve_live(folders: Sequence[str | Path], port: int, announce: Any) -> None:
+    """Serve the page until Ctrl-C. announce: called with the page's address. ThreestepError if a folder holds no run,
+    or the port is taken."""
     door = Door()
     server = make_server(LivePage(folders), port, door)
-    say(f"{door.address(server.server_address[1])} (Ctrl-C ends)")
+    announce(f"{door.address(server.server_address[1])} (Ctrl-C ends)")
     try:
         server.serve_forever()
     except KeyboardInterrupt:
@@ -110,7 +110,7 @@ def serve_live(folders: Sequence[str | Path], port: int, say: Any) -> None:
 
 
 def make_server(live: LivePage, port: int, door: Door) -> BoundedServer:
-    """A server of the page on the loopback address; port 0 takes a free one. door: who may read it."""
+    """A server of the page on the loopback address; port 0 takes a free one. door: its access control."""
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "Threestep", ""

@@ -35,14 +35,14 @@ def write_pictures(folders: Sequence[str | Path], out: Path) -> Iterator[Path]:
 
 def named_charts(runs: Sequence[ReportedRun]) -> list[tuple[str, Chart]]:
     """(file name without its ending, chart) of everything the report draws."""
-    found: dict[str, Chart] = {}
+    by_name: dict[str, Chart] = {}
     for kind, charts in step_charts(runs).items():
         for chart in charts:
             name = re.sub(r"[^a-z0-9]+", "_", f"{kind} {chart.title}".lower()).strip("_")[:100]
-            while name in found:
+            while name in by_name:
                 name += "_"
-            found[name] = chart
-    return list(found.items())
+            by_name[name] = chart
+    return list(by_name.items())
 
 
 def _draw(chart: Chart, axes: Any) -> None:

@@ -39,7 +39,7 @@ def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any
     for name in names:
         try:
             made.append(TRACKERS[name](folder, settings, done_steps, ids))
-        except Exception as problem:  # (each package has exceptions of its own)
+        except Exception as problem:  # (each package has its exceptions)
             raise ThreestepError(
                 f"--report_to {name}: it cannot be opened ({type(problem).__name__}: "
                 f"{' '.join(str(problem).split())}); set it up as its documentation says, or leave it out"
@@ -98,7 +98,7 @@ class TensorBoard(Tracker):
         if layout:
             self._board.add_custom_scalars(layout)
         results = dict.fromkeys((name for name in self._seen if name.startswith("eval/")), 0.0)  # only names matter
-        # add_hparams would write them to a run of its own, apart from the curves.
+        # add_hparams would write them to another run, apart from the curves.
         writer: Any = self._board.file_writer
         for part in hparams(_flat(self._settings), results):
             writer.add_summary(part)
@@ -120,7 +120,7 @@ class WeightsAndBiases(Tracker):
             resume="allow" if "wandb" in ids else None,
         )
         ids["wandb"] = self._run.id
-        # W&B's own step axis cannot go back, as a resumed run does.
+        # W&B's step axis cannot go back, as a resumed run does.
         self._run.define_metric("*", step_metric="step")
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -219,7 +219,7 @@ def run_name(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def shown_samples(settings: Mapping[str, Any]) -> int:
-    """How many samples of an evaluation a tracker gets."""
+    """Number of samples of an evaluation that a tracker gets."""
     return int(settings.get("report_samples", ReportArguments.report_samples))
 
 

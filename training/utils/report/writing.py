@@ -34,8 +34,8 @@ def write_report(folders: Sequence[str | Path], out: Path) -> Path:
 
 
 def close_run(folder: RunFolder, settings: Mapping[str, Any], has_model: bool = True) -> None:
-    """What follows a run, on the main rank alone, and never fails it: what the disk refused before, its report, its
-    model's card, the upload."""
+    """End a run, on the main rank alone, without ever failing it: write what the disk refused before, its report, its
+    model's card; upload."""
     folder.settle()
     report_at_end(folder.path, settings["report"] and folder.is_main_rank)
     if has_model:

@@ -46,9 +46,9 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float], seed: int) -> Figure:
     top_N, bottom_N = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     count, draws = len(top_N), np.random.default_rng(seed)
     at_once = max(1, _RESAMPLED_NUMBERS // count)
-    found = []
+    ratios = []
     for first in range(0, _RESAMPLES, at_once):
         resampled = draws.integers(0, count, (min(at_once, _RESAMPLES - first), count))
-        found.append(top_N[resampled].sum(axis=1) / bottom_N[resampled].sum(axis=1))
-    low, high = np.percentile(np.concatenate(found), [2.5, 97.5])
+        ratios.append(top_N[resampled].sum(axis=1) / bottom_N[resampled].sum(axis=1))
+    low, high = np.percentile(np.concatenate(ratios), [2.5, 97.5])
     return Figure(float(top_N.sum() / bottom_N.sum()), float(low), float(high))

@@ -27,49 +27,49 @@ def value_names(samples: Sequence[Sample]) -> list[str]:
 
 def each_prompt(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Return the samples of each prompt, prompts in the order of their first."""
-    found: dict[int, list[Sample]] = {}
+    by_prompt: dict[int, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample["prompt_index"], []).append(sample)
-    return list(found.values())
+        by_prompt.setdefault(sample["prompt_index"], []).append(sample)
+    return list(by_prompt.values())
 
 
 def of_each_prompt(samples: Sequence[Sample], name: str) -> list[list[float]]:
     """Return a value of each prompt's samples."""
-    return [[float(sample[name]) for sample in own] for own in each_prompt(samples)]
+    return [[float(sample[name]) for sample in of_prompt] for of_prompt in each_prompt(samples)]
 
 
 def by_source(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     """Return the samples of each data source by its name in metrics: the last part of a path, or all of it if two would
     be equal. Nothing where there is one source."""
-    found: dict[str, list[Sample]] = {}
+    sources: dict[str, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(str(sample["columns"].get("data_source", "")), []).append(sample)
-    if len(found) < 2:
+        sources.setdefault(str(sample["columns"].get("data_source", "")), []).append(sample)
+    if len(sources) < 2:
         return {}
-    short = [re.sub(r"[^\w.-]", "_", source.rsplit("/", 1)[-1]) for source in found]
-    whole = [re.sub(r"[^\w.-]", "_", source) for source in found]
-    return dict(zip(short if len(set(short)) == len(short) else whole, found.values(), strict=True))
+    short = [re.sub(r"[^\w.-]", "_", source.rsplit("/", 1)[-1]) for source in sources]
+    whole = [re.sub(r"[^\w.-]", "_", source) for source in sources]
+    return dict(zip(short if len(set(short)) == len(short) else whole, sources.values(), strict=True))
 
 
 def several_of(samples: Sequence[Sample], name: str, seed: int) -> dict[str, Figure]:
     """Return `several_figures` of a value, of the prompts whose samples all have it; nothing with one sample a prompt.
     A majority is of responses that are equal but for white space, or of equal numbers where the value's function also
     gives one named `answer`."""
-    own = [sample for sample in samples if name in sample]
-    values = of_each_prompt(own, name)
+    having = [sample for sample in samples if name in sample]
+    values = of_each_prompt(having, name)
     most = max(map(len, values), default=0)
     if most < 2:
         return {}
-    given = _answer_name(own, name)
+    given = _answer_name(having, name)
     answers: list[list[Hashable]] = [
-        [sample.get(given, _said(sample)) for sample in of_prompt] for of_prompt in each_prompt(own)
+        [sample.get(given, _last_text(sample)) for sample in of_prompt] for of_prompt in each_prompt(having)
     ]
     whole = [place for place, each in enumerate(values) if len(each) == most]
     return several_figures([values[place] for place in whole], [answers[place] for place in whole], seed)
 
 
-def _said(sample: Sample) -> str:
-    """A response but for white space; of a conversation its last turn."""
+def _last_text(sample: Sample) -> str:
+    """A response's text but for white space; of a conversation its last turn."""
     return " ".join(str(sample.get("last_turn", sample["response"])).split())
 
 

@@ -1,4 +1,4 @@
-"""Figures of several scored responses to each prompt: what one, the best, the worst or the majority of k would score.
+"""Figures of several scored responses to each prompt: scores of one, the best, the worst or the majority of k.
 Serves evaluations.
 
 Each is the exact expectation over the k-subsets of a prompt's n responses, drawn without replacement: nothing is
@@ -52,15 +52,15 @@ def _with_answer(
     states: dict[tuple[int, int], tuple[int, float]], count: int, mean: float, votes: int, k: int
 ) -> dict[tuple[int, int], tuple[int, float]]:
     """Return the states once up to `votes` of an answer's `count` responses are taken; with so many it wins."""
-    found: dict[tuple[int, int], tuple[int, float]] = {}
+    after: dict[tuple[int, int], tuple[int, float]] = {}
     for (taken, winners), (subsets, of) in states.items():
         for more in range(min(count, votes, k - taken) + 1):
             wins = more == votes
             ways = math.comb(count, more)
             place = taken + more, winners + wins
-            others, so_far = found.get(place, (0, 0.0))
-            found[place] = others + ways * subsets, so_far + ways * (of + subsets * mean * wins)
-    return found
+            others, so_far = after.get(place, (0, 0.0))
+            after[place] = others + ways * subsets, so_far + ways * (of + subsets * mean * wins)
+    return after
 
 
 def sizes(n: int) -> list[int]:
@@ -75,14 +75,14 @@ def several_figures(
     """Return means over prompts, with the 95 % intervals of a bootstrap over prompts: mean@n; std@n, the deviation of a
     prompt's values; best@k (which is pass@k where all values are 0 or 1), worst@k and majority@k for the sizes k."""
     n = len(values_Nn[0])
-    found = {f"mean@{n}": [sum(values) / n for values in values_Nn], f"std@{n}": [_std(values) for values in values_Nn]}
+    by_k = {f"mean@{n}": [sum(values) / n for values in values_Nn], f"std@{n}": [_std(values) for values in values_Nn]}
     for k in sizes(n):
-        found[f"best@{k}"] = [best_of(values, k) for values in values_Nn]
-        found[f"worst@{k}"] = [worst_of(values, k) for values in values_Nn]
-        found[f"majority@{k}"] = [
+        by_k[f"best@{k}"] = [best_of(values, k) for values in values_Nn]
+        by_k[f"worst@{k}"] = [worst_of(values, k) for values in values_Nn]
+        by_k[f"majority@{k}"] = [
             majority_of(values, answers, k) for values, answers in zip(values_Nn, answers_Nn, strict=True)
         ]
-    return {name: mean(numbers, seed) for name, numbers in found.items()}
+    return {name: mean(numbers, seed) for name, numbers in by_k.items()}
 
 
 def _std(values: Sequence[float]) -> float:

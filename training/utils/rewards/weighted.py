@@ -24,7 +24,7 @@ _WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 @dataclass(frozen=True)
 class Reward:
     """name: as it is logged.
-    rule: None for the reward model, and for the sum of what an environment gave a conversation's turns.
+    rule: None for the reward model, and for the sum of an environment's rewards over a conversation's turns.
     """
 
     name: str
@@ -55,7 +55,7 @@ def reads_model(named: Sequence[Reward]) -> bool:
 
 
 def environment_weight(named: Sequence[Reward]) -> float:
-    """The weight of the environments' rewards; 0 where none of them is that."""
+    """The weight of the environments' rewards; 0 without any."""
     return sum(reward.weight for reward in named if reward.rule is None and reward.name == ENVIRONMENT)
 
 
@@ -64,7 +64,7 @@ MODEL_ALONE = Rewards((Reward(MODEL, 1.0, None),), ScoringArguments().reward_tim
 
 def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = False) -> tuple[Reward, ...]:
     """Return the rewards of --reward; add unknown and duplicate names to `mistakes`. acts: there are environments."""
-    found: list[Reward] = []
+    rewards: list[Reward] = []
     for entry in flags.reward.split(","):
         address, weight = _split_weight(entry.strip())
         name, rule = address.rpartition(":")[2], None
@@ -78,12 +78,12 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
             "--environment, in step 3, or leave it out",
         )
         mistakes.require(
-            all(name != other.name for other in found),
+            all(name != other.name for other in rewards),
             f"--reward expects each reward once and functions of different names, got '{name}' twice in "
             f"'{flags.reward}'",
         )
-        found.append(Reward(name, weight, rule))
-    return tuple(found)
+        rewards.append(Reward(name, weight, rule))
+    return tuple(rewards)
 
 
 def found_rule(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:

@@ -1,4 +1,4 @@
-"""What the next step needs, made by a thread while a step runs."""
+"""Prefetching: a thread prepares the next step's batch while a step runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Ahead(Generic[Item, Made]):
     """Makes one thing ahead of its use. `make` is a pure function: it draws nothing and changes nothing that is saved,
     so that a run is the same with the thread and without, and can stop after any step.
 
-    in_background: False makes each thing when it is asked for
+    in_background: False makes each thing when it is needed
     """
 
     def __init__(self, make: Callable[[Item], Made], in_background: bool) -> None:
@@ -22,12 +22,12 @@ class Ahead(Generic[Item, Made]):
         self._begun: _Making[Item, Made] | None = None
 
     def begin(self, item: Item) -> None:
-        """Begin to make what `item` asks for."""
+        """Begin to make the result for `item`."""
         if self._in_background:
             self._begun = _Making(self._make, item)
 
     def made(self, item: Item) -> Made:
-        """Return what was begun last, if it was for `item`; otherwise make it now. Raises what `make` raised."""
+        """Return the result begun last, if it was for `item`; otherwise make it now. Raises `make`'s exception."""
         begun, self._begun = self._begun, None
         return begun.result() if begun is not None and begun.item == item else self._make(item)
 
@@ -58,5 +58,5 @@ class _Making(Generic[Item, Made]):
     def _run(self) -> None:
         try:
             self._made.append(self._make(self.item))
-        except BaseException as problem:  # noqa: BLE001  # raised again in the loop that asks for it
+        except BaseException as problem:  # noqa: BLE001  # raised again in the loop that needs the result
             self._problem = problem

@@ -1,4 +1,4 @@
-"""What a run runs on: versions, and the time of its start. Imports none of the packages that it names."""
+"""The environment of a run: versions, and the time of its start. Imports none of the packages that it names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = ("torch", "deepspeed", "transformers")
 
 
 def environment_of(device: str) -> dict[str, Any]:
-    """What environment.json holds. device: in words."""
+    """The content of environment.json. device: in words."""
     versions = {"threestep": training.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

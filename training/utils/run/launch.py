@@ -3,10 +3,10 @@
     python -m training.utils.run.launch training.step1_sft.main --config run.yaml
 
 is what scripts/step1_sft.sh calls. With a hostfile in THREESTEP_HOSTFILE, DeepSpeed's launcher starts the ranks that
-it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS, or else what the caller asks for, or else one for
-each visible GPU, or one without GPUs. A single rank needs no launcher, nor does a process that is already a rank.
+it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS, or else the caller's number, or else one for each
+visible GPU, or one without GPUs. A single rank needs no launcher, nor does a process that is already a rank.
 
-Knows nothing of what a step does, and imports neither torch nor deepspeed: the launcher is a program that it calls.
+Knows nothing of the steps, and imports neither torch nor deepspeed: the launcher is a program that it calls.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _TERMINATION_SECONDS = 60.0
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -> int:
-    """Return the number of ranks: THREESTEP_RANKS, else `asked`, else one for each of `gpus`, else 1.
+def choose_ranks(wanted: int | None, environment: Mapping[str, str], gpus: int) -> int:
+    """Return the number of ranks: THREESTEP_RANKS, else `wanted`, else one for each of `gpus`, else 1.
 
     Raises ThreestepError for a count that is not a positive whole number, and for more ranks than GPUs.
     """
@@ -46,7 +46,7 @@ def choose_ranks(asked: int | None, environment: Mapping[str, str], gpus: int) -
         except ValueError:
             raise ThreestepError(f"{RANKS_VARIABLE} expects a positive whole number, got '{value}'") from None
     else:
-        ranks = asked if asked is not None else max(1, gpus)
+        ranks = wanted if wanted is not None else max(1, gpus)
     if ranks < 1:
         raise ThreestepError(f"{origin} expects a positive whole number, got {ranks}")
     if 0 < gpus < ranks:
@@ -86,7 +86,7 @@ def launch_command(
         where = ["--include", f"localhost:{','.join(gpu_names[:ranks])}"]
     else:
         where = ["--num_accelerators", str(ranks)]
-    # Without --no_local_rank the launcher adds a --local_rank flag to the step's own flags.
+    # Without --no_local_rank the launcher adds a --local_rank flag to the step's flags.
     flags = ["--quiet", *where, "--no_local_rank", "--master_port", port or str(free_port())]
     return [sys.executable, _deepspeed_program(), *flags, *_python_words(module, "--module"), *arguments]
 
@@ -116,8 +116,8 @@ def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping
 
 
 def _python_words(module: str, flag: str) -> list[str]:
-    """What Python or the launcher takes for a module. `-m` and `--module`, the flag, put the current folder first on
-    the path, where a user's training.py would stand for this package: so its own modules go by its folder."""
+    """Arguments of Python or the launcher that run a module. `-m` and `--module`, the flag, put the current folder
+    first on the path, where a user's training.py would shadow this package: so its modules go by its folder."""
     return [str(_PACKAGE), module] if module.partition(".")[0] == _PACKAGE.name else [flag, module]
 
 
@@ -140,12 +140,11 @@ def launch(
     environment: Mapping[str, str] | None = None,
     here: Callable[[Sequence[str]], None] | None = None,
 ) -> int:
-    """Run `module` on as many ranks as asked and print the command. Returns the exit code of the run.
+    """Run `module` on that many ranks and print the command. Returns the exit code of the run.
 
     arguments: the module's, and flags of DeepSpeed's launcher (`launcher_flags.as_variables`)
     environment: the run's; by default this process's
-    here: runs the module with its arguments in this process, which is done for a single rank; default: in a process of
-        its own
+    here: runs the module with its arguments in this process, which is done for a single rank; default: in a new one
     """
     given = os.environ if environment is None else environment
     if "RANK" in given and "WORLD_SIZE" in given:  # torchrun, accelerate launch, ...: this is one rank
@@ -179,8 +178,8 @@ def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None =
 
     SIGTERM, SIGINT and SIGUSR1 sent to this process reach the ranks below the command, or where it has none every
     process below it, and a command that fails after one leaves none behind. DeepSpeed's launcher itself must not get
-    them: it would kill the ranks, which have a checkpoint to write. So it runs in a session of its own, which a
-    terminal's Ctrl-C does not reach.
+    them: it would kill the ranks, which have a checkpoint to write. So it runs in a new session, which a terminal's
+    Ctrl-C does not reach.
     """
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     signalled: list[psutil.Process] = []
@@ -242,13 +241,13 @@ def _has_rank(member: psutil.Process) -> bool:
 
 def _deepspeed_program() -> str:
     beside_python = Path(sys.executable).parent / "deepspeed"
-    found = str(beside_python) if beside_python.exists() else shutil.which("deepspeed")
-    if found is None:
+    program = str(beside_python) if beside_python.exists() else shutil.which("deepspeed")
+    if program is None:
         raise ThreestepError(
             f"several ranks need the program `deepspeed`, found neither next to {sys.executable} nor on PATH:"
             " install the package (pip install -c constraints.txt -e .)"
         )
-    return found
+    return program
 
 
 def _installed_gpus() -> int:

@@ -63,7 +63,7 @@ class MetricsWriter:
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken so far, including what came before each resume."""
+        """Duration of the run so far, including the time before each resume."""
         return time.monotonic() - self._started
 
     def flush(self) -> None:

@@ -41,7 +41,7 @@ def run_program(
     one sentence, Ctrl-C with code 130 and one; any other error keeps its traceback, and of several ranks only the first
     prints one.
 
-    output_is_log: what is printed may be lost on a full disk or a closed terminal, and the program goes on
+    output_is_log: output may be lost on a full disk or a closed terminal, and the program continues
     """
     logging.raiseExceptions = False  # a log that cannot be written: logging itself would print a traceback
     threading.excepthook = _thread_failed
@@ -89,7 +89,7 @@ def _redact_streams() -> None:
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
-    """One line for a disk that refuses what a thread writes, as TensorBoard's: whoever started it is told by it too."""
+    """Print one line for a disk that refuses a thread's writes, as TensorBoard's thread reports them too."""
     refusal = None if failure.exc_value is None else disk_error_in(failure.exc_value)
     if refusal is None:
         threading.__excepthook__(failure)
@@ -120,19 +120,19 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
         if _claim_of(_FIRST_ERROR).exists():
             _leave(1)  # the other rank has printed why it ended
         time.sleep(0.05)
-    said = first_line(problem)
-    if "timed out" in said.lower() or "timeout" in said.lower():
+    line = first_line(problem)
+    if "timed out" in line.lower() or "timeout" in line.lower():
         why = "waited for another rank, which hangs or is far slower, until --rank_timeout was over"
     else:
         why = (
             "lost another rank, which ended without an error message: killed from outside, or by the system for its "
             "memory"
         )
-    _exit_with(f"rank {rank} {why} ({said}); with checkpoints, --resume continues from the last one", 1, _FIRST_ERROR)
+    _exit_with(f"rank {rank} {why} ({line}); with checkpoints, --resume continues from the last one", 1, _FIRST_ERROR)
 
 
 def is_lost_rank(problem: BaseException) -> bool:
-    """Whether a collective failed because of another rank: gloo's messages, NCCL's and the store's errors."""
+    """True if a collective failed because of another rank: gloo's messages, NCCL's and the store's errors."""
     if any(kind.__name__ == "DistError" for kind in type(problem).__mro__):
         return True
     words = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout")

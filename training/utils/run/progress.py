@@ -95,10 +95,10 @@ class _Lines(tqdm):
 
     def _summed_up(self) -> list[str]:
         """The figures of the last step, each as its mean since the last line or its latest value, in words."""
-        kept, self._figures = self._figures, []
+        steps_shown, self._figures = self._figures, []
         words = []
-        for last in kept[-1] if kept else ():
-            steps = [figure.value for step in kept for figure in step if figure.name == last.name]
+        for last in steps_shown[-1] if steps_shown else ():
+            steps = [figure.value for step in steps_shown for figure in step if figure.name == last.name]
             value = sum(steps) / len(steps) if last.is_mean else last.value
             words.append(str(replace(last, value=value)))
         return words
@@ -107,4 +107,4 @@ class _Lines(tqdm):
         """Do nothing: a printed line stays."""
 
     def close(self) -> None:
-        self.disable = True  # tqdm's own would add an empty line
+        self.disable = True  # tqdm's close would add an empty line

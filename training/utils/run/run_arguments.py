@@ -104,7 +104,7 @@ class RunArguments:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a folder can have this name."""
+    """True if a folder can have this name."""
     return name.strip() not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 

@@ -1,4 +1,4 @@
-"""The files that a run leaves in its folder: those that it cannot begin without, and those that it can end without."""
+"""The files that a run leaves in its folder: those that it needs to begin, and those that it can end without."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class RunFolder:
         self._write(name, json.dumps(redacted_value(content), indent=2) + "\n")
 
     def write_figures(self, name: str, content: dict[str, Any]) -> None:
-        """As `write_json`, of what training found: where the disk refuses it, a warning, and one more try by
-        `settle`."""
+        """As `write_json`, for results of training: if the disk refuses them, warn, and try once more in `settle`."""
         text = json.dumps(redacted_value(content), indent=2) + "\n"
         try:
             self._write(name, text)
@@ -79,7 +78,7 @@ class RunFolder:
             self._lacks_pictures += 1
 
     def settle(self) -> None:
-        """At the end of a run, after its model: try once more to write what the disk refused, and say what is lost."""
+        """At the end of a run, after its model: try once more to write what the disk refused; log what is lost."""
         for one in self._logs.values():
             one.settle()
         for name, text in self._refused.items():

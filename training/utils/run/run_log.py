@@ -17,7 +17,7 @@ class RunLog:
     """Lines appended to the file `path`. Those that the disk refuses wait in memory, and are written with the next.
 
     A line that arrived in part is cut off before it is written again. Of those that wait, the oldest are given up
-    beyond 64 MiB. The first refusal is one warning; `settle` tells at the end what is lost.
+    beyond 64 MiB. The first refusal is one warning; `settle` logs at the end what is lost.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,7 +39,7 @@ class RunLog:
             self._given_up += 1
 
     def settle(self) -> None:
-        """Try once more; say what is lost, and whether anything had to wait."""
+        """Try once more; log what is lost, or that lines had to wait."""
         self._try_to_write()
         lost = self._given_up + len(self._waiting)
         if lost:

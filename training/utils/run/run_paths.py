@@ -1,4 +1,4 @@
-"""What lies in an output folder before a run: judged at the start, since a run that is trained must be able to end.
+"""Checks of an output folder before a run, made at the start, since a run that is trained must be able to end.
 
 A run replaces and removes below its folder. A link there would lead it out of the folder, and a file where it makes a
 folder would end it with its model. The folder itself may be a link.
@@ -23,7 +23,7 @@ _FILES = (
 
 
 def make_output_dir(output_dir: str | Path) -> None:
-    """Make the folder of a run and judge what lies in it. ThreestepError where a run could not end there."""
+    """Make the folder of a run and check its content. ThreestepError if a run could not end there."""
     folder = Path(output_dir)
     if os.path.lexists(folder) and not folder.is_dir():
         raise ThreestepError(
@@ -42,10 +42,10 @@ def make_output_dir(output_dir: str | Path) -> None:
 
 
 def check_place(name: str, place: str | Path, is_folder: bool = False) -> None:
-    """Make the folders above a file or folder that a program will write, before it works for it. ThreestepError where
-    it could not be written: they cannot be made, or something of the other kind is there.
+    """Make the folders above a file or folder that a program will write, before it works for it. ThreestepError if it
+    could not be written: they cannot be made, or something of the other kind is there.
 
-    name: of the flag or argument that says where
+    name: of the flag or argument that gives the place
     """
     path = Path(place)
     if path.exists() and path.is_dir() != is_folder:

@@ -1,4 +1,4 @@
-"""Pages that a program serves to its user: who may read them, and how much of the machine a visitor may hold.
+"""Serving of a program's pages to its user: access control, and bounds on the resources that a visitor may hold.
 
-Knows nothing of what a page shows.
+Knows nothing of the pages' content.
 """

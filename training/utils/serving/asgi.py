@@ -61,15 +61,15 @@ class GuardedApp:
 
 def listening(port: int) -> socket.socket:
     """A socket on the loopback address. OSError where the port is taken; 0 takes a free one."""
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((ADDRESS, port))
-        found.listen()  # so that the port is taken
+        listener.bind((ADDRESS, port))
+        listener.listen()  # so that the port is taken
     except OSError:
-        found.close()
+        listener.close()
         raise
-    return found
+    return listener
 
 
 def server_of(app: Any) -> Any:

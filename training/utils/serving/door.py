@@ -1,4 +1,4 @@
-"""Who may read a page that this machine serves to its user: whoever has the token of the printed address.
+"""Access control of a page that this machine serves to its user: readers need the token of the printed address.
 
 A page on the loopback address is open to every user and every web page of the machine. Three checks close it:
 
@@ -51,11 +51,11 @@ class Door:
 
     def __init__(self, token: str | None = None) -> None:
         self._token = secrets.token_hex(_TOKEN_BYTES) if token is None else token
-        # Cookies are shared by all ports of a host, so each server has a name of its own.
+        # Cookies are shared by all ports of a host, so each server uses a different name.
         self._cookie = "threestep_" + hashlib.sha256(self._token.encode()).hexdigest()[:12]
 
     def address(self, port: int) -> str:
-        """What the user opens. It holds the token."""
+        """The address that the user opens. It holds the token."""
         return f"http://{ADDRESS}:{port}/?token={self._token}"
 
     def judge(self, method: str, target: str, headers: Sequence[tuple[str, str]]) -> Refusal | None:
@@ -90,18 +90,18 @@ class Door:
         return Refusal(303, "", (*Refusal(303, "").headers, ("Location", place), ("Set-Cookie", cookie)))
 
     def _cookies(self, headers: Sequence[str]) -> list[str]:
-        found = []
+        tokens = []
         for header in headers:
             try:
                 cookies = SimpleCookie(header)
             except CookieError:
                 continue
             if self._cookie in cookies:
-                found.append(cookies[self._cookie].value)
-        return found
+                tokens.append(cookies[self._cookie].value)
+        return tokens
 
     def _is_token(self, given: str) -> bool:
-        """In a time that does not depend on how much of it is right."""
+        """True for the token; takes the same time however much of it is right."""
         return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token.encode())
 
 

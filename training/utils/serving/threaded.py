@@ -1,4 +1,4 @@
-"""An HTTP server on the loopback address whose visitors hold a bounded number of threads, each for a bounded time.
+"""An HTTP server on the loopback address with a bounded number of threads, each for a bounded time.
 
 The standard library's `ThreadingHTTPServer` starts a thread for each connection and waits for its request as long as
 that takes.
@@ -34,7 +34,7 @@ class BoundedServer(ThreadingHTTPServer):
         super().__init__((ADDRESS, port), handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more."""
+        """Admit a connection while there is room for one more."""
         with self._lock:
             if len(self._open) >= MOST_CONNECTIONS:
                 return False
@@ -47,7 +47,8 @@ class BoundedServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End what takes too long; its thread's read or write fails then. `serve_forever` calls it twice a second."""
+        """Close connections that take too long; their threads' reads or writes fail. `serve_forever` calls it twice a
+        second."""
         with self._lock:
             late = [request for request, end in self._open.items() if time.monotonic() > end]
             for request in late:
@@ -57,6 +58,6 @@ class BoundedServer(ThreadingHTTPServer):
                     continue
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print what is a fault of the program; a visitor that went away, a thousand times over, is none."""
+        """Print errors of the program; a visitor that went away is not one."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)

@@ -54,7 +54,7 @@ _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
 class PhaseData:
     """The rows that one phase trains on and those it is evaluated on.
 
-    pixels_of: what a vision tower takes of images by their keys; None where no row has an image.
+    pixels_of: the input of a vision tower for images by their keys; None if no row has an image.
     """
 
     train: CachedSplit
@@ -118,7 +118,7 @@ def build_phase(
 
 
 def cut_sentences(phase: int, flags: RowArguments, report: BuildReport) -> list[str]:
-    """A sentence for each split of which rows were cut at the maximum length, with their share."""
+    """A sentence for each split with rows that were cut at the maximum length, with their share."""
     limit, how = ("max_prompt_seq_len", "prompt_truncation") if phase == 3 else ("max_seq_len", "truncation")
     return [
         f"{split.truncated:,} of {split.rows:,} {name} rows ({split.truncated / split.rows:.1%}) were cut at --{limit} "
@@ -153,7 +153,7 @@ class _ShareFirst:
 
 @contextmanager
 def _pointing_to_inspect() -> Iterator[None]:
-    """Add to a refusal of the data the program that shows them as they are read."""
+    """Add to an error about the data the program that shows them as they are read."""
     try:
         yield
     except BuildStopped:  # by the disk, not by the data

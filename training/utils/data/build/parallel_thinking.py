@@ -1,4 +1,4 @@
-"""Which rows are laid out as parallel thinking: the ids of the tags, and what happens to malformed blocks.
+"""Rows that are laid out as parallel thinking: the ids of the tags, and what happens to malformed blocks.
 
 Rows keep flat ids; `documents` lays them out at collation, by `training.utils.layout.parallel`.
 """
@@ -61,7 +61,7 @@ class ParallelCheck:
         if self._tags is None:
             return None
         try:
-            found = any([self._blocks(ids, loss) for ids in texts])
+            has_blocks = any([self._blocks(ids, loss) for ids in texts])
         except MalformedBlocks as problem:
             if self._malformed == "error":
                 raise ThreestepError(
@@ -72,13 +72,13 @@ class ParallelCheck:
                 raise
             self._counts["malformed and causal"] += 1
             return None
-        self._counts["with blocks"] += found
-        return astuple(self._tags) if found else None
+        self._counts["with blocks"] += has_blocks
+        return astuple(self._tags) if has_blocks else None
 
     def is_whole(
         self, texts: Sequence[Sequence[int]], loss: Sequence[bool] | None = None, may_end_open: bool = False
     ) -> bool:
-        """Whether truncation left a row's blocks whole. may_end_open: the last one may be cut."""
+        """True if truncation left a row's blocks whole. may_end_open: the last one may be cut."""
         try:
             for ids in texts:
                 self._blocks(ids, loss, may_end_open)

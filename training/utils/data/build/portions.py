@@ -1,8 +1,8 @@
 """The datasets of a run, and the rows that each split of a phase gets. Knows nothing of tokens or files.
 
-Row ids number the rows of all sources in the order of the flags (a source's training rows, then its own evaluation
-rows), so an id means the same row in every phase with the same `data_path`, and training and evaluation rows have
-different ids.
+Row ids number the rows of all sources in the order of the flags (a source's training rows, then its evaluation rows),
+so an id means the same row in every phase with the same `data_path`, and training and evaluation rows have different
+ids.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
 
 
 def share_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[str, Any]]) -> str | None:
-    """How many rows --data_split leaves to a phase; None if all. Sources whose class deals its rows to phases are left
-    out. described: the manifest's `sources`, so that rows in the cache need no look at the data.
+    """A sentence on how many rows --data_split leaves to a phase; None if all. Sources whose class deals its rows to
+    phases are left out. described: the manifest's `sources`, so that rows in the cache need no look at the data.
 
     A warning with the default split, which nobody may have meant, unless the run's other steps have the other rows.
     """

@@ -21,7 +21,7 @@ NAME = "generated"
 
 
 class PromptMaker:
-    """Makes rows of phase 3 from texts or messages. `counts`: what was cut and dropped."""
+    """Makes rows of phase 3 from texts or messages. `counts`: of rows that were cut and dropped."""
 
     def __init__(self, data: DataArguments, tokenizer: Any, images: RowPictures | None = None) -> None:
         """images: reads those that parts of messages hold; None where the model reads text alone."""

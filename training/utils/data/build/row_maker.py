@@ -67,8 +67,8 @@ class RowMaker:
         self._images = images
         self._strategy: PlainText | ChatText
         if isinstance(texts, ChatTokenizer):
-            asked = (chat.train_turns, rows.return_raw_chat, rows.loss_on)
-            self._strategy = ChatText(phase, texts, source.raw, *asked, images)
+            options = (chat.train_turns, rows.return_raw_chat, rows.loss_on)
+            self._strategy = ChatText(phase, texts, source.raw, *options, images)
             self._drops_bad = chat.bad_conversations == "drop"
             texts = texts.texts
         else:
@@ -134,7 +134,7 @@ class RowMaker:
         )
 
     def _spans(self, one: _Waiting, ids: Ids, others: Sequence[Ids] = ()) -> tuple[ImageSpan, ...]:
-        """Where the images of a row stand in its tokens `ids`; none stand in `others`."""
+        """Spans of a row's images in its tokens `ids`; none may stand in `others`."""
         if self._images is None:
             return ()
         for each in others:
@@ -176,14 +176,14 @@ class RowMaker:
         conversation, was_cut = fit_conversation(whole, self._flags.max_seq_len, self._flags.truncation)
         if was_cut and spans:
             placed = replace(whole, ids=list(range(len(whole.ids))))
-            kept, _ = fit_conversation(placed, self._flags.max_seq_len, self._flags.truncation)
-            spans = after_cut(spans, kept.ids)
+            fitted, _ = fit_conversation(placed, self._flags.max_seq_len, self._flags.truncation)
+            spans = after_cut(spans, fitted.ids)
         if was_cut and tags and not self._parallel.is_whole([conversation.ids], conversation.loss, may_end_open=True):
             raise Dropped("cut_inside_a_block")
         self._counts.truncated += was_cut
         if not was_cut:
             learnt = zip(one.sample.pieces, ids, strict=True)
-            self._count_ends((piece, own) for piece, own in learnt if piece.carries_loss)
+            self._count_ends((piece, piece_ids) for piece, piece_ids in learnt if piece.carries_loss)
         loss_mask = np.array(conversation.loss, bool)
         if self._flags.loss_on == "conversation":
             loss_mask[:] = True
@@ -194,7 +194,7 @@ class RowMaker:
 
     def _responses(self, one: _Waiting, ids: list[Ids]) -> Row:
         prompts = one.sample.prompts
-        prompt_ids = [token for own in ids[:prompts] for token in own]
+        prompt_ids = [token for part in ids[:prompts] for token in part]
         spans = self._spans(one, prompt_ids, ids[prompts:])
         tags = self._parallel.tags_of(ids[prompts:], one.sample.where)
         most, truncation = self._flags.max_seq_len, self._flags.truncation
@@ -205,18 +205,18 @@ class RowMaker:
         self._counts.truncated += was_cut
         if not prompt_ids:  # only phase 1 trains on text without a prompt
             raise Dropped("empty_prompt")
-        if len({tuple(own) for own in responses}) < len(responses):
+        if len({tuple(part) for part in responses}) < len(responses):
             raise Dropped("identical_responses")
         if tags and not self._parallel.is_whole(responses):
             raise Dropped("cut_inside_a_block")  # the end token would be in a path, and the score that path's alone
         if not was_cut:
             self._count_ends(zip(one.sample.pieces[prompts:], responses, strict=True))
-        response_ids = tuple(np.array(own, np.int32) for own in responses)
+        response_ids = tuple(np.array(part, np.int32) for part in responses)
         prompt = np.array(prompt_ids, np.int32)
         return ResponsesRow(one.row_id, prompt, response_ids, one.margins, tags, media=spans)
 
     def _count_ends(self, learnt: Iterable[tuple[TextPiece, Ids]]) -> None:
-        """Count the special tokens in what is learnt: those at the end of a response, and those before it."""
+        """Count the special tokens that carry loss: those at the end of a response, and those before it."""
         for piece, ids in learnt:
             last = ids[-1] if piece.is_end and ids else None
             before = ids if last is None else ids[:-1]
@@ -225,7 +225,7 @@ class RowMaker:
                 self._counts.ends[self._special[last]] += 1
 
     def _prompt(self, one: _Waiting, ids: list[Ids]) -> Row:
-        whole = [token for own in ids for token in own]
+        whole = [token for part in ids for token in part]
         if not whole:
             raise Dropped("empty_prompt")
         most, truncation = self._flags.max_prompt_seq_len, self._flags.prompt_truncation

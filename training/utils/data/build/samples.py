@@ -1,4 +1,4 @@
-"""What a phase takes from a sample: the answers of a dataset class, checked. Knows nothing of tokens."""
+"""Samples as a phase reads them: the texts that a dataset class returns, checked. Knows nothing of tokens."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def read_texts(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> tu
         return prompt, []
     ranked = raw.get_responses(sample) if phase == 2 else None
     if ranked is None:
-        found = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in KINDS[phase]]
+        responses = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in KINDS[phase]]
     else:
         if len(ranked) < 2 or not all(isinstance(response, str) for response in ranked):
             raise ThreestepError(
                 f"{where}: {type(raw).__name__}.get_responses: expected 2 or more texts, or None, got {len(ranked)} "
                 f"responses ({', '.join(type(response).__name__ for response in ranked)})"
             )
-        found = [("response", response) for response in ranked]
-    for kind, response in found:
+        responses = [("response", response) for response in ranked]
+    for kind, response in responses:
         if response is None:
             raise Dropped(f"no_{kind}")
         if not response.strip():
             raise Dropped("empty_response")
-    return prompt, [response for _, response in found if response is not None]
+    return prompt, [response for _, response in responses if response is not None]
 
 
 def _prompt_of_sentences(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> str:
@@ -70,9 +70,9 @@ def _prompt_of_sentences(raw: PromptRawDataset, phase: int, sample: Any, where: 
 
 
 def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, where: str) -> str | None:
-    """What follows the prompt in the sentence, the getter that DeepSpeed-Chat's subclasses surely have.
+    """The text after the prompt in the sentence, the getter that DeepSpeed-Chat's subclasses surely have.
 
-    Where the sentence does not begin with the prompt, `get_chosen` or `get_rejected` is asked.
+    If the sentence does not begin with the prompt, `get_chosen` or `get_rejected` gives the response.
     """
     sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
     if sentence is None or sentence.startswith(prompt):

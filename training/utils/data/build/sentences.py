@@ -1,4 +1,4 @@
-"""DeepSpeed-Chat's `get_prompt_and_chosen` and `get_prompt_and_rejected`, all that its steps 1 and 2 ask of a class,
+"""DeepSpeed-Chat's `get_prompt_and_chosen` and `get_prompt_and_rejected`, all that its steps 1 and 2 call of a class,
 as a prompt and responses.
 """
 
@@ -16,13 +16,13 @@ PARTS_TAKEN = "with the parts, because the sentence does not begin with the prom
 
 
 def has_sentences(raw: PromptRawDataset) -> bool:
-    """Whether the class makes its own sentences; the others join prompt and response."""
+    """True if the class overrides the sentences; the others join prompt and response."""
     names = ("get_prompt_and_chosen", "get_prompt_and_rejected")
     return any(getattr(type(raw), name) is not getattr(PromptRawDataset, name) for name in names)
 
 
 def parts_are_taken(raw: PromptRawDataset, phase: int, sample: Any) -> bool:
-    """Whether a sentence of the phase does not begin with the prompt of the same row."""
+    """True if a sentence of the phase does not begin with the prompt of the same row."""
     prompt = raw.get_prompt(sample)
     if prompt is None:
         return False

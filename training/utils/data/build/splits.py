@@ -1,4 +1,4 @@
-"""Which rows each phase gets: pure functions of numbers, random only by the seed.
+"""Division of rows among the phases: pure functions of numbers, random only by the seed.
 
 Nothing here knows of ranks, files or texts, so the result is the same on every machine and at any world size. The
 generator is numpy's legacy RandomState, whose stream numpy promises never to change.

@@ -1,7 +1,7 @@
 """The two ways from a sample to pieces of text and their ids: plain text, and a chat template.
 
 Both read samples one at a time (`read`; raises Dropped, BadConversation, and ThreestepError for a mistake) and encode
-many at a time (`encode`: the ids of each piece, or what is wrong with the sample).
+many at a time (`encode`: the ids of each piece, or the sample's error).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ReadSample:
     where: names the row in errors.
     pieces: its text; the first `prompts` of them are the prompt.
     prompt_text: phase 3, the prompt as the dataset gives it.
-    raw_chat: phase 3, the prompt's messages where `--return_raw_chat` asks for them.
-    noted: what the report counts of it.
+    raw_chat: phase 3, the prompt's messages with `--return_raw_chat`.
+    noted: names under which the report counts it.
     images: of the prompt, in the order of their places.
     """
 
@@ -59,7 +59,7 @@ GLUED = (
 
 
 def is_glued(sample: ReadSample) -> bool:
-    """Whether a plain response begins with a letter or digit right behind the prompt's last sign."""
+    """True if a plain response begins with a letter or digit right after the prompt's last character."""
     prompt, response = sample.pieces[0].text, sample.pieces[-1].text
     return bool(prompt) and not prompt[-1].isspace() and response[0].isascii() and response[0].isalnum()
 

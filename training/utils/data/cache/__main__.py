@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def entries(folder: str) -> list[CacheEntry]:
     """The builds of a cache folder, the last used first."""
-    found = []
+    built = []
     for name in {match[1] for name in os.listdir(folder) if (match := _OURS.fullmatch(name))}:
         path = os.path.join(folder, name)
         sizes, times = [], [0.0]
@@ -91,8 +91,8 @@ def entries(folder: str) -> list[CacheEntry]:
                         state = os.stat(os.path.join(parent, file))
                         sizes.append(state.st_size)
                         times.append(state.st_mtime)
-        found.append(CacheEntry(name, path, read_manifest(path), sum(sizes), max(times)))
-    return sorted(found, key=lambda entry: (-entry.used_at_seconds, entry.name))
+        built.append(CacheEntry(name, path, read_manifest(path), sum(sizes), max(times)))
+    return sorted(built, key=lambda entry: (-entry.used_at_seconds, entry.name))
 
 
 def _folders_of(path: str) -> tuple[str, ...]:
@@ -100,11 +100,11 @@ def _folders_of(path: str) -> tuple[str, ...]:
 
 
 def _list(folder: str, arguments: argparse.Namespace) -> None:
-    found = entries(folder)
-    for entry in found:
+    built = entries(folder)
+    for entry in built:
         days = (time.time() - entry.used_at_seconds) / _DAY_SECONDS
         print(f"{entry.name}  {_size(entry.size_bytes)}  used {days:.1f} days ago  {_contents(entry)}")
-    print(f"{len(found)} in {folder}, {_size(sum(entry.size_bytes for entry in found))}")
+    print(f"{len(built)} in {folder}, {_size(sum(entry.size_bytes for entry in built))}")
 
 
 def _contents(entry: CacheEntry) -> str:
@@ -118,9 +118,9 @@ def _contents(entry: CacheEntry) -> str:
 
 
 def _verify(folder: str, arguments: argparse.Namespace) -> None:
-    found = entries(folder)
+    built = entries(folder)
     damaged = 0
-    for entry in found:
+    for entry in built:
         if entry.manifest is None:
             print(f"{entry.name}  unfinished; its shards are verified when its build resumes")
             continue
@@ -128,7 +128,7 @@ def _verify(folder: str, arguments: argparse.Namespace) -> None:
         damaged += bool(wrong)
         print(f"{entry.name}  {'; '.join(wrong) or 'sound'}")
     if damaged:
-        print(f"{damaged} of {len(found)} damaged: run with --rebuild_cache, or remove the folder")
+        print(f"{damaged} of {len(built)} damaged: run with --rebuild_cache, or remove the folder")
         sys.exit(1)
 
 
@@ -158,11 +158,11 @@ def _prune(folder: str, arguments: argparse.Namespace) -> None:
 
 
 def entries_to_remove(
-    found: Sequence[CacheEntry], keep_newest: int | None, older_than_days: float | None, max_gigabytes: float | None
+    built: Sequence[CacheEntry], keep_newest: int | None, older_than_days: float | None, max_gigabytes: float | None
 ) -> list[CacheEntry]:
-    """The entries that exceed at least one limit; `found` has the last used first."""
+    """The entries that exceed at least one limit; `built` has the last used first."""
     removed, kept_bytes = [], 0
-    for place, entry in enumerate(found):
+    for place, entry in enumerate(built):
         unused_days = (time.time() - entry.used_at_seconds) / _DAY_SECONDS
         if (
             (keep_newest is not None and place >= keep_newest)

@@ -1,4 +1,4 @@
-"""Folders that are built once, published whole, and found again by what they were built from.
+"""Folders that are built once, published whole, and found by the inputs that they were built from.
 
 A folder is built next to its place under a file lock and published by one rename, so a folder with the right name is
 finished. What a killed build leaves has another name, and the next build of the same thing resumes from it (see
@@ -61,7 +61,7 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class CachedFolder:
-    """An opened folder: its splits by name, and whether it was found (`resumed`) or built now."""
+    """An opened folder: its splits by name, and whether it existed (`resumed`) or was built now."""
 
     path: str
     splits: dict[str, CachedSplit]
@@ -100,7 +100,7 @@ def open_or_build(
     rebuild: bool,
     log: Log,
 ) -> CachedFolder:
-    """Open the folder that was built from `parts`, or build it: of several processes that ask at once, one does.
+    """Open the folder that was built from `parts`, or build it: of several processes that call at once, one does.
 
     build: writes Arrow files into a folder that is empty or holds the shards of a stopped build, and returns {"splits":
         {split: fields of `dataset.Written`}} and whatever else belongs into the manifest.
@@ -114,19 +114,19 @@ def open_or_build(
     final = os.path.join(cache_dir, f"{name}-{fingerprint[:20]}")
     reason = None
     if not rebuild:
-        found, reason = _try_open(final, fingerprint, name, log)
-        if found is not None:
-            return found
+        opened, reason = _try_open(final, fingerprint, name, log)
+        if opened is not None:
+            return opened
 
     waiting = f"data: {name}: {WAITING}"
     with _writing_into(cache_dir), locked(final + LOCK, on_wait=lambda: log(waiting)):
-        found, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
-        if found is not None:
-            return found
+        opened, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
+        if opened is not None:
+            return opened
         if rebuild:
             reason = "rebuild_cache was asked for"
         elif reason is None:
-            reason = _why_not_found(cache_dir, name, parts)
+            reason = _reason_to_build(cache_dir, name, parts)
         log(f"data: {name} is tokenized: {reason}")
         started = time.perf_counter()
         _build(final, fingerprint, parts, build, reason)
@@ -145,7 +145,7 @@ def _writing_into(cache_dir: str) -> Iterator[None]:
     except OSError as error:
         path = os.path.abspath(str(error.filename))
         if error.filename is None or os.path.commonpath([cache_dir, path]) not in (cache_dir, path):
-            raise  # a dataset's own files, say
+            raise  # a dataset's files, say
         if error.errno in _FULL:
             what = (
                 f"the folder '{cache_dir}' has no room left ({error.strerror}): free some and run again (finished "
@@ -161,24 +161,24 @@ def _writing_into(cache_dir: str) -> Iterator[None]:
 def _try_open(
     final: str, fingerprint: str, name: str, log: Log, only_fresh: bool = False
 ) -> tuple[CachedFolder | None, str | None]:
-    """The opened folder, or None and what is wrong with it (None: there is none).
+    """The opened folder, or None and its mistake (None: there is no folder).
 
     only_fresh: published by another process since this one began (when several ranks are to rebuild, one does).
     """
     started = time.perf_counter()
     try:
-        found = CachedFolder(final, _open(final, fingerprint), resumed=True)
+        opened = CachedFolder(final, _open(final, fingerprint), resumed=True)
     except FileNotFoundError:
         return None, None
     except Damaged as damage:
         return None, f"the cached one was damaged: {damage}"
-    if only_fresh and (final in _opened_here or found.manifest["published_at_seconds"] < _process_started_at()):
+    if only_fresh and (final in _opened_here or opened.manifest["published_at_seconds"] < _process_started_at()):
         return None, None
     _opened_here.add(final)
     with suppress(OSError):  # `prune` reads the time of the last use; a read-only folder is not pruned
         os.utime(os.path.join(final, MANIFEST))
-    log(f"data: {name} read from the cache in {time.perf_counter() - started:.2f} s: {found.rows_in_words}; {final}")
-    return found, None
+    log(f"data: {name} read from the cache in {time.perf_counter() - started:.2f} s: {opened.rows_in_words}; {final}")
+    return opened, None
 
 
 def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
@@ -214,8 +214,8 @@ def entries_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def damage_of(folder: str, entry: dict[str, Any], checksum: str | None) -> str | None:
-    """How a file differs from its manifest's entry. checksum: the one to compare, if any; an earlier version's manifest
-    has sha256 alone, which is then compared."""
+    """The difference between a file and its manifest's entry. checksum: the one to compare, if any; an earlier
+    version's manifest has sha256 alone, which is then compared."""
     path = os.path.join(folder, entry["file"])
     size = os.path.getsize(path)
     if size != entry["bytes"]:
@@ -263,7 +263,7 @@ def _build(
         os.rename(building, final)
         flush_to_disk(os.path.dirname(final))
     except BaseException as failure:
-        # Shards are kept where the same build may yet succeed (a full disk, a stop from outside), not where the data or
+        # Shards stay where the same build may yet succeed (a full disk, a stop from outside), not where the data or
         # the code must change first.
         finished = 0
         if isinstance(failure, (BuildStopped, OSError)) or not isinstance(failure, Exception):
@@ -290,9 +290,9 @@ def locked(path: str, on_wait: Callable[[], None]) -> Iterator[None]:
         os.close(handle)
 
 
-def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
-    """Which parts differ from the most similar folder that was built from the same datasets."""
-    found: list[tuple[int, float, list[str]]] = []
+def _reason_to_build(cache_dir: str, name: str, parts: dict[str, str]) -> str:
+    """Names of the parts that differ from the most similar folder that was built from the same datasets."""
+    candidates: list[tuple[int, float, list[str]]] = []
     for folder in os.listdir(cache_dir):
         path = os.path.join(cache_dir, folder)
         manifest = read_manifest(path) if folder.startswith(f"{name}-") and os.path.isdir(path) else None
@@ -301,7 +301,7 @@ def _why_not_found(cache_dir: str, name: str, parts: dict[str, str]) -> str:
         old = manifest.get("parts", {})
         if old.get("datasets") == parts.get("datasets"):
             changed = [key for key in {**parts, **old} if old.get(key) != parts.get(key)]
-            found.append((len(changed), -manifest.get("published_at_seconds", 0.0), changed))
-    if not found:
+            candidates.append((len(changed), -manifest.get("published_at_seconds", 0.0), changed))
+    if not candidates:
         return "the cache has nothing of these datasets"
-    return "changed since the last one: " + ", ".join(min(found, key=lambda each: each[:2])[2])
+    return "changed since the last one: " + ", ".join(min(candidates, key=lambda each: each[:2])[2])

@@ -1,4 +1,4 @@
-"""What became of the raw rows: counts, and reports of what was built."""
+"""Reports of a build: counts of raw rows, and of the rows that they became."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _KINDS = ("dropped", "noted", "parallel", "columns", "ends", "inside")
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What became of the raw rows of one split; its entry in the manifest has the same names.
+    """Counts of the raw rows of one split by their outcome; its entry in the manifest has the same names.
 
-    rows: those that were kept. truncated: those that were cut. dropped: those that were dropped, by reason.
-    noted: rows that were read otherwise than their dataset class may mean, by how.
-    parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, kept in one piece;
+    rows: those that remain. truncated: those that were cut. dropped: those that were dropped, by reason.
+    noted: rows that were read otherwise than their dataset class may mean, by kind.
+    parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, left in one piece;
         counted as they are read, before any is dropped for another reason.
-    columns: in phase 3, how many of the kept rows carry each column to rewards and samples.
+    columns: in phase 3, how many of the remaining rows carry each column to rewards and samples.
     ends: in phases 1 and 2, how many responses to learn end with each token; inside: how often special tokens stand
         before the end of one. Responses that were cut are in neither.
     """
@@ -55,20 +55,20 @@ class BuildReport:
 
     @property
     def sentence(self) -> str:
-        """One line for a log: what was kept, cut and dropped."""
+        """One line for a log: the rows kept, cut and dropped."""
         return "; ".join(split_sentence(name, split) for name, split in (("train", self.train), ("eval", self.eval)))
 
 
 def split_sentence(name: str, split: SplitReport) -> str:
-    """One split: what was kept, cut and dropped."""
+    """One split: the rows kept, cut and dropped."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
-    noted = "".join(f", {count:,} {how}" for how, count in sorted(split.noted.items()))
-    found = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
+    noted = "".join(f", {count:,} {kind_of_row}" for kind_of_row, count in sorted(split.noted.items()))
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
     return (
         f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
         + (f"dropped: {dropped}" if dropped else "none dropped")
         + noted
-        + (f", parallel thinking: {found}" if found else "")
+        + (f", parallel thinking: {counts}" if counts else "")
     )
 
 

@@ -1,8 +1,8 @@
 """The files of shards: which are finished, and which are removed. Knows nothing of their content.
 
-A shard is an Arrow file and a JSON file, which is written last and holds its entry: what the manifest says of a split,
-with the checksum of the Arrow file. The pictures of its rows, if they have some, are in a third file. All are in the
-subfolder `shards` of the folder that is being built, whose name holds the fingerprint of what is built.
+A shard is an Arrow file and a JSON file, which is written last and holds its entry: the fields of a split's in the
+manifest, with the checksum of the Arrow file. The pictures of its rows, if they have some, are in a third file. All are
+in the subfolder `shards` of the folder that is being built, whose name holds the fingerprint of the build.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ _LEAST_ROWS, _MOST_ROWS = 512, 8192
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """One split: `make(begin, end, counts, pictures)` yields rows of raw rows begin .. end - 1 in any process, counts,
-    and puts aside their pictures."""
+    """One split: `make(begin, end, counts, pictures)` yields rows of raw rows begin .. end - 1 in any process, counts
+    them, and stores their pictures."""
 
     name: str
     row_type: type
@@ -109,8 +109,7 @@ def build_shards(folder: str, plans: Sequence[SplitPlan], num_workers: int | Non
 
 
 def _make(jobs: list[_Job], num_workers: int | None, all_rows: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The entries of the jobs' shards as they finish; the progress bar begins after the rows of the shards that were
-    found."""
+    """Entries of the jobs' shards as they finish; the progress bar begins after the rows of the shards that exist."""
     rows = sum(job.end - job.begin for job in jobs)
     tokens = 0
     with progress_bar(all_rows, "data", is_main_rank=True, unit="row", on_terminal_only=True) as bar:

@@ -1,8 +1,8 @@
 """Work shared between processes that are forked from this one. Knows nothing of rows or files.
 
 A forked child has the datasets, their classes and the tokenizer as they are: nothing is sent, re-read or re-imported,
-and classes registered in the running program work. A tokenizer's own threads do not survive a fork and are switched off
-in the children. Only Linux forks a process with threads safely enough (torch's DataLoader does the same there);
+and classes registered in the running program work. A tokenizer's threads do not survive a fork and are switched off in
+the children. Only Linux forks a process with threads safely enough (torch's DataLoader does the same there);
 elsewhere this process does the work.
 """
 
@@ -31,7 +31,7 @@ _ORPHAN_CHECK_SECONDS = 0.5
 
 
 class BuildStopped(ThreestepError):
-    """Something outside the data stopped a build: a full disk, a killed process. Finished shards are kept."""
+    """Something outside the data stopped a build: a full disk, a killed process. Finished shards stay."""
 
 
 def worker_count(num_workers: int | None, rows: int) -> int:
@@ -44,7 +44,7 @@ def worker_count(num_workers: int | None, rows: int) -> int:
 
 
 def can_fork() -> bool:
-    """Whether this process may fork: on Linux, unless it is itself a daemonic child."""
+    """True if this process may fork: on Linux, unless it is itself a daemonic child."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 
@@ -161,7 +161,7 @@ def _serve(channel: Connection, others: list[Connection], work: Callable[[int], 
 
 
 def _end_with(parent: int) -> None:
-    """Without this, a child whose parent was killed would finish its job, and hold the parent's locks until then."""
+    """End this child with its parent: it would finish its job otherwise, and hold the parent's locks until then."""
     while os.getppid() == parent:
         time.sleep(_ORPHAN_CHECK_SECONDS)
     os._exit(1)

@@ -35,7 +35,7 @@ _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and K
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """How a run writes prompts and ends responses.
+    """The form in which a run writes prompts and ends responses.
 
     chat: the resolved flags.
     end_token: that ends a response.
@@ -54,8 +54,8 @@ class PromptStyle:
 
 
 def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
-    """Which style and end token these flags give with this tokenizer, and why. ThreestepError where they cannot be
-    used."""
+    """Return the style and end token that these flags give with this tokenizer, and why. ThreestepError if they cannot
+    be used."""
 
     def end_of(flags: ChatArguments) -> str:
         return conversation_end(flags, tokenizer) or tokenizer.eos_token
@@ -64,8 +64,8 @@ def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
 
 
 def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = None) -> PromptStyle:
-    """What `read_style` returns; `tokenizer` gets the template of `--chat_template` and the style, which are saved with
-    it.
+    """Return `read_style`'s style, and write it and the template of `--chat_template` into `tokenizer`, with which they
+    are saved.
 
     began_with: the style of the run that is resumed, which it keeps where the flags leave that open.
     """
@@ -99,12 +99,12 @@ def text_maker(
 
 
 def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, str]:
-    """What rows depend on besides the tokenizer, for the cache's fingerprint."""
+    """Inputs of the cache's fingerprint that rows depend on besides the tokenizer."""
     chat = resolved_chat(chat, tokenizer)
     parts = {"prompt_style": chat.prompt_style}
     if chat.prompt_style == CHAT_TEMPLATE:
-        own = tokenizer.chat_template
-        template = own if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+        saved = tokenizer.chat_template
+        template = saved if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
         parts["chat template"] = hash_text(json.dumps(template, sort_keys=True))
         parts["chat template kwargs"] = json.dumps(chat.template_kwargs, sort_keys=True)
         parts["bad_conversations"] = chat.bad_conversations
@@ -162,8 +162,8 @@ class ChatTokenizer:
         self._is_lossless = not takes_blanks and self.decode([ids]) == [probe]
 
     def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
-        """Return what finds turns. A tokenizer may have several templates, one of them for tools; the finder of each is
-        kept."""
+        """Return the finder of turns. A tokenizer may have several templates, one of them for tools; each has one
+        finder."""
         text = self._file if self._file is not None else self._tokenizer.get_chat_template(tools=tools)
         kwargs = {**self._chat.template_kwargs, **kwargs}
         key = (text, json.dumps(kwargs, sort_keys=True, default=repr))
@@ -193,7 +193,7 @@ class ChatTokenizer:
             return None
         *earlier, answer = conversation.messages
         if finder.asks_more and earlier and answer["role"] == "assistant":
-            read = self._behind(_asked(finder, replace(conversation, messages=earlier)), read) or read
+            read = self._behind(_opened(finder, replace(conversation, messages=earlier)), read) or read
         places = [place for place, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         trained = {turn.message for turn in read.turns} if train_turns == "all" else {places[-1]}
         trained -= conversation.untrained
@@ -206,17 +206,17 @@ class ChatTokenizer:
         return self._cut(read, trained)
 
     def follows_its_prompt(self, conversation: Conversation, pieces: Sequence[TextPiece]) -> bool:
-        """Whether the answer that ends the conversation stands, in its `pieces`, behind the prompt that asks for it."""
+        """True if the answer that ends the conversation follows, in its `pieces`, the prompt that asks for it."""
         finder = self.finder(conversation.tools, conversation.template_kwargs)
         *earlier, answer = conversation.messages
         if not finder.asks_more or not earlier or answer["role"] != "assistant":
             return True
-        asked = _asked(finder, replace(conversation, messages=earlier))
-        return "".join(piece.text for piece in pieces).startswith(asked.text)
+        prompt = _opened(finder, replace(conversation, messages=earlier))
+        return "".join(piece.text for piece in pieces).startswith(prompt.text)
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
-        return self._cut(_asked(self.finder(conversation.tools, conversation.template_kwargs), conversation), set())
+        return self._cut(_opened(self.finder(conversation.tools, conversation.template_kwargs), conversation), set())
 
     def responses(
         self, prompt: Conversation, responses: Sequence[dict[str, Any]]
@@ -224,7 +224,7 @@ class ChatTokenizer:
         """The prompt's pieces, and a piece for each response: what follows the prompt in the rendering of both, to the
         end of the turn (see `_behind`). None where it cannot follow the prompt. Raises BadConversation."""
         finder = self.finder(prompt.tools, prompt.template_kwargs)
-        asked = _asked(finder, prompt)
+        start = _opened(finder, prompt)
         answers = []
         for message in responses:
             whole = Conversation([*prompt.messages, message], prompt.where, prompt.tools, prompt.template_kwargs)
@@ -235,19 +235,19 @@ class ChatTokenizer:
                     f"{prompt.where}: the chat template writes no end-of-turn token after the response, the text ends "
                     f"in {read.text[-40:]!r}"
                 )
-            behind = self._behind(asked, read)
+            behind = self._behind(start, read)
             if behind is None:
                 return None
-            answers.append(TextPiece(behind.text[len(asked.text) : behind.turns[-1].end], is_turn=True, is_end=True))
-        return self._cut(asked, set()), answers
+            answers.append(TextPiece(behind.text[len(start.text) : behind.turns[-1].end], is_turn=True, is_end=True))
+        return self._cut(start, set()), answers
 
-    def _behind(self, asked: ReadConversation, read: ReadConversation) -> ReadConversation | None:
+    def _behind(self, start: ReadConversation, read: ReadConversation) -> ReadConversation | None:
         """The last turn of `read` behind the prompt that asks for it; None where it cannot follow that prompt.
 
-        A template may end the generation prompt with what it does not write before an answer: an empty thought. Then
-        the answer as the template writes it follows the whole prompt, as it does when a model is asked.
+        A template may end the generation prompt with text that it does not write before an answer: an empty thought.
+        Then the answer as the template writes it follows the whole prompt, as it does when a model answers.
         """
-        prompt, last = asked.text, read.turns[-1]
+        prompt, last = start.text, read.turns[-1]
         if read.text.startswith(prompt):
             return read if last.end > len(prompt) else None
         begin = next(turn.begin for turn in read.turns if turn.message == last.message)
@@ -255,7 +255,7 @@ class ChatTokenizer:
         if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self.special):
             return None
         turn = replace(last, begin=len(prompt), end=len(prompt) + len(answer))
-        return ReadConversation(prompt + read.text[begin:], (*asked.turns, turn))
+        return ReadConversation(prompt + read.text[begin:], (*start.turns, turn))
 
     def _cut(self, read: ReadConversation, trained: set[int]) -> list[TextPiece]:
         pieces = []
@@ -273,8 +273,8 @@ class ChatTokenizer:
         return [piece for piece in pieces if piece.text]
 
     def asked(self, conversation: Conversation) -> list[str]:
-        """The texts of `prompt`; one text, where the turns cannot be told apart in what a model wrote. Raises
-        BadConversation where the template refuses the conversation."""
+        """The texts of `prompt`; one text if a model's turns cannot be separated. Raises BadConversation if the
+        template refuses the conversation."""
         try:
             return [piece.text for piece in self.prompt(conversation)]
         except BadConversation:
@@ -290,7 +290,7 @@ class ChatTokenizer:
     # Pieces -> tokens.
 
     def encode(self, rows: Sequence[Sequence[TextPiece]], where: Sequence[str]) -> list[list[Ids] | BadConversation]:
-        """Ids of each piece of each row, or what is wrong: turns decode to their texts if the tokenizer is lossless."""
+        """Ids of each piece of each row, or its error: turns decode to their texts if the tokenizer is lossless."""
         encoded = self.texts.encode_pieces([[piece.text for piece in row] for row in rows])
         results: list[list[Ids] | BadConversation] = list(encoded)
         if self._is_lossless:
@@ -307,7 +307,7 @@ class ChatTokenizer:
         return results
 
 
-def _asked(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
+def _opened(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
     """The conversation with the generation prompt, and its turns."""
     if all(message["role"] != "assistant" for message in conversation.messages):
         return ReadConversation(finder.prompt(conversation), ())
@@ -315,29 +315,29 @@ def _asked(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
 
 
 def _may_precede(added: str, answer: str, special: Sequence[str]) -> bool:
-    """Whether an answer may follow what the generation prompt adds to the header: every tag in it is closed, as in
+    """True if an answer may follow the text that the generation prompt adds to the header: every tag is closed, as in
     "<think></think>", the answer has none of them, and besides there is no special token."""
     tags = _TAG.findall(added)
     opened = Counter(name for slash, name in tags if not slash)
     closed = Counter(name for slash, name in tags if slash)
     rest = _TAG.sub("", added)
-    own = {name for _, name in _TAG.findall(answer)}
-    return opened == closed and not own & opened.keys() and not any(token in rest for token in special)
+    tags_in = {name for _, name in _TAG.findall(answer)}
+    return opened == closed and not tags_in & opened.keys() and not any(token in rest for token in special)
 
 
 def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:
     """The pieces of one row as one sequence of tokens."""
-    loss = [piece.carries_loss for piece, own in zip(pieces, ids, strict=True) for _ in own]
+    loss = [piece.carries_loss for piece, part in zip(pieces, ids, strict=True) for _ in part]
     last = max((number for number, piece in enumerate(pieces) if piece.carries_loss), default=0)
     is_blank = not pieces[-1].is_turn and not pieces[-1].text.strip()
-    begin, blank_end = sum(len(own) for own in ids[:last]), len(ids[-1]) if is_blank else 0
-    return EncodedConversation([i for own in ids for i in own], loss, begin, blank_end)
+    begin, blank_end = sum(len(part) for part in ids[:last]), len(ids[-1]) if is_blank else 0
+    return EncodedConversation([i for part in ids for i in part], loss, begin, blank_end)
 
 
 def fit_conversation(encoded: EncodedConversation, most: int, truncation: str) -> tuple[EncodedConversation, bool]:
     """Make a conversation at most `most` tokens long; returns it and whether it was cut.
 
-    White space behind the last turn, which no model is asked to write, goes first and is not counted. `right` cuts the
+    White space behind the last turn, which no model has to write, goes first and is not counted. `right` cuts the
     end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries loss; both leave
     that turn whole. `error` raises TooLong. Raises Dropped by `drop`, and if no token that carries loss, or none before
     the last turn, would be left.

@@ -1,4 +1,4 @@
-"""What a chat template writes around messages, learnt from a conversation of single letters.
+"""The text that a chat template writes around messages, learnt from a conversation of single letters.
 
 Serves `spans`: where headers end, what opens a message and what ends a turn. Knows nothing of real conversations.
 """
@@ -16,7 +16,7 @@ from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused, ma
 
 @dataclass(frozen=True)
 class TemplateHabits:
-    """What one template writes around messages.
+    """The text that one template writes around messages.
 
     special: matches the tokenizer's special tokens; None where it has none.
     ends: tokens that end a turn; the first one ends the last turn of a conversation.

@@ -1,4 +1,4 @@
-"""Which characters of a rendered conversation the assistant writes, turn by turn.
+"""The characters of a rendered conversation that the assistant writes, turn by turn.
 
 A turn is what a model must write to answer. It begins after the generation prompt and ends with the end-of-turn token.
 It includes the marks around a tool call or a thought (`<tool_call>`, `<think>`), which the template writes, but not the
@@ -60,7 +60,7 @@ class ReadConversation:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """A rendering and its masked copy, of the same length; what is not masked was written by the template."""
+    """A rendering and its masked copy, of the same length; the template wrote the characters that are not masked."""
 
     plain: str
     masked: str
@@ -73,7 +73,7 @@ class TurnFinder:
     """Finds the assistant's turns in conversations that one template renders."""
 
     def __init__(self, template: ChatTemplate, special_tokens: Sequence[str], end_token: str | None = None) -> None:
-        """See `learn_habits` for what is given and raised."""
+        """See `learn_habits` for the arguments and exceptions."""
         self._template = template
         self._habits = learn_habits(template, special_tokens, end_token)
 
@@ -94,7 +94,7 @@ class TurnFinder:
 
     @property
     def asks_more(self) -> bool:
-        """Whether the generation prompt may hold more than the header of an assistant's message."""
+        """True if the generation prompt may hold more than the header of an assistant's message."""
         return len(self._habits.headers) > 1
 
     def prompt(self, conversation: Conversation) -> str:
@@ -159,7 +159,7 @@ class TurnFinder:
     def _of_marks(
         self, evidence: _Evidence, places: Sequence[int], conversation: Conversation
     ) -> list[tuple[int, int, int]]:
-        """The template's own marks as (message, begin, end)."""
+        """The template's marks as (message, begin, end)."""
         begun: list[tuple[int, int, int]] = []
         for number, (begin, end) in enumerate(evidence.marks):
             low, high = np.searchsorted(evidence.origin.positions_M, [begin, end])
@@ -178,7 +178,7 @@ class TurnFinder:
         return begun
 
     def _behind_headers(self, evidence: _Evidence, turns: int, generation_prompt: bool) -> list[int] | None:
-        """Where the template's assistant headers end; None if there are more or fewer of them than turns."""
+        """Ends of the template's assistant headers; None if there are more or fewer of them than turns."""
         if not self._habits.headers:
             return None
         begins = []
@@ -192,14 +192,14 @@ class TurnFinder:
         return begins if len(begins) == turns else None
 
     def _behind_prompt(self, evidence: _Evidence, place: int, conversation: Conversation) -> int:
-        """Where the turn of message `place` begins: after the messages before it and the generation prompt.
+        """Beginning of the turn of message `place`: after the messages before it and the generation prompt.
 
         The two renderings are aligned at the last character of those messages: a template may write earlier ones
         differently.
         """
         earlier = self._render(conversation, evidence.masks.messages[:place], generation_prompt=True).text
-        own = evidence.origin.positions_M[evidence.origin.messages_M < place]
-        begin = int(own.max()) + 1 if len(own) else 0
+        before = evidence.origin.positions_M[evidence.origin.messages_M < place]
+        begin = int(before.max()) + 1 if len(before) else 0
         tail = re.split(r"[\U000f0000-\U0010ffff]", earlier)[-1]
         tails = [tail + self._habits.missing_prompt]
         if self._habits.headers and tail.endswith(self._habits.headers[0]):
@@ -226,8 +226,8 @@ class TurnFinder:
             later = np.searchsorted(positions_M, begin)
             foreign = positions_M[later:][messages_M[later:] != place]
             limit = min(limit, int(foreign[0])) if len(foreign) else limit
-            own = positions_M[later:][(messages_M[later:] == place) & (positions_M[later:] < limit)]
-            last = int(own[-1]) + 1 if len(own) else begin
+            masked = positions_M[later:][(messages_M[later:] == place) & (positions_M[later:] < limit)]
+            last = int(masked[-1]) + 1 if len(masked) else begin
             if following and following[0] == place:
                 turns.append(AssistantTurn(place, begin, marked_end, ended=True))
                 continue
@@ -236,14 +236,14 @@ class TurnFinder:
         return tuple(turns)
 
     def _end_of_turn(self, masked: str, begin: int, limit: int) -> int | None:
-        found = [at + len(token) for token in self._habits.ends if (at := masked.find(token, begin, limit)) >= 0]
-        if found:
-            return min(found)
+        ends = [at + len(token) for token in self._habits.ends if (at := masked.find(token, begin, limit)) >= 0]
+        if ends:
+            return min(ends)
         other = self._habits.ending(masked, begin, limit)  # some templates end a tool call with another token
         return other.end() if other else None
 
     def _check(self, turns: Sequence[AssistantTurn], evidence: _Evidence, conversation: Conversation) -> None:
-        """Raise BadConversation unless each text is in its own turn. In shapes: C characters, M of them masked."""
+        """Raise BadConversation unless each text is in its turn. In shapes: C characters, M of them masked."""
         origin, where = evidence.origin, conversation.where
         owner_C = np.full(len(evidence.plain), -1)  # the message whose turn a character is in
         for turn in turns:
@@ -290,7 +290,7 @@ class TurnFinder:
 
 
 def _may_vanish(message: Message, kind: str) -> bool:
-    """Templates omit earlier thoughts, and the text next to a tool call."""
+    """True for texts that templates may omit: earlier thoughts, and the text next to a tool call."""
     return kind == "reasoning" or (kind == "content" and bool(message.get("tool_calls")))
 
 

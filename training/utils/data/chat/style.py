@@ -1,4 +1,4 @@
-"""Which prompt style a run uses, and why: the flags', the one saved with the model, or the tokenizer's.
+"""The prompt style that a run uses, and why: the flags', the one saved with the model, or the tokenizer's.
 
 A trained model's style is saved in its tokenizer_config.json, under a name of ours that transformers keeps and ignores,
 so it goes wherever the tokenizer goes: the model folder, checkpoints, exports, the hub. Knows nothing of token ids.
@@ -21,7 +21,7 @@ KEY = "threestep"  # in tokenizer_config.json
 
 @dataclass(frozen=True)
 class SavedStyle:
-    """How a model was trained to be asked.
+    """The form of prompts that a model was trained on.
 
     prompt_style: one of PROMPT_STYLES.
     end_of_conversation_token: the flag's; None: the chat template's end of a turn, or the tokenizer's eos.
@@ -38,7 +38,7 @@ class SavedStyle:
 
     @classmethod
     def of(cls, chat: ChatArguments) -> SavedStyle:
-        """What resolved flags (see `resolved_chat`) leave with the model."""
+        """The record that is saved with the model, from resolved flags (see `resolved_chat`)."""
         assert chat.prompt_style != AUTO, "resolved flags name a style"
         return cls(chat.prompt_style, chat.end_of_conversation_token, chat.template_kwargs)
 
@@ -83,7 +83,7 @@ def saved_style(tokenizer: Any) -> SavedStyle | None:
 
 
 def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
-    """The flags with a style and with what the model was trained with, where they leave that open.
+    """The flags with a style and, where they leave them open, the settings that the model was trained with.
 
     Resolved flags are unchanged, and so are those of a run whose style has been saved in `tokenizer`. ThreestepError
     where the saved style cannot be read, or flags of a chat template come without one.
@@ -104,8 +104,8 @@ def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
 
 
 def reason_of_style(chat: ChatArguments, tokenizer: Any, end_of: Callable[[ChatArguments], str]) -> str:
-    """Why these flags, with this tokenizer, give the style that they give; and which of them differ from what is saved
-    with the model. end_of: the end token that flags give."""
+    """The reason for the style that these flags give with this tokenizer; and which of them differ from the style that
+    is saved with the model. end_of: the end token that flags give."""
     saved = _saved_beside(chat, tokenizer)
     style, reason = _chosen(chat, saved, tokenizer)
     differ = []
@@ -155,7 +155,7 @@ def _chosen(chat: ChatArguments, saved: SavedStyle | None, tokenizer: Any) -> tu
 
 
 def _is_same(chat: ChatArguments, saved: SavedStyle | None, tokenizer: Any) -> bool:
-    """Whether resolved flags and the model agree on the style and, where one is used, on the template."""
+    """True if resolved flags and the model agree on the style and, if one is used, on the template."""
     if saved is None or saved.prompt_style != chat.prompt_style:
         return False
     return chat.chat_template is None or Path(chat.chat_template).read_text("utf-8") == tokenizer.chat_template

@@ -1,8 +1,8 @@
-"""Bounds on what a chat template may take: time, memory and the length of what it writes.
+"""Bounds on a chat template: its time, its memory and the length of its output.
 
 A template comes with a model, and is a program: Jinja's sandbox keeps it from the machine, and lets it loop for years
-or multiply a text to gigabytes. Its first renderings happen in a process of their own with limits; later ones, whose
-rows may be another matter, are ended where they take too long.
+or multiply a text to gigabytes. Its first renderings happen in a separate process with limits; later ones, whose rows
+may be another matter, are ended if they take too long.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _TooSlow(Exception):
 
 
 def check_first_renderings(render: Callable[[], None]) -> None:
-    """Call `render` in a forked process. ThreestepError where that takes too much time or memory, or where it writes
-    too much (`check_length`). What else it raises is no matter of this module."""
+    """Call `render` in a forked process. ThreestepError if that takes too much time or memory, or writes too much
+    (`check_length`). Its other exceptions are not handled here."""
     with warnings.catch_warnings():
         # Python 3.12 warns of locks that another thread holds; the child renders, and takes none of theirs.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -45,11 +45,11 @@ def check_first_renderings(render: Callable[[], None]) -> None:
     if pid == 0:
         _try_out(render)
     deadline = time.monotonic() + _WAITING * TRIAL_SECONDS
-    while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
+    while (waited := os.waitpid(pid, os.WNOHANG))[0] == 0:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
-    code = os.waitstatus_to_exitcode(found[1])
+    code = os.waitstatus_to_exitcode(waited[1])
     if code == _OUT_OF_MEMORY:
         raise ThreestepError(_refused(f"takes more than {MOST_BYTES >> 20} MiB of memory"))
     if code == _TOO_LONG:
@@ -81,8 +81,8 @@ def _try_out(render: Callable[[], None]) -> None:
 
 @contextmanager
 def limited_rendering(conversation: str) -> Iterator[None]:
-    """ThreestepError where what is inside takes more than `RENDERING_SECONDS`. conversation: what is rendered, in
-    words. One step of a template that Python cannot interrupt is not ended."""
+    """Inside, ThreestepError after `RENDERING_SECONDS`. conversation: the rendered one, in words. One step of a
+    template that Python cannot interrupt is not ended."""
     thread = threading.get_ident()
     _watch()
     with _lock:

@@ -1,11 +1,10 @@
-"""What an environment says in the middle of a response, as the tokens that a chat template gives it.
+"""Messages of an environment in the middle of a response, as the tokens that a chat template gives them.
 
-Tokens of a conversation are appended: to the prompt what the model drew, to that what the template writes behind an
-assistant's turn for the environment's messages, up to the next generation prompt. What was drawn is never encoded
-again, so that a model is trained on the tokens that it was given. They are the template's own where it writes earlier
-turns as they were drawn, which is found out by rendering probes. Where it does not, the conversation forks: its tokens
-begin anew, with all that was said as the template writes it by now. Serves rollouts of several turns; knows nothing of
-environments.
+Tokens of a conversation are appended: the model's sampled tokens to the prompt, then the text that the template writes
+after an assistant's turn for the environment's messages, up to the next generation prompt. Sampled tokens are never
+encoded again, so that a model trains on the tokens that it saw. They equal the template's if it writes earlier turns as
+they were sampled, which probes find out. If it does not, the conversation forks: its tokens begin anew, with all
+messages as the template writes them by now. Serves rollouts of several turns; knows nothing of environments.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from training.utils.data.chat.spans import TurnFinder
     from training.utils.data.rows.tokenize import Ids
 
-_KEPT = 4096  # encoded replies; environments often say the same
+_MOST_CACHED = 4096  # encoded replies; environments often send the same ones
 # Parts a control token that a message quotes into two texts: a code point that is no character.
 _SEAM = "\ufdd0"
-# A key of messages that an environment said in an earlier conversation, whatever role it speaks in.
+# A key of messages that an environment sent in an earlier conversation, in whatever role.
 BY_ENVIRONMENT = "by_environment"
 _TOOL, _CALL_ID = "look", "call00001"  # in conversations that probe a template
 _QUESTION: Message = {"role": "user", "content": "a"}
@@ -44,7 +43,7 @@ _THOUGHT: Message = {"role": "assistant", "content": "<think>\nc\n</think>\n\nb"
 
 @dataclass(frozen=True)
 class ReplyTokens:
-    """ids: what follows a drawn turn. cut_messages: how many messages were shortened."""
+    """The tokens after a sampled turn. cut_messages: how many messages were shortened."""
 
     ids: Ids
     cut_messages: int = 0
@@ -52,8 +51,8 @@ class ReplyTokens:
 
 @dataclass(frozen=True)
 class HistoryTokens:
-    """ids: all of a conversation as the template writes it by now, up to the next turn; None where that is what it was.
-    is_refused: the template writes no such history, whatever a model wrote there."""
+    """ids: a whole conversation as the template writes it by now, up to the next turn; None if it did not change.
+    is_refused: the template writes no such history, whatever the model wrote there."""
 
     ids: Ids | None = None
     is_refused: bool = False
@@ -69,7 +68,7 @@ class SaidCall(Protocol):
 
 
 class SaidTurn(Protocol):
-    """What a model drew in a turn. text: all of it, without the token that ends a turn. content: without reasoning and
+    """A turn that a model sampled. text: all of it, without the token that ends a turn. content: without reasoning and
     calls."""
 
     @property
@@ -90,8 +89,8 @@ class TurnTokens:
         limit."""
         self._chat, self._most = chat, most_message_tokens
         self._habits: dict[tuple[str, str], str | None] = {}
-        self._encoded = lru_cache(maxsize=_KEPT)(self._encode)
-        self._prefix = lru_cache(maxsize=_KEPT)(self._prefix_of)
+        self._encoded = lru_cache(maxsize=_MOST_CACHED)(self._encode)
+        self._prefix = lru_cache(maxsize=_MOST_CACHED)(self._prefix_of)
 
     def opening(self, messages: Sequence[Message], tools: Any = None) -> Ids:
         """Return the ids of a prompt: the messages with which a conversation begins, and the generation prompt. Special
@@ -102,16 +101,16 @@ class TurnTokens:
         with _explained():
             whole = self._chat.prompt(_conversation([_opened(each, words) for each in messages], tools, where))
             pieces = [replace(each, text=part) for each in whole for part in each.text.split(_SEAM) if part]
-            (found,) = self._chat.encode([pieces], [where])
-        if isinstance(found, BadConversation):
-            raise ThreestepError(str(found))
-        return [token for ids in found for token in ids]
+            (encoded,) = self._chat.encode([pieces], [where])
+        if isinstance(encoded, BadConversation):
+            raise ThreestepError(str(encoded))
+        return [token for ids in encoded for token in ids]
 
     def reply(self, messages: Sequence[Message], tools: Any, last_token: int) -> ReplyTokens:
-        """Return what follows a drawn turn: the messages, and the generation prompt of the next turn.
+        """Return the tokens after a sampled turn: the messages, and the generation prompt of the next turn.
 
-        last_token: of the drawn turn; where it is not the template's end of a turn, that comes first.
-        Raises ThreestepError where the template refuses the messages.
+        last_token: of the sampled turn; if it is not the template's end of a turn, that comes first.
+        Raises ThreestepError if the template refuses the messages.
         """
         for role in dict.fromkeys(str(message.get("role")) for message in messages):
             self.rewritten_before(role, tools)
@@ -125,8 +124,8 @@ class TurnTokens:
         return ReplyTokens(list(ids), cut_messages)
 
     def rewritten_before(self, role: str, tools: Any) -> str | None:
-        """Return what of earlier turns the template writes otherwise once a message of `role` follows; None where it
-        writes them as they were drawn: what a model has had is the beginning of what it gets. ThreestepError where it
+        """Return the part of earlier turns that the template rewrites once a message of `role` follows; None if it
+        writes them as they were sampled: the model's past input is the beginning of its next one. ThreestepError if it
         takes no such message."""
         key = role, json.dumps(tools)
         if key not in self._habits:
@@ -140,10 +139,10 @@ class TurnTokens:
         return self._habits[key]
 
     def history(self, said: Sequence[Message | SaidTurn], opened: int, tools: Any, ids: Sequence[int]) -> HistoryTokens:
-        """Return all that was said as the template writes it by now, once the last messages follow.
+        """Return the whole conversation as the template writes it by now, once the last messages follow.
 
         said: messages, of which the first `opened` were the opening, and the model's turns; up to a reply. ids: the
-        same with that appended to what was drawn.
+        same with the reply appended to the sampled tokens.
         """
         turns = [place for place, each in enumerate(said) if not isinstance(each, dict)]
         roles = {str(message["role"]) for message in said[turns[-1] + 1 :] if isinstance(message, dict)}
@@ -162,23 +161,23 @@ class TurnTokens:
         except BadConversation:
             return HistoryTokens(is_refused=True)
         parts = [part for piece in pieces for part in piece.split(_SEAM) if part]
-        (found,) = self._chat.texts.encode_pieces([parts])
-        anew = [token for own in found for token in own]
+        (encoded,) = self._chat.texts.encode_pieces([parts])
+        anew = [token for ids_of in encoded for token in ids_of]
         had, gets = self._chat.decode([list(ids), anew])
         return HistoryTokens(None if had == gets else anew)
 
     def _encode(self, given: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Return the ids of the end of a turn and of what follows it, and how many messages were cut. given: messages
-        and tools as JSON."""
+        """Return the ids of the end of a turn and of the messages after it, and how many were cut. given: messages and
+        tools as JSON."""
         messages, tools = json.loads(given)
         finder = self._chat.finder(tools, {})
         shortened = [self._shortened(message) for message in messages]
-        said = [_with_seams(message, self._control_words(finder)) for message, _ in shortened]
+        parted = [_with_seams(message, self._control_words(finder)) for message, _ in shortened]
         with _explained():
             # The same messages with another text tell where the turn ends: no text of theirs can move that.
             shape = [{**message, "content": "e"} for message in messages]
             before, end = self._prefix(json.dumps([shape, tools]))
-            text = finder.prompt(_replies(finder, said, tools))
+            text = finder.prompt(_replies(finder, parted, tools))
         if not text.startswith(before):
             raise ThreestepError(
                 "--environment, --tools: what the chat template writes before an environment's messages depends on "
@@ -193,8 +192,8 @@ class TurnTokens:
         return tuple(sum(ends, [])), tuple(sum(rests, [])), cut_messages
 
     def _prefix_of(self, given: str) -> tuple[str, str]:
-        """Return what the template writes up to the end of the turn before some messages, and the token that ends it,
-        "" where there is none. given: messages and tools as JSON."""
+        """Return the template's text up to the end of the turn before some messages, and the token that ends it, "" if
+        there is none. given: messages and tools as JSON."""
         messages, tools = json.loads(given)
         finder = self._chat.finder(tools, {})
         read = finder.read(_replies(finder, messages, tools), generation_prompt=True)
@@ -203,7 +202,7 @@ class TurnTokens:
         return written, next((token for token in finder.ends if turn.ended and written.endswith(token)), "")
 
     def _control_words(self, finder: TurnFinder) -> list[str]:
-        """What a message must not forge, longest first: special tokens, and added ones that the template names."""
+        """Tokens that a message must not forge, longest first: special ones, and added ones that the template names."""
         named = {word for word in self._chat.added if word in finder.template_text}
         return sorted({*self._chat.special, *finder.ends, *named} - {""}, key=len, reverse=True)
 
@@ -222,7 +221,7 @@ class TurnTokens:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Inside, what a template refuses becomes a ThreestepError."""
+    """Inside, a template's refusal becomes a ThreestepError."""
     try:
         yield
     except BadConversation as refused:
@@ -259,7 +258,7 @@ def _turn_message(said: SaidTurn, writes_calls: bool) -> Message:
 
 
 def _writes_calls(finder: TurnFinder, tools: Any) -> bool:
-    """Whether the template writes an assistant's calls; otherwise they can only stand in its text."""
+    """True if the template writes an assistant's calls; otherwise they can only stand in its text."""
     called = {"role": "assistant", "content": "", "tool_calls": [_call()]}
     try:
         finder.read(_conversation([_QUESTION, called], tools, "a probe of calls"))
@@ -275,7 +274,7 @@ def _opened(message: Message, words: Sequence[str]) -> Message:
 
 
 def _is_trusted(message: Message) -> bool:
-    """Whoever gives a row is trusted with special tokens; a tool is not, nor an environment."""
+    """True if a message may hold special tokens: those of rows may, those of tools and environments may not."""
     return message.get("role") != "tool" and not message.get(BY_ENVIRONMENT)
 
 
@@ -293,8 +292,8 @@ def _with_seams(message: Message, words: Sequence[str]) -> Message:
 
 
 def _rewritten(finder: TurnFinder, role: str, tools: Any) -> str | None:
-    """What of an earlier turn the template writes otherwise once a message of `role` follows; None: nothing. Probed
-    over two exchanges, with what a model draws if it writes as the template does."""
+    """The part of an earlier turn that the template rewrites once a message of `role` follows; None if there is none.
+    Probed over two exchanges, with the turns of a model that writes as the template does."""
     reply: Message = {"role": role, "content": "e"}
     forms = {"the thought": _THOUGHT, "the text": _ANSWER}
     if role == "tool":  # behind a thought alone: an empty one, which a template adds to a last answer, is not drawn
@@ -302,16 +301,16 @@ def _rewritten(finder: TurnFinder, role: str, tools: Any) -> str | None:
         call = {"role": "assistant", "content": "", "reasoning_content": "c", "tool_calls": [_call()]}
         forms = {"the thought or the call": call if _writes_calls(finder, tools) else _THOUGHT}
     where = "a probe of the chat template"
-    for what, said in forms.items():
+    for what, turn_message in forms.items():
         messages = [_QUESTION]
         for _ in range(2):
-            asked = finder.prompt(_conversation(messages, tools, where))
-            read = finder.read(_conversation([*messages, said], tools, where))
+            prompt = finder.prompt(_conversation(messages, tools, where))
+            read = finder.read(_conversation([*messages, turn_message], tools, where))
             had = read.text[: read.turns[-1].end]
-            if not had.startswith(asked):  # the generation prompt has more than the header
+            if not had.startswith(prompt):  # the generation prompt has more than the header
                 begin = next(turn.begin for turn in read.turns if turn.message == len(messages))
-                had = asked + read.text[begin : read.turns[-1].end]
-            messages = [*messages, said, reply]
+                had = prompt + read.text[begin : read.turns[-1].end]
+            messages = [*messages, turn_message, reply]
             if not finder.prompt(_conversation(messages, tools, where)).startswith(had):
                 return what
     return None

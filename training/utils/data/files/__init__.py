@@ -1,1 +1,1 @@
-"""Files as sequences of rows: where they lie, what their content hashes to, and what is in them."""
+"""Files as sequences of rows: their addresses, hashes and content."""

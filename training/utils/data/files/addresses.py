@@ -1,4 +1,4 @@
-"""Where files are: local paths, globs, folders of shards and fsspec addresses (`s3://`, `memory://`, ...).
+"""Addresses of files: local paths, globs, folders of shards and fsspec addresses (`s3://`, `memory://`, ...).
 
 Knows nothing of their content. Cheap to import: fsspec is imported only where it is needed.
 """
@@ -46,8 +46,8 @@ def find_files(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
     matches = _local_matches(address, flag)
     if not (len(matches) == 1 and os.path.isdir(matches[0])):
         return matches
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(matches[0], followlinks=True) for name in names]
-    return _of_folder(found, suffixes, address, flag)
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(matches[0], followlinks=True) for name in names]
+    return _of_folder(paths, suffixes, address, flag)
 
 
 def _local_matches(address: str, flag: str) -> list[str]:
@@ -69,19 +69,19 @@ def _find_remote(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
             return [address]
         files, path = fsspec.core.url_to_fs(address)
         if glob.has_magic(path):
-            found = sorted(files.glob(path))
+            paths = sorted(files.glob(path))
         elif files.isdir(path):
-            found = _of_folder(files.find(path), suffixes, address, flag)
+            paths = _of_folder(files.find(path), suffixes, address, flag)
         else:
-            found = [path] if files.exists(path) else []
-        if not found:
+            paths = [path] if files.exists(path) else []
+        if not paths:
             raise ThreestepError(f"--{flag}: '{address}' names no file")
-        return [files.unstrip_protocol(name) for name in found]
+        return [files.unstrip_protocol(name) for name in paths]
 
 
-def _of_folder(found: Sequence[str], suffixes: Sequence[str], folder: str, flag: str) -> list[str]:
+def _of_folder(paths: Sequence[str], suffixes: Sequence[str], folder: str, flag: str) -> list[str]:
     endings = tuple(suffix + more for suffix in suffixes for more in ("", *_COMPRESSED))
-    names = [name for name in found if name.endswith(endings)]
+    names = [name for name in paths if name.endswith(endings)]
     # `save_to_disk` stores the results of its maps under such names
     names = sorted(name for name in names if not os.path.basename(name).startswith((".", "cache-")))
     if not names:
@@ -103,7 +103,7 @@ def folder_of(address: str) -> str | None:
 def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
     """The (training, evaluation) files of a folder, by the parts in which their paths differ.
 
-    Evaluation: as `names_evaluation` says, where others are named for training; otherwise all are training.
+    Evaluation: by `names_evaluation`, if others are named for training; otherwise all are training.
     """
     parts = [name.split("/") for name in files]
     shared = len(os.path.commonprefix([path[:-1] for path in parts]))
@@ -118,12 +118,12 @@ def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def names_training(name: str) -> bool:
-    """Whether a file, folder or split is named for training: `train`, `train-00000-of-00002`, ..."""
+    """True if a file, folder or split is named for training: `train`, `train-00000-of-00002`, ..."""
     return _TRAINING_PART.match(name) is not None
 
 
 def names_evaluation(name: str) -> bool:
-    """Whether a file, folder or split is named for evaluation: `test`, `validation.jsonl`, ..."""
+    """True if a file, folder or split is named for evaluation: `test`, `validation.jsonl`, ..."""
     return _EVALUATION_PART.match(name) is not None
 
 
@@ -155,7 +155,7 @@ def open_stream(name: str) -> Iterator[BinaryIO]:
         else:
             import fsspec
 
-            # fsspec needs a package of its own for .zst, pyarrow has it built in
+            # fsspec needs another package for .zst, pyarrow has it built in
             with fsspec.open(name, "rb", compression=None if name.endswith(_ZSTANDARD) else "infer") as file:
                 yield _unpacked(file) if name.endswith(_ZSTANDARD) else file
 
@@ -200,7 +200,7 @@ def mapped(file: BinaryIO) -> mmap.mmap | bytes:
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """One sentence for the dozen unrelated classes that file systems and decompressors raise."""
+    """Turn the dozen unrelated exceptions of file systems and decompressors into one sentence."""
     try:
         yield
     except (ThreestepError, UnicodeDecodeError):

@@ -152,12 +152,12 @@ def _spooled(schema: Any, batches: Iterator[Any], spool_dir: str | None) -> Any:
 
 
 def _is_json(arrow_type: Any) -> bool:
-    """Whether it is Arrow's extension type for JSON text, in which `datasets` stores values of mixed types."""
+    """True for Arrow's extension type for JSON text, in which `datasets` stores values of mixed types."""
     return getattr(arrow_type, "extension_name", None) == "arrow.json"
 
 
 def _json_decoder(arrow_type: Any) -> Callable[[Any], Any] | None:
-    """What turns the JSON texts in a value of this type into values; None where it holds none."""
+    """A function that decodes the JSON texts in a value of this type; None if it holds none."""
     from pyarrow import types
 
     if _is_json(arrow_type):

@@ -46,7 +46,7 @@ class JoinedRows(Sequence):
 
 @dataclass(frozen=True)
 class Expected:
-    """What every row of a file must have.
+    """Requirements of every row of a file.
 
     required: columns; a mapping gives the flag that names each.
     texts: columns that hold only text or null.
@@ -97,7 +97,7 @@ def note_kinds(kinds: Kinds, row: Mapping[str, Any], where: str) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in words: errors quote it, and formats are recognised by it."""
+    """A value's kind in words: errors quote it, and formats are recognised by it."""
     if isinstance(value, bool):
         return "a truth value"
     names = {list: "a list", dict: "an object", str: "text", int: "a number", float: "a number"}

@@ -37,7 +37,7 @@ def digest_files(paths: Iterable[str], memo_dir: str | None) -> str:
 def digest_file(path: str, memo_dir: str | None) -> str:
     """The sha256 of a file's content.
 
-    With `memo_dir` the hash of a large file is kept there, and trusted while size, modification time, change time and
+    With `memo_dir` the hash of a large file is stored there, and trusted while size, modification time, change time and
     inode are the same (a change whose modification time was set back is still noticed by the change time).
     """
     state = os.stat(path)
@@ -61,7 +61,7 @@ def _read_memo(path: str) -> dict[str, list[Any]]:
 
 
 def _write_memo(path: str, memo: dict[str, list[Any]]) -> None:
-    """Whole or not at all; a lost or refused write costs one more hashing."""
+    """Write the memo whole or not at all; a lost or refused write costs one more hashing."""
     temporary = None
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)

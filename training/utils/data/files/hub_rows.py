@@ -3,7 +3,7 @@
     hub:openai/gsm8k,config=main,split=train,eval_split=test,revision=main
 
 Commas, because a shell takes `?` and `&` for itself. A revision (a branch, a tag, a commit; by default `main`) is
-resolved to a commit before anything is read; the commit is what a build depends on. Knows nothing of formats.
+resolved to a commit before anything is read; a build depends on the commit. Knows nothing of formats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class HubAddress:
-    """A dataset's name on the hub, and which of it to read; None: the dataset's only one, or the usual one."""
+    """A dataset's name on the hub, and its settings; None: the dataset's only one, or the usual one."""
 
     name: str
     config: str | None = None
@@ -43,7 +43,7 @@ _SETTINGS = tuple(field.name for field in fields(HubAddress))[1:]
 
 
 def parse_hub_address(address: str, flag: str) -> HubAddress:
-    """Read what follows `hub:`; ThreestepError for a name that is none, and for unknown, empty or doubled settings."""
+    """Read the text after `hub:`; ThreestepError for an invalid name, and for unknown, empty or doubled settings."""
     name, *given = re.split(r",(?=\w+=)", address)
     mistakes = Mistakes()
     if not _NAME.fullmatch(name):
@@ -69,22 +69,22 @@ class HubRows:
     """The training and evaluation rows of a dataset on the hub, at one commit.
 
     The constructor asks the hub for the commit; rows are downloaded, into the cache of `datasets`, when they are
-    opened. With HF_HUB_OFFLINE=1 nothing is asked: what that cache holds is read, and the commit is the cached one.
+    opened. With HF_HUB_OFFLINE=1 there are no requests: rows and commit are those of that cache.
     """
 
     folder: str | None = None  # of files beside the rows
 
     def __init__(self, address: str, flag: str) -> None:
         self.address = f"hub:{address}"
-        self._asked = parse_hub_address(address, flag)
+        self._given = parse_hub_address(address, flag)
         self._flag = flag
         self._offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         self.commit = self._cached_commit() if self._offline else self._resolved_commit()
-        where = "in the cache, HF_HUB_OFFLINE is set" if self._offline else f"revision {self._asked.revision or 'main'}"
+        where = "in the cache, HF_HUB_OFFLINE is set" if self._offline else f"revision {self._given.revision or 'main'}"
         log(f"data: {self.address} is at commit {self.commit} ({where})", started_as_main_rank())
 
     def fingerprint(self) -> str:
-        """The dataset at this commit; which of its configurations and splits, the address says."""
+        """The dataset at this commit; the address holds its configuration and splits."""
         return f"{self.address} {self.commit}"
 
     def open(self, expected: Expected | None = None) -> tuple[ArrowRows | JoinedFiles, ArrowRows | JoinedFiles | None]:
@@ -100,51 +100,51 @@ class HubRows:
     def _chosen_splits(self, names: list[str]) -> tuple[str, list[str]]:
         """The split to train on, and those for evaluation. Without a setting: the one whose name begins with train (or
         the only one), and all whose names begin with test, validation and the like, as for a folder of files."""
-        found = f"{self.address}: its splits are {', '.join(names)}"
-        asked = self._asked
-        for setting, name in (("split", asked.split), ("eval_split", asked.eval_split)):
+        subject = f"{self.address}: its splits are {', '.join(names)}"
+        wanted = self._given
+        for setting, name in (("split", wanted.split), ("eval_split", wanted.eval_split)):
             if name is not None and name not in names:
                 raise ThreestepError(
-                    f"{found}; {setting} expects one of them, got '{name}'{nearest_names(name, names)}"
+                    f"{subject}; {setting} expects one of them, got '{name}'{nearest_names(name, names)}"
                 )
-        if asked.split is not None:
-            return asked.split, [] if asked.eval_split is None else [asked.eval_split]
+        if wanted.split is not None:
+            return wanted.split, [] if wanted.eval_split is None else [wanted.eval_split]
         train = ["train"] if "train" in names else [name for name in names if names_training(name)] or names
         if len(train) != 1:
-            raise ThreestepError(f"{found}; name the one to train on, as in hub:{asked.name},split={train[0]}")
+            raise ThreestepError(f"{subject}; name the one to train on, as in hub:{wanted.name},split={train[0]}")
         return train[0], [name for name in names if name not in train and names_evaluation(name)]
 
     def _resolved_commit(self) -> str:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-        asked = self._asked
+        wanted = self._given
         start = f"--{self._flag}: '{self.address}'"
         try:
-            found = HfApi().dataset_info(asked.name, revision=asked.revision, timeout=_TIMEOUT_SECONDS)
+            info = HfApi().dataset_info(wanted.name, revision=wanted.revision, timeout=_TIMEOUT_SECONDS)
         except GatedRepoError as error:
             raise ThreestepError(
                 f"{start}: access is granted by the dataset's owners; ask for it at https://huggingface.co/datasets/"
-                f"{asked.name}, then log in with `hf auth login` or set HF_TOKEN"
+                f"{wanted.name}, then log in with `hf auth login` or set HF_TOKEN"
             ) from error
         except RevisionNotFoundError as error:
             raise ThreestepError(
-                f"{start}: the dataset has no revision '{asked.revision}'; name a branch, a tag or a commit"
+                f"{start}: the dataset has no revision '{wanted.revision}'; name a branch, a tag or a commit"
             ) from error
         except RepositoryNotFoundError as error:
             raise ThreestepError(
                 f"{start}: the hub has no dataset of that name that you may read; correct the name, or for a private "
                 "one log in with `hf auth login`"
             ) from error
-        except Exception as error:  # httpx's, which version of it depends on the hub's client, and the client's own
+        except Exception as error:  # httpx's, which version of it depends on the hub's client, and the client's
             raise ThreestepError(
                 f"{start}: the hub could not be reached ({type(error).__name__}: {first_line(error)}); check the "
                 "network, or set HF_HUB_OFFLINE=1 to read what an earlier run downloaded here"
             ) from error
-        return str(found.sha)
+        return str(info.sha)
 
     def _cached_commit(self) -> str:
-        commit, wanted = _commit_of(self._splits), self._asked.revision
+        commit, wanted = _commit_of(self._splits), self._given.revision
         if commit is None or wanted not in (None, "main", commit):
             raise ThreestepError(
                 f"--{self._flag}: '{self.address}': HF_HUB_OFFLINE is set, and the copy in the cache is at "
@@ -158,25 +158,25 @@ class HubRows:
         """Split -> dataset, each a memory-mapped Arrow table."""
         import datasets
 
-        asked = self._asked
+        wanted = self._given
         try:
             # The prefix: without it a folder of that name below the current one would be read.
-            name, revision = f"hf://datasets/{asked.name}", None if self._offline else self.commit
-            splits = dict(datasets.load_dataset(name, asked.config, revision=revision))
+            name, revision = f"hf://datasets/{wanted.name}", None if self._offline else self.commit
+            splits = dict(datasets.load_dataset(name, wanted.config, revision=revision))
         except Exception as error:  # the hub's client and the readers raise a dozen unrelated classes
-            said = " ".join(str(error).split())[:300]
+            message = " ".join(str(error).split())[:300]
             remedy = "check the network and the dataset's page"
             if self._offline:
                 remedy = "HF_HUB_OFFLINE is set: unset it, or download the dataset first"
-            elif "onfig" in said:
-                remedy = f"name a configuration, as in hub:{asked.name},config=NAME"
+            elif "onfig" in message:
+                remedy = f"name a configuration, as in hub:{wanted.name},config=NAME"
             raise ThreestepError(
-                f"--{self._flag}: '{self.address}' could not be loaded: {type(error).__name__}: {said}; {remedy}"
+                f"--{self._flag}: '{self.address}' could not be loaded: {type(error).__name__}: {message}; {remedy}"
             ) from error
-        found = _commit_of(splits)
-        if not self._offline and found not in (None, self.commit):
+        stored = _commit_of(splits)
+        if not self._offline and stored not in (None, self.commit):
             raise ThreestepError(
-                f"--{self._flag}: '{self.address}': the hub was lost and the copy in the cache is at commit {found}, "
+                f"--{self._flag}: '{self.address}': the hub was lost and the copy in the cache is at commit {stored}, "
                 f"not {self.commit}; check the network, or set HF_HUB_OFFLINE=1 to read that copy"
             )
         return splits

@@ -144,7 +144,7 @@ def _after_blanks(text: str, position: int) -> int:
 
 
 def _list_begins(text: str, path: str) -> int:
-    """Where the list of rows begins: at the file's beginning, or as the only list in the object that the file holds."""
+    """Position of the list of rows: at the file's beginning, or the only list in the object that the file holds."""
     position = _after_blanks(text, 0)
     if text[position : position + 1] == "[":
         return position

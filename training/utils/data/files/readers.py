@@ -1,4 +1,4 @@
-"""Which reader serves `jsonl:PATH`, `csv:PATH` and the like. Knows nothing of prompts, responses or formats."""
+"""The table of readers: `jsonl:PATH`, `csv:PATH` and the like. Knows nothing of prompts, responses or formats."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def split_reader(name: str) -> tuple[str, str] | None:
     bare = without_compression(name)
     # .json is also a suffix of JSON lines; the reader of JSON lists looks into the file
     by_suffix = (reader for reader in reversed(READERS) if bare.endswith(READERS[reader][1]))
-    found = next(by_suffix, None)
-    return None if found is None else (found, name)
+    kind = next(by_suffix, None)
+    return None if kind is None else (kind, name)
 
 
 def files_of(reader: str, address: str, flag: str) -> list[str]:

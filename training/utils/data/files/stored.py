@@ -16,7 +16,7 @@ class StoredRows(Protocol):
     """Training rows, and evaluation rows where there are any.
 
     address: for errors.
-    folder: that relative paths in the rows begin at; None of what is not stored here.
+    folder: that relative paths in the rows begin at; None of rows that are not stored here.
     """
 
     address: str
@@ -30,7 +30,7 @@ class StoredRows(Protocol):
 
 
 class StoredFiles:
-    """Files here or in a store, found now."""
+    """Files here or in a store, listed by the constructor."""
 
     def __init__(self, reader: str, address: str, flag: str, spool_dir: str | None, hold_out: bool) -> None:
         self.address = address
@@ -50,20 +50,20 @@ class StoredFiles:
 
 
 def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = True) -> StoredRows | None:
-    """What `name` addresses; None where it names no reader.
+    """The rows at the address `name`; None if it names no reader.
 
     flag: gave the name, for errors. spool_dir: for copies of files that have no random access. hold_out: files named
     for evaluation are no training rows.
     """
-    found = split_reader(name)
-    if found is None:
+    split = split_reader(name)
+    if split is None:
         return None
-    reader, address = found
+    reader, address = split
     return HubRows(address, flag) if reader == HUB else StoredFiles(reader, address, flag, spool_dir, hold_out)
 
 
 def check_stored(reader: str, address: str, flag: str) -> None:
-    """Raise ThreestepError where an address cannot be right; asks no network."""
+    """Raise ThreestepError if an address cannot be right; uses no network."""
     if reader == HUB:
         parse_hub_address(address, flag)
     else:

@@ -25,7 +25,7 @@ class PromptBatch:
     """Left-padded prompts.
 
     prompt_ids_BP: int64.
-    prompt_mask_BP: bool, True on the prompt's own tokens.
+    prompt_mask_BP: bool, True on the prompt's tokens, False on padding.
     rows: the B rows, in order.
 
     Worked example, prompts (5, 6, 7) and (8,), pad 0:

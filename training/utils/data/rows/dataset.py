@@ -154,7 +154,7 @@ def _cut_anew(paths: Sequence[str], new_keys: Mapping[str, np.ndarray]) -> Itera
 
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows in buffers of their own: a slice is written with its neighbours as padding."""
+    """The same rows in new buffers: a slice is written with its neighbours as padding."""
     return batch.take(np.arange(batch.num_rows))
 
 
@@ -314,7 +314,7 @@ class CachedSplit(Sequence):
             self._forget_pages()
 
     def _forget_pages(self) -> None:
-        """Pages become resident when they or their neighbours are read; pages needed once are given back."""
+        """Give back pages that were needed once; they became resident when they or their neighbours were read."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 

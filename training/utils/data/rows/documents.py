@@ -73,8 +73,8 @@ def row_groups(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -
     if not (plan.packed and plan.least_shared_tokens):
         return [[index] for index in range(len(rows))]
     without_blocks = [index for index, row in enumerate(rows) if row.parallel_tags is None]
-    found = joined([_sequences(rows[index]) for index in without_blocks], plan)
-    groups = [[without_blocks[place] for place in group] for group in found]
+    joined_places = joined([_sequences(rows[index]) for index in without_blocks], plan)
+    groups = [[without_blocks[place] for place in group] for group in joined_places]
     return sorted([*groups, *([index] for index, row in enumerate(rows) if row.parallel_tags is not None)])
 
 

@@ -31,7 +31,7 @@ class TextTokenizer:
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
         self.special: dict[int, str] = {number: token.content for number, token in added if token.special}
         self.special[self.end_id] = tokenizer.convert_ids_to_tokens(self.end_id)
-        # SentencePiece tokenizers put a space of their own before any text; there a response is tokenized after its
+        # SentencePiece tokenizers put an extra space before any text; there a response is tokenized after its
         # prompt.
         prompt, response = "Human: a Assistant:", " a b"
         together, alone = self._encode([prompt + response])[0], self._encode([prompt, response])
@@ -64,8 +64,8 @@ class TextTokenizer:
         skip = len(self.prefix_ids)
         encoded: list[Ids | None] = []
         for ids, sentence in zip(prompt_ids, sentences, strict=True):
-            own = ids[skip:]
-            encoded.append(sentence[len(own) :] if sentence[: len(own)] == own else None)
+            prompt_part = ids[skip:]
+            encoded.append(sentence[len(prompt_part) :] if sentence[: len(prompt_part)] == prompt_part else None)
         # Where a token spans the boundary, the prompt's ids win and the response is tokenized alone.
         apart = [index for index, ids in enumerate(encoded) if ids is None]
         for index, ids in zip(apart, self._encode([responses[index] for index in apart]), strict=True):
@@ -103,7 +103,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
 
 
 def _encode_directly(tokenizer: Any, backend: Any, texts: list[str]) -> list[Ids]:
-    """What `_encode` makes transformers do with the Rust tokenizer, without unused masks and offsets: 20 % faster."""
+    """`_encode` by the Rust tokenizer itself, without the masks and offsets that nobody uses: 20 % faster."""
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
@@ -123,10 +123,10 @@ def _backend_that_agrees(tokenizer: Any) -> Any | None:
 def _ids_before_text(tokenizer: Any) -> Ids:
     """The special ids that the tokenizer puts before a text; those that it puts after one are left out."""
     for probe in ("a", "Human:", "1"):
-        own = tokenizer(probe, add_special_tokens=False)["input_ids"]
+        plain = tokenizer(probe, add_special_tokens=False)["input_ids"]
         whole = tokenizer(probe, add_special_tokens=True)["input_ids"]
-        for begin in range(len(whole) - len(own) + 1):
-            if own and whole[begin : begin + len(own)] == own:
+        for begin in range(len(whole) - len(plain) + 1):
+            if plain and whole[begin : begin + len(plain)] == plain:
                 return list(whole[:begin])
     return []
 
@@ -142,10 +142,10 @@ def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
         return int(tokenizer.eos_token_id)
     ids = tokenizer(token, add_special_tokens=False)["input_ids"]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        found = "unknown to it" if tokenizer.unk_token_id in ids else f"{len(ids)} tokens"
+        problem = "unknown to it" if tokenizer.unk_token_id in ids else f"{len(ids)} tokens"
         raise ThreestepError(
             f"--end_of_conversation_token expects one token of {named_tokenizer(tokenizer)}, got '{token}', which is "
-            f"{found}; use one of its special tokens, or leave the flag out to use its eos token"
+            f"{problem}; use one of its special tokens, or leave the flag out to use its eos token"
         )
     return int(ids[0])
 

@@ -1,4 +1,4 @@
-"""A tokenized row for people to read: as one JSON object, or as text in which the tokens that carry loss are marked.
+"""A tokenized row for people to read: as one JSON object, or as text with the tokens that carry loss marked.
 
 The code that lays out rows for training lays them out here too (`documents`, `layout.rows`). Prints nothing; the caller
 passes the decoder.
@@ -131,12 +131,12 @@ def marked_runs(row: Row, decode: Decode) -> list[tuple[str, list[tuple[str, boo
 
 
 def response_names(count: int) -> list[str]:
-    """What the responses of a row are called, best first."""
+    """Names of a row's responses, best first."""
     return ["chosen", "rejected"] if count == 2 else [f"response {n}" for n in range(1, count + 1)]
 
 
 def values_beside(row: Row) -> list[tuple[str, str]]:
-    """What a prompt of phase 3 carries besides its text: (name, value)."""
+    """(name, value) of each thing that a prompt of phase 3 carries besides its text."""
     if not isinstance(row, PromptRow):
         return []
     reference = [] if row.reference is None else [("reference", row.reference)]
@@ -145,15 +145,15 @@ def values_beside(row: Row) -> list[tuple[str, str]]:
 
 def _as_lines(value: Any) -> str:
     """A JSON value for people: messages below each other with their roles, calls as JSON; other values as they are."""
-    is_said = isinstance(value, list) and value and all(isinstance(own, dict) and "role" in own for own in value)
+    is_said = isinstance(value, list) and value and all(isinstance(one, dict) and "role" in one for one in value)
     if not is_said:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    said = []
+    lines = []
     for message in value:
         content, calls = message.get("content") or "", message.get("tool_calls")
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        said.append(f"\n  {message['role']}: {text}{json.dumps(calls, ensure_ascii=False) if calls else ''}")
-    return "".join(said)
+        lines.append(f"\n  {message['role']}: {text}{json.dumps(calls, ensure_ascii=False) if calls else ''}")
+    return "".join(lines)
 
 
 # Texts -> lines for a terminal.

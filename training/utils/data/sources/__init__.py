@@ -1,1 +1,1 @@
-"""Where rows come from: dataset classes and their registry, files and their formats, fingerprints of both."""
+"""Sources of rows: dataset classes and their registry, files and their formats, fingerprints of both."""

@@ -21,10 +21,10 @@ def create_raw_dataset(
     """Load the dataset modules, then create the raw dataset of one `--data_path` entry."""
     for module in source.dataset_module:
         load_dataset_module(module)
-    found = find_dataset(name)
-    if isinstance(found, str):
+    dataset = find_dataset(name)
+    if isinstance(dataset, str):
         return FileDataset(name, columns_of(source), source.data_format, cache_dir)
-    raw_dataset = found.__new__(found)  # `dataset_dir` comes before DeepSpeed-Chat's four-argument constructor
+    raw_dataset = dataset.__new__(dataset)  # `dataset_dir` comes before DeepSpeed-Chat's four-argument constructor
     raw_dataset.dataset_dir = os.path.expanduser(source.dataset_dir) if source.dataset_dir else None
     raw_dataset.__init__(cache_dir, seed, local_rank, name)  # type: ignore[misc]
     return raw_dataset

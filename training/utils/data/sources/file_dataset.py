@@ -1,6 +1,6 @@
 """Rows without a class as raw datasets: `jsonl:PATH`, `json:`, `csv:`, `parquet:`, `arrow:` and `hub:OWNER/NAME`.
 
-Joins what reads the rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
+Joins a reader of rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
 with a space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
 """
 
@@ -33,7 +33,7 @@ _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
 
 
 class FileDataset(PromptRawDataset):
-    """The files, or the hub's dataset, of one `--data_path` entry; found now, opened when rows are read."""
+    """The files, or the hub's dataset, of one `--data_path` entry; listed now, opened when rows are read."""
 
     def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str) -> None:
         self.dataset_name = name
@@ -53,7 +53,7 @@ class FileDataset(PromptRawDataset):
         return self._opened[0]
 
     def get_eval_data(self) -> Sequence[FileRow] | None:
-        """Of a folder: the files whose names begin with test, validation or eval, where others begin with train."""
+        """The rows of a folder's files named test, validation or eval..., if others are named train..."""
         return self._opened[1]
 
     @cached_property
@@ -72,10 +72,10 @@ class FileDataset(PromptRawDataset):
     def format(self) -> Format:
         """The format of the files, recognised by their columns or named by flags."""
         train, held_out = self._opened
-        found = recognise(train.kinds, self._columns, self._named_format, self._address)
+        recognised = recognise(train.kinds, self._columns, self._named_format, self._address)
         if held_out:
-            recognise(held_out.kinds, self._columns, found.name, self._address)
-        return replace(found, why=train.sentence) if isinstance(train, TreeRows) else found
+            recognise(held_out.kinds, self._columns, recognised.name, self._address)
+        return replace(recognised, why=train.sentence) if isinstance(train, TreeRows) else recognised
 
     @cached_property
     def _recognition(self) -> Recognition:
@@ -161,7 +161,7 @@ class FileDataset(PromptRawDataset):
         return self._stored.folder
 
     def get_images(self, sample: Mapping[str, Any]) -> list[Any] | None:
-        """What stands in a column `images` or `image`."""
+        """The values in a column `images` or `image`."""
         self._record(sample)  # which refuses them where the model reads text alone
         return image_values(sample, _where(sample)) if self.reads_images else None
 
@@ -196,7 +196,7 @@ class FileDataset(PromptRawDataset):
         return _json_value(value_of(sample, self._columns.reference or f"{_REWARD_MODEL}.{_GROUND_TRUTH}"))
 
     def get_extra(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All columns but the prompt and responses, without nulls and bytes; also what rewards seek in `extra_info`."""
+        """All columns but the prompt and responses, without nulls and bytes; also the values in `extra_info`."""
         read = {*self.format.roles.values(), self._columns.tools or "tools", self._columns.reference}
         read |= {self._columns.margin, _TEMPLATE_KWARGS, _THINKING, *IMAGE_COLUMNS}
         extra = {name: value for name, value in sample.items() if name not in read}
@@ -213,7 +213,7 @@ def _where(sample: Mapping[str, Any]) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """As JSON holds it: dates and decimals as text, without bytes (mostly pictures) and nulls."""
+    """The value as JSON holds it: dates and decimals as text, without bytes (mostly pictures) and nulls."""
     if isinstance(value, dict):
         read = {str(key): _json_value(inner) for key, inner in value.items()}
         return {key: inner for key, inner in read.items() if inner is not None}

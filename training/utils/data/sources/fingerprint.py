@@ -1,4 +1,4 @@
-"""What a build depends on, by content: datasets, their classes and the tokenizer.
+"""Fingerprints of a build's inputs, by content: datasets, their classes and the tokenizer.
 
 Names, dates and paths do not count: a moved file is the same, a changed file is another. Knows nothing of where builds
 are stored.
@@ -40,7 +40,7 @@ def code_of_class(dataset_class: type) -> str:
 
 
 def content_of_dataset(raw_dataset: PromptRawDataset, memo_dir: str) -> str:
-    """The hash of a raw dataset's rows: the class's own, otherwise that of its training and evaluation rows."""
+    """The hash of a raw dataset's rows: the class's fingerprint, otherwise that of its training and evaluation rows."""
     given = raw_dataset.get_fingerprint()
     if given is not None:
         return given
@@ -49,7 +49,7 @@ def content_of_dataset(raw_dataset: PromptRawDataset, memo_dir: str) -> str:
 
 
 def content_of_rows(rows: Sequence[Any] | None, memo_dir: str) -> str:
-    """The hash of rows: an Arrow dataset by its own fingerprint and its files, anything else row by row."""
+    """The hash of rows: an Arrow dataset by its fingerprint and its files, anything else row by row."""
     if rows is None:
         return "none"
     if hasattr(rows, "_fingerprint") and hasattr(rows, "cache_files"):

@@ -27,8 +27,8 @@ class PromptRawDataset:
     None, the row is dropped from the phases that need the text.
 
     `dataset_dir` is the folder of `--dataset_dir`, or None. It is set on the instance before its constructor runs, so a
-    subclass may read it there. `dataset_dir_remedy` says which files belong into it and where to get them: the end of
-    the sentence on a folder that is not there.
+    subclass may read it there. `dataset_dir_remedy` names the files that belong into it and where to get them: the end
+    of the sentence on a missing folder.
 
     The constructor loads `raw_datasets` by name, as DeepSpeed-Chat's does: from disk where the name is an existing
     path, otherwise from the hub. A class that reads or generates its rows overrides `load_raw_datasets`.
@@ -89,7 +89,7 @@ class PromptRawDataset:
         return None
 
     def get_margin(self, sample: Any) -> float | Sequence[float] | None:
-        """By how much the reward model's score of a better response should exceed that of a worse one.
+        """The margin by which the reward model's score of a better response should exceed that of a worse one.
 
         One number from 0 up applies between all neighbours in the ranking (of a pair: between chosen and rejected), K -
         1 numbers to one pair of neighbours each. Margins between responses further apart are the sums. None counts as
@@ -98,7 +98,7 @@ class PromptRawDataset:
         return None
 
     def get_mark(self, sample: Any) -> bool | None:
-        """Whether a single response is marked as good (True) or bad (False); None: not, or it is one of a pair.
+        """The mark of a single response, good (True) or bad (False); None if it has none, or is one of a pair.
 
         Phase 1 learns no response that is marked as bad, and phase 2 no response that is marked at all.
         """
@@ -178,7 +178,7 @@ class PromptRawDataset:
         """Raise ThreestepError where this source as a whole cannot serve a phase."""
 
     def get_recognition(self) -> Recognition | None:
-        """What the source was taken for, where its columns or flags decided on that; None: a class decides."""
+        """The recognised format, if columns or flags decided on it; None if the class decides."""
         return None
 
     def get_fingerprint(self) -> str | None:

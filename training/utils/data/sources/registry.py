@@ -1,10 +1,10 @@
-"""Names of datasets and their classes. Knows nothing of what the classes do.
+"""Names of datasets and their classes. Knows nothing of the classes' content.
 
 A `--data_path` entry is one of
 - a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package);
 - a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
 - `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class;
-- `pairs.csv`: a file whose name says how it is read;
+- `pairs.csv`: a file whose ending names its reader;
 - `hub:OWNER/NAME`: a dataset on the hub, without a class.
 """
 

@@ -1,7 +1,7 @@
 """Versions of what rows hold, by the code that makes them. Every cache's fingerprint has them.
 
 Give an entry another text whenever the same sources make other rows: caches are built again then, and a run that
-resumes is told. These texts are hashes of the files as they were when versions took their place, by which earlier
+resumes learns of it. These texts are hashes of the files as they were when versions took their place, by which earlier
 caches and checkpoints are known.
 """
 

@@ -10,7 +10,7 @@ from training.utils.engine.config.deepspeed_json import users_config, with_flags
 if TYPE_CHECKING:
     from training.utils.engine.config.arguments import EngineSettings
 
-# DeepSpeed's own (deepspeed 0.19, runtime/zero/config.py), in elements.
+# DeepSpeed's defaults (deepspeed 0.19, runtime/zero/config.py), in elements.
 DEEPSPEED_LIMITS = {
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,

@@ -13,8 +13,8 @@ from training.utils.engine.config.arguments import DTYPE_NAMES, EngineSettings
 
 _SECTIONS = ("zero_optimization", "bf16", "fp16", "comms_logger")  # that DeepSpeed checks by models
 _LEVELS = ("debug", "info", "warning", "error", "critical")
-# What DeepSpeed tells at the level "info" alone.
-_TOLD = ("steps_per_print", "dump_state", "comms_logger.enabled")
+# Keys whose output DeepSpeed logs at the level "info" alone.
+_REPORTING = ("steps_per_print", "dump_state", "comms_logger.enabled")
 
 
 def users_config(path: str) -> dict[str, Any]:
@@ -43,11 +43,11 @@ def with_flags(theirs: dict[str, Any], ours: dict[str, Any], settings: EngineSet
     _check_names(theirs, where, mistakes)
     _check_against_flags(theirs, where, settings, mistakes)
     mistakes.raise_if_any()  # what follows reads inside the sections
-    asked = _honoured(theirs)
-    if not _at(asked, "comms_logger.enabled"):
-        asked.pop("comms_logger", None)  # DeepSpeed takes the section for a yes, whatever it says
-    final = _filled_in(asked, ours)
-    if any(_at(asked, dotted) for dotted in _TOLD):
+    honoured = _honoured(theirs)
+    if not _at(honoured, "comms_logger.enabled"):
+        honoured.pop("comms_logger", None)  # DeepSpeed takes the section for a yes, whatever its content
+    final = _filled_in(honoured, ours)
+    if any(_at(honoured, dotted) for dotted in _REPORTING):
         final.setdefault("log_level", "info")
     _check_values(final, where, mistakes)
     _check_together(final, where, ranks, mistakes)
@@ -68,17 +68,17 @@ def filled_in_keys(theirs: dict[str, Any], final: dict[str, Any], prefix: str = 
 
 def without_effect(theirs: dict[str, Any], final: dict[str, Any]) -> list[str]:
     """Return a sentence for each key of the user's that changes nothing in this run."""
-    runs = _what_runs(final)
-    found = []
+    runs = _mode(final)
+    lines = []
     for dotted, value in keys.walked(theirs):
         where = keys.ACCEPTED.get(dotted, runs).split()
         is_given = value is not None and value is not False and value != "auto"
         if dotted in keys.LEFT_OUT:
-            found.append(f"'{dotted}' changes nothing: {keys.LEFT_OUT[dotted]}")
+            lines.append(f"'{dotted}' changes nothing: {keys.LEFT_OUT[dotted]}")
         elif is_given and runs not in where:
             stages = ", ".join(stage.replace("bf16", " in bf16") for stage in where)
-            found.append(f"'{dotted}' changes nothing at ZeRO stage {runs.replace('bf16', ' in bf16')}; of {stages}")
-    return found
+            lines.append(f"'{dotted}' changes nothing at ZeRO stage {runs.replace('bf16', ' in bf16')}; of {stages}")
+    return lines
 
 
 def _check_names(theirs: dict[str, Any], where: Any, mistakes: Mistakes) -> None:
@@ -148,7 +148,7 @@ def _check_values(final: dict[str, Any], where: Any, mistakes: Mistakes) -> None
 
 
 def _check_together(final: dict[str, Any], where: Any, ranks: int, mistakes: Mistakes) -> None:
-    """Note accepted keys that DeepSpeed honours beside certain others alone, where it says nothing or asserts."""
+    """Note accepted keys that DeepSpeed honours beside certain others alone, where it is silent or asserts."""
     zero, logger = final["zero_optimization"], final.get("comms_logger", {})
     stage = zero["stage"]
     dtype = next((name for name in ("bf16", "fp16") if _at(final, f"{name}.enabled")), "fp32")
@@ -181,7 +181,7 @@ def _check_together(final: dict[str, Any], where: Any, ranks: int, mistakes: Mis
 
 
 def _check_masters(final: dict[str, Any], where: Any, mistakes: Mistakes) -> None:
-    """bfloat16 master weights: DeepSpeed takes them with its own Adam, or with states in bfloat16 too."""
+    """bfloat16 master weights: DeepSpeed takes them with its Adam, or with states in bfloat16 too."""
     masters = _at(final, "bf16.bf16_master_weights_and_grads")
     states = _at(final, "bf16.bf16_optimizer_states")
     mistakes.require(
@@ -190,13 +190,13 @@ def _check_masters(final: dict[str, Any], where: Any, mistakes: Mistakes) -> Non
         "set both, or remove both",
     )
     mistakes.require(
-        not masters or _what_runs(final) in ("1", "2", "3"),
+        not masters or _mode(final) in ("1", "2", "3"),
         f"{where}: 'bf16.bf16_master_weights_and_grads' expects ZeRO stage 2 or 3, or stage 1 with "
         "'data_types.grad_accum_dtype' bf16",
     )
 
 
-def _what_runs(final: dict[str, Any]) -> str:
+def _mode(final: dict[str, Any]) -> str:
     """The word of `deepspeed_keys.ACCEPTED` for this configuration."""
     zero = final["zero_optimization"]
     is_own = (
@@ -209,15 +209,15 @@ def _what_runs(final: dict[str, Any]) -> str:
 
 
 def _honoured(theirs: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Without keys that ask for nothing: DeepSpeed refuses some even so, and "auto" in most places."""
-    kept: dict[str, Any] = {}
+    """The configuration without keys that change nothing: DeepSpeed refuses some even so, and "auto" in most places."""
+    honoured: dict[str, Any] = {}
     for key, value in theirs.items():
         dotted = prefix + key
         if value not in (None, "auto") and not any(
             dotted in names for names in (keys.REFUSED, keys.LEFT_OUT, keys.OWNED)
         ):
-            kept[key] = _honoured(value, dotted + ".") if isinstance(value, dict) else value
-    return kept
+            honoured[key] = _honoured(value, dotted + ".") if isinstance(value, dict) else value
+    return honoured
 
 
 def _filled_in(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-# What runs: ZeRO stages; "1bf16" is stage 1 in bfloat16 with float32 sums, where DeepSpeed has an optimizer of its own.
+# What runs: ZeRO stages; "1bf16" is stage 1 in bfloat16 with float32 sums, where DeepSpeed has another optimizer.
 _ANYWHERE = "0 1 1bf16 2 3"
 _SHARDED = "1 1bf16 2 3"
 _PREFIX = "zero_optimization."
@@ -112,7 +112,7 @@ _CPU_ADAM = "wants DeepSpeed's own Adam for the CPU, and Threestep trains with t
 _PARALLEL = "splits models in ways that Threestep does not train them; remove it and use --zero_stage 3"
 _OF_DTYPE = "is decided by --dtype; remove it"
 
-# What the sentence says after the key's name.
+# The sentence after the key's name.
 REFUSED = {
     "tensor_parallel": "(AutoTP) waits for ever in a collective here; remove it and use --zero_stage 3",
     "pipeline": _PARALLEL,
@@ -223,7 +223,7 @@ _DEFAULTS = {
 
 
 def is_off(dotted: str, value: Any) -> bool:
-    """Whether a refused key asks for nothing: null, "auto", DeepSpeed's own value, or a section that is empty or not
+    """True if a refused key changes nothing: null, "auto", DeepSpeed's default, or a section that is empty or not
     enabled."""
     if isinstance(value, dict):
         return not value or not value.get("enabled", value.get("deepcompile", True))

@@ -1,4 +1,4 @@
-"""The device of a rank, and what a process asks of it before it starts: allocator, threads, determinism."""
+"""The device of a rank, and its settings before a process starts: allocator, threads, determinism."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def chosen_accelerator(environment: Mapping[str, str], has_cuda: bool) -> str:
-    """Return "cuda" or "cpu": DS_ACCELERATOR, or by default what torch finds. ThreestepError for another name, and for
-    a GPU that is not there, or is there where the CPU was asked for."""
-    asked = environment.get(ACCELERATOR, "").strip()
-    if asked not in ("", "cpu", "cuda"):
+    """Return "cuda" or "cpu": DS_ACCELERATOR, or by default torch's choice. ThreestepError for another name, for a
+    missing GPU, and for a GPU that torch uses despite "cpu"."""
+    wanted = environment.get(ACCELERATOR, "").strip()
+    if wanted not in ("", "cpu", "cuda"):
         raise ThreestepError(
-            f"{ACCELERATOR} expects cpu or cuda, got '{asked}': Threestep trains on no other; unset it"
+            f"{ACCELERATOR} expects cpu or cuda, got '{wanted}': Threestep trains on no other; unset it"
         )
-    if asked == "cuda" and not has_cuda:
+    if wanted == "cuda" and not has_cuda:
         visible = f"{VISIBLE}={environment[VISIBLE]}" if VISIBLE in environment else f"{VISIBLE} is not set"
         raise ThreestepError(
             f"{ACCELERATOR}=cuda asks for a GPU, and torch {torch.__version__} finds none here ({visible}): unset "
             f"{ACCELERATOR} for the CPU, or install a driver and a build of torch that fit the GPU"
         )
-    if asked == "cpu" and has_cuda:
+    if wanted == "cpu" and has_cuda:
         raise ThreestepError(
             f"{ACCELERATOR}=cpu, and CUDA has started in this process: set {VISIBLE}= (empty) beside it"
         )
-    return asked or ("cuda" if has_cuda else "cpu")
+    return wanted or ("cuda" if has_cuda else "cpu")
 
 
 def take_accelerator(environment: MutableMapping[str, str]) -> None:
@@ -78,8 +78,8 @@ def set_threads(environment: Mapping[str, str], world_size: int) -> None:
 
 
 def make_deterministic(device: torch.device, environment: MutableMapping[str, str]) -> None:
-    """Have CUDA compute the same bits from the same numbers; an operation that cannot raises a RuntimeError that says
-    so. Call it before the first matrix product. A CPU needs nothing of it."""
+    """Have CUDA compute the same bits from the same numbers; an operation that cannot raises a RuntimeError. Call it
+    before the first matrix product. A CPU needs nothing of it."""
     if device.type != "cuda":
         return
     environment.setdefault(_CUBLAS, ":4096:8")  # the CUDA toolkit's documentation, cuBLAS: results reproducibility
@@ -95,9 +95,9 @@ def device_sentence(device: torch.device, world_size: int, deterministic: bool, 
     threads = torch.get_num_threads()
     origin = f"{_THREADS}" if environment.get(_THREADS) else f"of {cores()} cores"
     each = " each" if world_size > 1 else ""
-    said = f"{ranks} on {device.type}, {threads} thread{'s' if threads > 1 else ''}{each} ({origin})"
+    line = f"{ranks} on {device.type}, {threads} thread{'s' if threads > 1 else ''}{each} ({origin})"
     if device.type == "cuda":
         given = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "torch's own")
-        said += f", {torch.cuda.get_device_name(device)}; allocator: {given}"
-        return f"{said}; deterministic" if deterministic else said
-    return f"{said}; --deterministic changes nothing on a CPU" if deterministic else said
+        line += f", {torch.cuda.get_device_name(device)}; allocator: {given}"
+        return f"{line}; deterministic" if deterministic else line
+    return f"{line}; --deterministic changes nothing on a CPU" if deterministic else line

@@ -1,4 +1,4 @@
-"""How this process's C library treats freed memory."""
+"""The C library's treatment of freed memory in this process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Leaving a run that fails, on every rank: nobody waits for a collective that will not come.
 
 Destroying a process group waits for the collectives that are still pending, in NCCL and in gloo, up to --rank_timeout;
-and a rank whose host waits for its GPU in a collective hears of nothing. So a rank that fails says so in the process
-group's store, and leaves its group within seconds or without having left it; each rank has a thread that looks into the
-store, and ends the process where the main thread does not.
+and a rank whose host waits for its GPU in a collective learns of nothing. So a rank that fails notes it in the process
+group's store, and leaves its group within seconds or ends without leaving it; each rank has a thread that watches the
+store, and ends the process if the main thread does not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.utils.run.program import LEAVING_THREAD, end_without_waiting
 _FAILED = "threestep_failed_rank"
 _WATCHES = "threestep_watches_of_rank_"
 _POLL_SECONDS = 2.0
-_GRACE_SECONDS = 20.0  # for a rank to end by itself, once another has failed: gloo tells it, an error is its own too
+_GRACE_SECONDS = 20.0  # for a rank to end by itself, once another has failed: gloo reports it, and it has its own error
 _LEAVE_SECONDS = 5.0
 
 
@@ -41,7 +41,7 @@ class RankWatch:
             threading.Thread(target=self._watch, name="watching other ranks", daemon=True).start()
 
     def tell(self) -> None:
-        """Say that this rank failed, to the others."""
+        """Report this rank's failure to the others."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):  # the store's host may have gone first
                 self._store.set(self._key, str(self._rank))
@@ -50,7 +50,7 @@ class RankWatch:
         self._stopped.set()
 
     def failed_rank(self) -> str | None:
-        """Who has failed, in words; None if nobody has."""
+        """The rank that has failed, in words; None if none has."""
         try:
             return f"rank {self._store.get(self._key).decode()}" if self._store.check([self._key]) else None
         except RuntimeError:  # torch's DistError: the store has ended with its host
@@ -72,14 +72,14 @@ class RankWatch:
 def started_watch(rank: int, world_size: int) -> RankWatch:
     """Return the watch of this rank, at work, in the store of the default process group."""
     store: Any = dist.distributed_c10d._get_default_store() if world_size > 1 else None
-    watch = RankWatch(rank, None if store is None else store.clone())  # a connection of its own: calls may block
+    watch = RankWatch(rank, None if store is None else store.clone())  # a separate connection: calls may block
     watch.start()
     return watch
 
 
 def leave_process_group(failed: bool) -> None:
     """Destroy the process group, if there is one. failed: abort NCCL's communicators first, and wait for seconds at
-    most; what is left ends with the process (`run_program`)."""
+    most; the rest ends with the process (`run_program`)."""
     if not dist.is_initialized():
         return
     if not failed or dist.get_world_size() == 1:
@@ -91,8 +91,8 @@ def leave_process_group(failed: bool) -> None:
 
 
 def _destroy() -> None:
-    """By DeepSpeed, which then forgets the groups that it made: torch alone would leave them to the next run of this
-    process, which cannot use them (deepspeed 0.19, utils/groups.py)."""
+    """Destroy the group by DeepSpeed, which then forgets the groups that it made: torch alone would leave them to the
+    next run of this process, which cannot use them (deepspeed 0.19, utils/groups.py)."""
     import deepspeed
 
     if deepspeed.comm.is_initialized():
@@ -102,7 +102,7 @@ def _destroy() -> None:
 
 
 def _abort_and_destroy() -> None:
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the run's own error is the one to read
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the run's error is the one to read
         if "nccl" in dist.get_backend():
             dist.distributed_c10d._abort_process_group()  # destroys them as well (torch 2.13)
         else:

@@ -31,7 +31,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Ranks:
     """This process among all ranks, and the device it computes on.
 
-    leaving: what engines release when the process leaves the group, so that another run may follow in this process
+    leaving: releases engines when the process leaves the group, so that another run may follow in this process
     """
 
     rank: int
@@ -78,7 +78,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=timeout_seconds)
     backend = get_accelerator().communication_backend_name()
-    if alone:  # torch's own store would listen on every address of this machine, to whoever asks
+    if alone:  # torch's store would listen on every address of this machine
         torch.distributed.init_process_group(
             backend, store=torch.distributed.HashStore(), rank=0, world_size=1, timeout=timeout
         )
@@ -134,7 +134,7 @@ def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
 def _buffers_unrounded() -> Iterator[None]:
     """Inside, `deepspeed.zero.Init` casts weights alone.
 
-    By itself it casts every tensor that a model's constructor makes, rotary frequencies too (deepspeed 0.19,
+    It would cast every tensor that a model's constructor makes, rotary frequencies too (deepspeed 0.19,
     partition_parameters.py: zero_wrapper_for_fp_tensor_constructor): in bfloat16, angles of position 2,048 are off by
     radians.
     """

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 def sample_pictures(folder: Path, sample: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """The addresses of a sample's pictures, which hold them; None of one that is not kept. folder: of the step."""
+    """A sample's pictures as data addresses; None for one that was not saved. folder: of the step."""
     names = sample.get("images")
     return tuple(_uri(folder, name) for name in names) if isinstance(names, list) else ()
 

@@ -1,4 +1,4 @@
-"""The images of a row: read, put in their places, and found again among its tokens.
+"""The images of a row: read, put in their places, and located among its tokens.
 
 A chat template writes one token for an image. Before the texts are tokenized, it is replaced by all that the model
 reads for the picture, once; then lengths, cuts and filters count what is trained on.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowPicture:
-    """A picture that was put aside, by its key, and what stands for it among the tokens. digest: its sha256 in hex."""
+    """A stored picture, by its key, and the text that stands for it among the tokens. digest: its sha256 in hex."""
 
     key: int
     text: ImageText
@@ -39,7 +39,7 @@ class RowPicture:
 
 @dataclass(frozen=True)
 class RowPictures:
-    """Reads the images of rows for one model, and puts their pictures aside. allow_urls: see `image_bytes`."""
+    """Reads the images of rows for one model, and stores their pictures. allow_urls: see `image_bytes`."""
 
     reader: ImageReader
     pictures: Pictures
@@ -54,22 +54,22 @@ class RowPictures:
         Raises BadConversation for images that do not fit their places or cannot be read, and for a text that holds a
         token by which the model knows images.
         """
-        found = place_images(messages, values, where)
-        self._check_texts(found.messages, where)
-        if self.reader.family.one_picture and len(found.images) > 1:
+        parts = place_images(messages, values, where)
+        self._check_texts(parts.messages, where)
+        if self.reader.family.one_picture and len(parts.images) > 1:
             raise BadConversation(
-                f"{where}: expected at most one image, got {len(found.images)}: {self.reader.model_type} reads rows of "
+                f"{where}: expected at most one image, got {len(parts.images)}: {self.reader.model_type} reads rows of "
                 "several in another way, which is not trained here; leave such rows out, or take another family"
             )
         root = None if folder is None else Path(folder)
         images = []
-        for number, value in enumerate(found.images, start=1):
+        for number, value in enumerate(parts.images, start=1):
             named = f"{where}, image {number}"
             data = image_bytes(value, root, named, self.allow_urls)
             text = self.reader.text_of(data, named)
             digest = hashlib.sha256(data)
             images.append(RowPicture(self.pictures.add(digest.digest(), data), text, digest.hexdigest()))
-        return found.messages, tuple(images)
+        return parts.messages, tuple(images)
 
     def _check_texts(self, messages: Sequence[Message], where: str) -> None:
         family = self.reader.family
@@ -90,11 +90,11 @@ class RowPictures:
         Raises BadConversation where the template did not write as many images as there are.
         """
         written = self.reader.family.written
-        found = sum(piece.text.count(written) for piece in pieces)
-        if found != len(images):
+        count = sum(piece.text.count(written) for piece in pieces)
+        if count != len(images):
             raise BadConversation(
                 f"{where}: expected the chat template to write {written} for each of {len(images)} images, got "
-                f"{found}; it must write parts of the type 'image'"
+                f"{count}; it must write parts of the type 'image'"
             )
         waiting = iter(images)
         expanded = []
@@ -105,7 +105,7 @@ class RowPictures:
         return expanded
 
     def spans(self, ids: Ids, images: Sequence[RowPicture], where: str) -> tuple[ImageSpan, ...]:
-        """Where the images stand among the tokens of a row.
+        """Spans of the images among the tokens of a row.
 
         Raises BadConversation where other tokens than theirs are the placeholder, or the tokenizer broke them up.
         """
@@ -129,7 +129,7 @@ class RowPictures:
 
 
 def after_cut(spans: Sequence[ImageSpan], kept: Sequence[int]) -> tuple[ImageSpan, ...]:
-    """Where the images stand once a row is cut. kept: places of the tokens that stay, ascending.
+    """Spans of the images in a row that was cut. kept: positions of the tokens that stay, ascending.
 
     Raises Dropped where an image, or a part of one, is cut off: the response may speak of it.
     """

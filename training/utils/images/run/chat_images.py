@@ -1,4 +1,4 @@
-"""The images of a conversation with a finished model: read as those of rows, and kept in memory."""
+"""The images of a conversation with a finished model: read as those of rows, and held in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIDES = (56, 56)  # pixels
 
 @dataclass(frozen=True)
 class ChatImages:
-    """rows: reads the images of messages. pixels: what the model takes of them."""
+    """rows: reads the images of messages. pixels: the model's input for them."""
 
     rows: RowPictures
     pixels: RowImages
@@ -47,7 +47,7 @@ class Picture:
 
 
 def open_picture(given: str) -> Picture:
-    """Read a picture of a user's own machine. ThreestepError if there is no such file, and for one that cannot be
+    """Read a picture of the user's machine. ThreestepError if there is no such file, and for one that cannot be
     decoded."""
     path = Path(given).expanduser()
     try:
@@ -65,7 +65,7 @@ def open_picture(given: str) -> Picture:
 
 
 def chat_images(reader: ImageReader, data: DataArguments, tokenizer: Any) -> ChatImages:
-    """For a model whose images `reader` reads. data: with the prompt style in which the model is asked."""
+    """For a model whose images `reader` reads. data: with the prompt style of the model."""
     held = HeldPictures()
     rows = RowPictures(reader, held)
     maker = PromptMaker(data, tokenizer, rows)

@@ -47,7 +47,7 @@ def why_no_adapters(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> 
     others = {name: layer for name, layer in layers.items() if name not in reasons}
     of_their_own = {type(layer) for layer in others.values() if type(layer) not in (nn.Linear, Conv1D, QuantizedLinear)}
     is_linear = dict.fromkeys(of_their_own, False)
-    with _linear_classes_found(model, is_linear):
+    with _noting_linear_classes(model, is_linear):
         is_read_past = _moves(model, others)
     reasons |= {name: NOT_LINEAR for name, layer in others.items() if not is_linear.get(type(layer), True)}
     if is_read_past:
@@ -58,9 +58,9 @@ def why_no_adapters(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> 
 
 
 def _is_refused_by_peft(model: PreTrainedModel, name: str) -> bool:
-    """PEFT adapts no `out_proj` of Mamba's relatives. Of families whose experts became one tensor in transformers 5, it
-    takes every layer called as an expert's once were (`down_proj`) for the experts, also those of shared experts and
-    dense layers, when it adds adapters and when it loads them (peft 0.21)."""
+    """True if PEFT cannot adapt the layer: an `out_proj` of Mamba's relatives; or, in families whose experts became one
+    tensor in transformers 5, any layer named as an expert's once were (`down_proj`), also those of shared experts and
+    dense layers, which it takes for the experts, adding adapters and loading them (peft 0.21)."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -79,11 +79,11 @@ def _ends(name: str, kind: str) -> bool:
 
 
 def _moves(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> bool:
-    """Whether the model's numbers change when the layers' weights are NaN for all but the layers' own forwards."""
-    own = own_forward_of(model)
-    assert own is not None
+    """True if the model's numbers change when the layers' weights are NaN for all but the layers' forwards."""
+    measured = own_forward_of(model)
+    assert measured is not None
     try:
-        return not difference_now(model, own, inside=lambda: _weights_in_calls_alone(layers)) <= own.tolerance
+        return not difference_now(model, measured, inside=lambda: _weights_in_calls_alone(layers)) <= measured.tolerance
     except torch.OutOfMemoryError:
         raise
     except Exception:  # noqa: BLE001 - NaN breaks each family in its own way
@@ -120,8 +120,8 @@ def _weights_in_calls_alone(layers: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _linear_classes_found(model: PreTrainedModel, is_linear: dict[type, bool]) -> Iterator[None]:
-    """Inside, a forward of `model` sets `is_linear` of each class that returns what a linear layer would."""
+def _noting_linear_classes(model: PreTrainedModel, is_linear: dict[type, bool]) -> Iterator[None]:
+    """Inside, a forward of `model` sets `is_linear` of each class that returns a linear layer's output."""
 
     def compare(layer: Any, inputs: Any, output: Any) -> None:
         if not isinstance(output, torch.Tensor) or whole_shape(layer.weight)[0] != output.shape[-1]:

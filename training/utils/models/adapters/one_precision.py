@@ -1,5 +1,5 @@
 """Weights that a family keeps in float32 whatever the precision of the model (routers, norms, state-space decays):
-DeepSpeed trains all weights in one precision, and says nothing."""
+DeepSpeed trains all weights in one precision, without a warning."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROUNDED = "_threestep_rounded"  # an attribute of the weights that were rounded 
 
 def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Round the weights that a loaded model keeps in float32 to `dtype`, as DeepSpeed would, and measure its own
-    forward anew; a note names them, and says how far its numbers moved. A ZeRO-3 model, whose weights were rounded when
+    forward anew; a note names them, and how far its numbers moved. A ZeRO-3 model, whose weights were rounded when
     they were sharded, only gets the note."""
-    names = _kept_in_float32(model, dtype)
+    names = _float32_names(model, dtype)
     if not names:
         return
-    own = own_forward_of(model)
-    assert own is not None, "it was measured when it was loaded"
+    measured = own_forward_of(model)
+    assert measured is not None, "it was measured when it was loaded"
     short = str(dtype).removeprefix("torch.")
     kinds = sorted({re.sub(r"\d+", "*", merged_name(name)) for name in names})
     note = f"{ROUNDS} {len(names)} weights that its family keeps in float32 to {short} ({', '.join(kinds[:4])})"
@@ -34,14 +34,14 @@ def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
             weight = model.get_parameter(name)
             weight.data = weight.data.to(dtype)
         moved = read_again(model)
-        what = "scores" if own.of_scores else "log-probabilities"
-        note += f": its {what} move by {moved:.2g} (rounding elsewhere explains {own.tolerance:.2g})"
+        what = "scores" if measured.of_scores else "log-probabilities"
+        note += f": its {what} move by {moved:.2g} (rounding elsewhere explains {measured.tolerance:.2g})"
     now = own_forward_of(model)
     assert now is not None
     now.notes.append(f"{note}; --dtype fp32 keeps them")
 
 
-def _kept_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
+def _float32_names(model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
     """The names of the weights that transformers does not load in `dtype`: those that a list of the family names
     (`_keep_in_fp32_modules`, 5.19), and those that its constructor makes in float32. Shards know of the latter by
     ROUNDED."""

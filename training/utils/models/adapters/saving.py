@@ -38,8 +38,8 @@ def save_model(
 ) -> None:
     """Write `tensors` (the full, merged weights under the plain model's names) as the model in `folder`.
 
-    It is written next to `folder`, flushed to disk and renamed: a folder that is there is whole, and stays until the
-    new one is. Call on rank 0 only. write_more: writes what else belongs into the folder.
+    It is written next to `folder`, flushed to disk and renamed: a folder that exists is whole, and stays until the new
+    one is. Call on rank 0 only. write_more: writes further files into the folder.
 
     Raises ThreestepError if `tensors` are not those of the plain model, OSError if the disk refuses it.
     """
@@ -73,7 +73,7 @@ def save_without_weights(
     tokenizer: PreTrainedTokenizerBase,
     write_more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write what `save_model` writes, but for the weights. Arguments: see there."""
+    """Write the files of `save_model`, but for the weights. Arguments: see there."""
     _write(folder, plain_skeleton(model), {}, tokenizer, write_more)
 
 
@@ -91,9 +91,9 @@ def _write(
 
 
 def mend_settings(model: PreTrainedModel) -> list[str]:
-    """Unset what transformers refuses to save and nothing reads, in place: settings of generation that have no effect
-    beside the others (`temperature` without `do_sample`), those in the configuration, where generation does not look,
-    and `output_attentions`. Return a sentence for each kind that there was.
+    """Unset settings that transformers refuses to save and nothing reads, in place: settings of generation without
+    effect beside the others (`temperature` without `do_sample`), those in the configuration, where generation does not
+    look, and `output_attentions`. Return a sentence for each kind that there was.
 
     Raises ThreestepError for settings of generation that transformers refuses for another reason.
     """
@@ -127,7 +127,7 @@ def mend_settings(model: PreTrainedModel) -> list[str]:
 
 
 def _unset_ignored(generation: Any, where: str) -> dict[str, Any]:
-    """Unset the settings that transformers names when it refuses the others beside them; return what they were."""
+    """Unset the settings that transformers names when it refuses the others beside them; return their values."""
     unset: dict[str, Any] = {}
     while True:
         try:

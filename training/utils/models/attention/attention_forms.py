@@ -1,8 +1,7 @@
 """Each form of attention as one function of queries, keys and values, for rows that are laid out already.
 
-For what compares forms: the first rows of a run on CUDA (`time_on_first_rows`), benchmarks and tests. What a model
-makes once for a micro-batch (mask, block mask, lengths of runs) is made by `attention_of`, what it does in each layer
-by what that returns.
+For comparisons of forms: the first rows of a run on CUDA (`time_on_first_rows`), benchmarks and tests. `attention_of`
+makes what a model needs once for a micro-batch (mask, block mask, lengths of runs); its result is the layer's work.
 
 N rows, T tokens in a row, A heads, K key-value heads, D head size.
 """
@@ -82,11 +81,11 @@ def seconds_of_forms(
     repeats: int = 5,
     flex: FlexAttention | None = None,
 ) -> dict[str, float]:
-    """Return the seconds that a forward and backward of each form's attention takes of one layer, the median of
-    `repeats` after one that is not counted. rows: on a device, which is waited for. flex: see `attention_of`."""
+    """Return the seconds of a forward and backward of one layer's attention in each form, the median of `repeats` after
+    one that is not counted. rows: on a device, which is waited for. flex: see `attention_of`."""
     count, width = rows.input_ids_NT.shape
     device = rows.input_ids_NT.device
-    generator = torch.Generator(device).manual_seed(0)  # a run's own random state is left alone
+    generator = torch.Generator(device).manual_seed(0)  # the run's random state is left alone
     parts = [
         torch.randn(count, number, width, size, generator=generator, device=device, dtype=dtype, requires_grad=True)
         for number in (heads, key_heads, key_heads)
@@ -105,36 +104,36 @@ def seconds_of_forms(
     return seconds
 
 
-def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, say: Callable[[str], None]) -> None:
-    """Have the first packed rows that `reader`, which reads `model`, trains on also time its attention beside sdpa's
-    with a dense mask, and `say` one sentence. It changes nothing that is computed, and chooses nothing: what one rank's
-    clock says would differ from rank to rank, and from a run to its resumption."""
+def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, log: Callable[[str], None]) -> None:
+    """Time the attention of `model` beside sdpa's with a dense mask, on the first packed rows that `reader` trains on,
+    and `log` one sentence. It changes no number and chooses nothing: clocks would differ from rank to rank, and from a
+    run to its resumption."""
 
     def before(module: nn.Module, given: tuple[Any, ...]) -> None:
         if reader.training and given and given[0].segments is not None:
             hook.remove()
             with torch.enable_grad():
-                say(_timed(given[0], model))
+                log(_timed(given[0], model))
 
     hook = reader.register_forward_pre_hook(before)
 
 
 def _timed(rows: TokenRows, model: PreTrainedModel) -> str:
-    config, own = model.config.get_text_config(), text_attention(model)
+    config, form_of_model = model.config.get_text_config(), text_attention(model)
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     count, width = rows.input_ids_NT.shape
     fits = count * width**2 * (1 + model.dtype.itemsize) <= _MOST_MASK_BYTES
-    others = [SDPA] if own != SDPA and fits else []
-    flex = ALL_ATTENTION_FUNCTIONS[FLEX] if own == FLEX else None
-    seconds = seconds_of_forms(rows, heads, key_heads, size, model.dtype, [own, *others], flex=flex)
-    said = ", ".join(f"{form} {1000 * each:.2f} ms" for form, each in seconds.items())
-    if own != SDPA and not fits:
-        said += f"; sdpa was not timed: its dense mask has {count * width**2 / 1e9:.2g} billion pairs"
-    faster = own in seconds and min(seconds.values()) < seconds[own]
+    others = [SDPA] if form_of_model != SDPA and fits else []
+    flex = ALL_ATTENTION_FUNCTIONS[FLEX] if form_of_model == FLEX else None
+    seconds = seconds_of_forms(rows, heads, key_heads, size, model.dtype, [form_of_model, *others], flex=flex)
+    times = ", ".join(f"{form} {1000 * each:.2f} ms" for form, each in seconds.items())
+    if form_of_model != SDPA and not fits:
+        times += f"; sdpa was not timed: its dense mask has {count * width**2 / 1e9:.2g} billion pairs"
+    faster = form_of_model in seconds and min(seconds.values()) < seconds[form_of_model]
     advice = "; --attn_implementation sdpa is the faster one here" if faster else ""
-    return f"attention of {count} x {width:,} tokens, forward and backward of one layer: {said}{advice}"
+    return f"attention of {count} x {width:,} tokens, forward and backward of one layer: {times}{advice}"
 
 
 def _wait(device: torch.device) -> None:

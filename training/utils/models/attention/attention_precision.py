@@ -4,8 +4,8 @@ torch's SDPA kernel for a CPU cuts queries into blocks of 32, 64 (from 192 queri
 block by block. Each of these small products costs more to set up in bfloat16, and more again for a length that it has
 not met before, so that forward and backward of a run are faster in float32, casts included, and closer to float64's:
 1.1 to 5 times as fast below 768 queries of a head of 64 (docs/lab_book.md: measured on one CPU with AVX512-BF16).
-The choice reads a run's own length alone: what a run gives does not depend on its neighbours, on the machine's load, or
-on whether gradients are wanted. Imports torch alone.
+The choice reads a run's length alone: its result does not depend on its neighbours, on the machine's load, or on
+whether gradients are wanted. Imports torch alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FlexAttention of rows of segments: its block mask, and one compiled function for rows of every layout.
 
-transformers' own function (5.19) is compiled anew for new shapes and falls back to unfused attention, which holds all
+transformers' function (5.19) is compiled anew for new shapes and falls back to unfused attention, which holds all
 scores of a row, at the ninth, in silence. Here all rows are one of whole blocks, and every size is dynamic from the
 first call on: a model is compiled once with gradients and once without.
 
@@ -96,16 +96,16 @@ def _ordered(seen_bb: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class FlexAttention:
     """transformers' attention function: return ([1, L, A, D], None).
 
-    What is not the training's (another mask, as in rollouts; scores that a bias or a sink changes; dropout) is left to
-    transformers, or to `by_dense_mask`. Where the compiler reaches its limit, the forward is computed unfused, and one
-    line says so.
+    Calls that differ from training's (another mask, as in rollouts; scores that a bias or a sink changes; dropout) are
+    left to transformers, or to `by_dense_mask`. Once the compiler reaches its limit, the forward is computed unfused,
+    and one line notes it.
     """
 
     def __init__(self, backend: Any = "inductor", by_dense_mask: Callable[..., Any] | None = None) -> None:
         """backend: torch.compile's. by_dense_mask: for a dense mask, or None, which is causal."""
         self._by_dense_mask = by_dense_mask
         self._compiled = torch.compile(_attend, dynamic=True, fullgraph=True, backend=backend)
-        self._has_said = False
+        self._has_logged = False
 
     def __call__(
         self,
@@ -139,14 +139,14 @@ class FlexAttention:
         try:
             return self._compiled(*given)
         except FailOnRecompileLimitHit:
-            if not self._has_said:
+            if not self._has_logged:
                 log(
                     "warning: flex_attention runs unfused from here on for some models, slow and with all scores of "
                     f"a row: more than {torch._dynamo.config.recompile_limit} kinds of attention were to be compiled; "
                     "use --attn_implementation sdpa",
                     started_as_main_rank(),
                 )
-                self._has_said = True
+                self._has_logged = True
             return _attend(*given)
 
 
@@ -189,5 +189,5 @@ def _attend(
         scale=scale,
         enable_gqa=key_1KLD.shape[1] != heads,
     )
-    assert isinstance(output_1ALD, torch.Tensor)  # a pair where more is asked for
+    assert isinstance(output_1ALD, torch.Tensor)  # a pair if more is requested
     return output_1ALD.transpose(1, 2).contiguous()

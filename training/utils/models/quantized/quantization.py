@@ -31,7 +31,7 @@ class Quantization:
 
 
 class QuantizationFlags(Protocol):
-    """The flags of it, as every step has them."""
+    """The flags of quantization, as every step has them."""
 
     load_in_4bit: bool
     load_in_8bit: bool
@@ -49,8 +49,8 @@ def check_quantization(mistakes: Mistakes, flags: QuantizationFlags) -> None:
         mistakes.require(
             not is_given or flags.load_in_4bit, f"{name} is of --load_in_4bit, which is off; leave it out or give both"
         )
-    asked = _asked(flags)
-    if asked is None:
+    flag = _flag_given(flags)
+    if flag is None:
         return
     mistakes.require(
         not (flags.load_in_4bit and flags.load_in_8bit),
@@ -58,18 +58,17 @@ def check_quantization(mistakes: Mistakes, flags: QuantizationFlags) -> None:
     )
     mistakes.require(
         flags.only_optimize_lora,
-        f"{asked} freezes the weights that it rounds, and --only_optimize_lora false trains them; leave one of them "
-        "out",
+        f"{flag} freezes the weights that it rounds, and --only_optimize_lora false trains them; leave one of them out",
     )
 
 
 def check_ranks(mistakes: Mistakes, flags: QuantizationFlags, ranks: Mapping[str, int]) -> None:
     """Note models without adapters, whose weights would all be rounded and frozen. ranks: of the adapters, by flag"""
-    asked = _asked(flags)
+    flag = _flag_given(flags)
     for name, rank in ranks.items():
         mistakes.require(
-            asked is None or rank > 0,
-            f"{asked} freezes the weights that it rounds, and {name} is {rank}; give {name} a rank, such as 16, so "
+            flag is None or rank > 0,
+            f"{flag} freezes the weights that it rounds, and {name} is {rank}; give {name} a rank, such as 16, so "
             "that adapters train",
         )
 
@@ -79,11 +78,9 @@ def check_beside_quantization(mistakes: Mistakes, flags: QuantizationFlags, othe
 
     others: why not, by flag as it is written; None for a flag that is not given
     """
-    asked = _asked(flags)
+    flag = _flag_given(flags)
     for name, why in others.items():
-        mistakes.require(
-            asked is None or why is None, f"{asked} cannot go with {name}, {why}; leave one of the two out"
-        )
+        mistakes.require(flag is None or why is None, f"{flag} cannot go with {name}, {why}; leave one of the two out")
 
 
 def check_package(mistakes: Mistakes, flags: QuantizationFlags) -> None:
@@ -95,7 +92,7 @@ def check_package(mistakes: Mistakes, flags: QuantizationFlags) -> None:
     )
 
 
-def _asked(flags: QuantizationFlags) -> str | None:
+def _flag_given(flags: QuantizationFlags) -> str | None:
     if flags.load_in_4bit:
         return "--load_in_4bit"
     return "--load_in_8bit" if flags.load_in_8bit else None

@@ -1,9 +1,9 @@
-"""How far a model's numbers move by rounding alone, measured by rounding every module's output once more.
+"""The effect of rounding alone on a model's numbers, measured by rounding every module's output once more.
 
 Monte Carlo arithmetic (Parker 1997, "Monte Carlo Arithmetic: exploiting randomness in floating-point arithmetic"): each
-floating-point output of a module without children is multiplied by 1 + eps * u, u uniform in (-1, 1), and rounded. What
-moves then is what another order of the same sums could move: more in half precision, in deep models, and where a router
-picks experts by a narrow margin.
+floating-point output of a module without children is multiplied by 1 + eps * u, u uniform in (-1, 1), and rounded. The
+numbers move as another order of the same sums could move them: more in half precision, in deep models, and where a
+router picks experts by a narrow margin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def rounded_once_more(model: nn.Module, seed: int) -> Iterator[None]:
-    """Inside, forwards of `model` are disturbed by about one rounding error a module. torch's own random state is left
+    """Inside, forwards of `model` are disturbed by about one rounding error a module. torch's random state is left
     alone."""
     generators: dict[torch.device, torch.Generator] = {}
 

@@ -1,1 +1,1 @@
-"""What runs left in their folders, as charts, tables and figures. Plain records."""
+"""The files in run folders, as charts, tables and figures. Plain records."""

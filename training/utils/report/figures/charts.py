@@ -58,7 +58,7 @@ class HistogramChart:
 
     @property
     def shares(self) -> list[list[float]]:
-        """Of each kind, the percentages between the edges."""
+        """Percentages between the edges, per kind."""
         return [[100.0 * count / max(sum(counts), 1) for count in counts] for _, counts in self.counts]
 
 
@@ -77,15 +77,15 @@ Chart = LineChart | HistogramChart | ScatterChart
 
 
 def running_mean(points: Points, window: int) -> list[tuple[float, float]]:
-    """(x, mean of the `window` finite values around it, fewer at the ends) for each finite point. window: odd."""
+    """Running mean: (x, mean of the `window` finite values around it, fewer at the ends). window: odd."""
     known = [(x, y) for x, y in points if y is not None]
     sums = [0.0, *itertools.accumulate(y for _, y in known)]
     half = window // 2
-    found = []
+    means = []
     for place, (x, _) in enumerate(known):
         first, last = max(place - half, 0), min(place + half + 1, len(known))
-        found.append((x, (sums[last] - sums[first]) / (last - first)))
-    return found
+        means.append((x, (sums[last] - sums[first]) / (last - first)))
+    return means
 
 
 def thinned(points: Points, most: int) -> list[tuple[float, float | None]]:
@@ -106,15 +106,15 @@ def thinned(points: Points, most: int) -> list[tuple[float, float | None]]:
 
 def histogram_of(kinds: Sequence[tuple[str, Sequence[float]]], bins: int = 20) -> tuple[tuple[float, ...], list]:
     """(edges, [(label, counts)]) of values of several kinds, between common, equally spaced edges."""
-    values = [value for _, own in kinds for value in own]
+    values = [value for _, numbers in kinds for value in numbers]
     low, high = min(values), max(values)
     if low == high:
         low, high = low - 0.5, high + 0.5
     width = (high - low) / bins
     counts = []
-    for label, own in kinds:
-        found = [0] * bins
-        for value in own:
-            found[min(int((value - low) / width), bins - 1)] += 1
-        counts.append((label, tuple(found)))
+    for label, numbers in kinds:
+        bin_counts = [0] * bins
+        for value in numbers:
+            bin_counts[min(int((value - low) / width), bins - 1)] += 1
+        counts.append((label, tuple(bin_counts)))
     return tuple(low + width * index for index in range(bins + 1)), counts

@@ -23,7 +23,7 @@ _MOST_MEANS = 600  # of its running mean, which has no spikes
 
 
 def drawing_of(chart: Chart) -> dict[str, Any] | None:
-    """What the script draws of a chart, and the words for those who cannot see it; None: it holds no number."""
+    """Data that the script draws a chart from, and its text alternative; None if it holds no number."""
     if isinstance(chart, LineChart):
         return _lines(chart)
     return _histogram(chart) if isinstance(chart, HistogramChart) else _scatter(chart)
@@ -56,7 +56,7 @@ def _lines(chart: LineChart) -> dict[str, Any] | None:
 
 
 def _columns(points: Points) -> dict[str, list]:
-    """Six digits are finer than a pixel at the greatest zoom."""
+    """The points as columns of x and y, to six digits: finer than a pixel at the greatest zoom."""
     return {"xs": [_plain(x) for x, _ in points], "ys": [None if y is None else float(f"{y:.6g}") for _, y in points]}
 
 
@@ -75,8 +75,8 @@ def _histogram(chart: HistogramChart) -> dict[str, Any] | None:
         "x": chart.x_label,
         "edges": [float(f"{edge:.6g}") for edge in chart.edges],
         "kinds": [
-            {"colour": place % COLOURS, "shares": [round(share, 3) for share in own], "counts": list(counts)}
-            for place, (own, (_, counts)) in enumerate(zip(shares, chart.counts, strict=True))
+            {"colour": place % COLOURS, "shares": [round(share, 3) for share in of_kind], "counts": list(counts)}
+            for place, (of_kind, (_, counts)) in enumerate(zip(shares, chart.counts, strict=True))
         ],
     }
 

@@ -61,7 +61,7 @@ def _lines(step: StepRun, curve: Curve, place: int, several: bool) -> list[Chart
 
 
 def score_charts(step: StepRun) -> list[HistogramChart]:
-    """How the reward model scores held-out chosen and rejected responses, before and after training."""
+    """Histograms of the reward model's scores of held-out chosen and rejected responses, before and after training."""
     charts = []
     for part, when in (("before", "before training"), ("evaluation", "after training")):
         report = step.reward_report.get(part)
@@ -103,8 +103,8 @@ def sample_charts(step: StepRun) -> list[Chart]:
 def phase_seconds(step: StepRun) -> tuple[list[tuple[str, float]], float]:
     """([(phase, seconds)], seconds of the whole loop), summed over the run.
 
-    The phases that a line of metrics.jsonl names (`time/NAME`, `time_NAME_seconds`) have their own seconds; the rest of
-    the time since the line before counts as what the line reports. Nested phases may add up to more than the whole.
+    The phases that a line of metrics.jsonl names (`time/NAME`, `time_NAME_seconds`) have their seconds there; the rest
+    of the time since the line before counts as the line's kind. Nested phases may add up to more than the whole.
     """
     sums: dict[str, float] = {}
     before = total = 0.0
@@ -129,21 +129,21 @@ def phase_seconds(step: StepRun) -> tuple[list[tuple[str, float]], float]:
 
 def phase_name(metric: str) -> str | None:
     """The phase that a metric times, in words; None for other metrics."""
-    found = _PHASE.match(metric)
-    return found["name"].replace("_", " ").replace("/", " ") if found else None
+    match = _PHASE.match(metric)
+    return match["name"].replace("_", " ").replace("/", " ") if match else None
 
 
 def headline(step: StepRun) -> list[tuple[str, float | None, float | None, float | None]]:
     """(title, before, after, standard error of the gain) of a step's headline figures; after is None if there was only
     one evaluation."""
-    found = []
+    figures = []
     for line in step.declaration.headlines:
         values = [value for _, value in step.points(line.metric)]
         if values:
             after = values[-1] if len(values) > 1 else None
             error = finite(step.summary.get(line.standard_error)) if line.standard_error else None
-            found.append((line.title, values[0], after, error))
-    return found
+            figures.append((line.title, values[0], after, error))
+    return figures
 
 
 def _reported_by(line: dict[str, Any]) -> str:
@@ -152,7 +152,7 @@ def _reported_by(line: dict[str, Any]) -> str:
 
 
 def _spread(pairs: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Points with equal lengths would hide each other: the golden ratio's multiples move them evenly apart."""
+    """Points moved evenly apart by the golden ratio's multiples, as those with equal lengths would hide each other."""
     moves = (0.7 * ((place * 0.6180339887) % 1 - 0.5) for place in range(len(pairs)))
     return tuple((tokens + move, reward) for move, (tokens, reward) in zip(moves, pairs, strict=True))
 

@@ -1,5 +1,4 @@
-"""Ranked responses as a run's samples judge them: which rows a report shows, and their scores. Plain text, not yet
-escaped."""
+"""Ranked responses in a run's samples: the rows that a report shows, and their scores. Plain text, not yet escaped."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class JudgedRow:
 
 
 def judges(step: StepRun) -> bool:
-    """Whether its samples are ranked responses."""
+    """True if its samples are ranked responses."""
     return any("responses" in sample for _, samples in step.samples for sample in samples[:1])
 
 
@@ -45,7 +44,7 @@ def judged_rows(steps: Sequence[StepRun]) -> list[JudgedRow]:
     first; rows that every run has, if there are any."""
     groups = [[{_key(sample): sample for sample in samples} for _, samples in step.samples] for step in steps]
     last = groups[0][-1]
-    keys = [key for key in last if all(key in own[-1] for own in groups)] or list(last)
+    keys = [key for key in last if all(key in of_run[-1] for of_run in groups)] or list(last)
     margins = {key: finite(last[key].get("margin")) for key in keys}
     ordered = sorted((margin, key) for key, margin in margins.items() if margin is not None)
     when = "after training" if len(groups[0]) > 1 else "before training"
@@ -56,16 +55,16 @@ def judged_rows(steps: Sequence[StepRun]) -> list[JudgedRow]:
 
 def margins_along(step: StepRun) -> list[tuple[str, tuple[str | None, ...], list[tuple[str, float | None]]]]:
     """(prompt, its pictures, its margin at each evaluation) of the first rows."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_prompt: dict[str, list[Mapping[str, Any]]] = {}
     for sample in step.first_prompts:
-        found.setdefault(_key(sample), []).append(sample)
+        by_prompt.setdefault(_key(sample), []).append(sample)
     return [
         (
-            clipped(text_of(own[0].get("prompt"))),
-            sample_pictures(step.path, own[0]),
-            [(f"step {sample.get('step')}", finite(sample.get("margin"))) for sample in own],
+            clipped(text_of(ranked[0].get("prompt"))),
+            sample_pictures(step.path, ranked[0]),
+            [(f"step {sample.get('step')}", finite(sample.get("margin"))) for sample in ranked],
         )
-        for own in found.values()
+        for ranked in by_prompt.values()
     ]
 
 
@@ -76,9 +75,9 @@ def _row(
     texts = _listed(sample.get("responses"))
 
     def changes(read: Any) -> tuple[Change, ...]:
-        values = [[finite(read(group.get(key, {}))) for group in own] for own in groups]
+        values = [[finite(read(group.get(key, {}))) for group in two] for two in groups]
         return tuple(
-            Change(step.run, own[0], own[1] if len(own) > 1 else None) for step, own in zip(steps, values, strict=True)
+            Change(step.run, two[0], two[1] if len(two) > 1 else None) for step, two in zip(steps, values, strict=True)
         )
 
     def score(place: int) -> Any:

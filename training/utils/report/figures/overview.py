@@ -1,4 +1,4 @@
-"""What a run is, for the top of its page: model, data, device, duration, versions, and the settings that are not
+"""Facts of a run for the top of its page: model, data, device, duration, versions, and the settings that are not
 defaults. Plain texts, not yet escaped."""
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 from training.utils.report.figures.numbers import duration
 from training.utils.report.figures.reading import ReportedRun, StepRun, finite
 
-# Shown on lines of their own, or words of the machinery that say nothing about what was trained.
+# Shown elsewhere, or settings of the machinery that have no effect on the trained model.
 _ELSEWHERE = ("program", "output_dir", "config", "resume", "data_path", "report", "report_to")
 _MODEL_FLAG = "model_name_or_path"
 _LONGEST_VALUE = 120  # characters
 
 
 def facts_of(run: ReportedRun) -> list[tuple[str, str]]:
-    """(what, text) of the whole run; what its files do not say is left out."""
+    """(name, text) of each fact of the whole run that its files hold."""
     steps = run.steps
-    found = [
+    facts = [
         ("Model", _joined(_models(steps[0]))),
         ("Data", _joined(_distinct(_data(step) for step in steps))),
         ("Rows", _joined(_rows(step, len(steps) > 1) for step in steps)),
@@ -28,18 +28,18 @@ def facts_of(run: ReportedRun) -> list[tuple[str, str]]:
         ("Started", _joined(str(step.environment.get("started", "")) for step in steps[:1])),
         ("Versions", _joined(_distinct(_versions(step) for step in steps))),
     ]
-    return [(name, text) for name, text in found if text]
+    return [(name, text) for name, text in facts if text]
 
 
 def changed_settings(step: StepRun) -> list[tuple[str, str, str]]:
     """(setting, value, default) of each setting that is not its flag's default; models and data stand elsewhere."""
     defaults = step.declaration.defaults
-    found = []
+    changed = []
     for name, value in sorted(step.settings.items()):
         if name in defaults and name not in _ELSEWHERE and _MODEL_FLAG not in name:
             if not _same(value, defaults[name]):
-                found.append((name, value_text(value), value_text(defaults[name])))
-    return found
+                changed.append((name, value_text(value), value_text(defaults[name])))
+    return changed
 
 
 def value_text(value: Any) -> str:
@@ -63,12 +63,12 @@ def progress_of(step: StepRun) -> tuple[int, float]:
 
 def _models(step: StepRun) -> list[str]:
     """The models of the run's first step, by its flags."""
-    found = []
+    models = []
     for name, value in step.settings.items():
         if name.endswith(_MODEL_FLAG) and value:
             role = name.removesuffix(_MODEL_FLAG).strip("_")
-            found.append(f"{value_text(value)} ({role})" if role else value_text(value))
-    return _distinct(found)
+            models.append(f"{value_text(value)} ({role})" if role else value_text(value))
+    return _distinct(models)
 
 
 def _data(step: StepRun) -> str:

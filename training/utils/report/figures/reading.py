@@ -52,7 +52,7 @@ class StepRun:
 
     @property
     def place(self) -> int:
-        """Among all steps; unknown ones come last."""
+        """Place among all steps; unknown ones come last."""
         return [*known_steps(), UNKNOWN_STEP.name].index(self.declaration.name)
 
     def points(self, name: str) -> list[tuple[float, float | None]]:
@@ -62,8 +62,8 @@ class StepRun:
     @property
     def names(self) -> list[str]:
         """Every metric, in the order of its first line."""
-        found = dict.fromkeys(name for line in self.lines for name in line)
-        return [name for name in found if name not in ("step", "seconds")]
+        metric_names = dict.fromkeys(name for line in self.lines for name in line)
+        return [name for name in metric_names if name not in ("step", "seconds")]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ReportedRun:
 
 
 class RunReader:
-    """Reads runs' folders, and again as they grow: of metrics.jsonl and samples.jsonl only what was appended."""
+    """Reads runs' folders, and again as they grow: of metrics.jsonl and samples.jsonl only the appended lines."""
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
         paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
@@ -174,7 +174,7 @@ class _GrowingLines:
         """Forget every object."""
 
     def take(self, value: dict[str, Any]) -> None:
-        """One more object."""
+        """Add an object."""
 
     @property
     def problems(self) -> list[str]:
@@ -182,7 +182,7 @@ class _GrowingLines:
         return [f"{self.path.name}: {bad} line{'s' if bad > 1 else ''} could not be read"] if bad else []
 
     def read_on(self) -> None:
-        """Read what was appended since the last time."""
+        """Read the lines appended since the last time."""
         if not self.path.is_file():
             return self._begin()
         with open(self.path, "rb") as file:
@@ -211,7 +211,7 @@ class _GrowingLines:
 
 
 class _Metrics(_GrowingLines):
-    """Every line that has a step."""
+    """The lines that have a step."""
 
     def clear(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -222,8 +222,8 @@ class _Metrics(_GrowingLines):
 
 
 class _Samples(_GrowingLines):
-    """Those of the first and the last `step`, and of the first prompts at the steps between: the file grows with every
-    evaluation, and is not kept whole."""
+    """Samples of the first and the last `step`, and of the first prompts at the steps between: the file grows with
+    every evaluation, and is not held whole."""
 
     def clear(self) -> None:
         self._first: list[dict[str, Any]] = []
@@ -256,7 +256,7 @@ class _Samples(_GrowingLines):
 
 
 def _signs(path: Path) -> list[str]:
-    """What a run noted of its divergence."""
+    """The signs of divergence that a run noted."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     signs = [sign for sign in map(_parsed, lines) if isinstance(sign, dict)]
     return [f"step {sign.get('step')}: {sign.get('sentence')}" for sign in signs]

@@ -1,4 +1,4 @@
-"""A report's tables as records: samples side by side, what was left out, settings. Plain text, not yet escaped."""
+"""A report's tables as records: samples side by side, rows left out, settings. Plain text, not yet escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_TEXT = 4000  # characters of one text
 class SampledAnswer:
     """One response and its scores. text: None where none was drawn. marks: (name, value), the reward or loss first.
 
-    parts: of a conversation, (who, text) in turns. facts: (name, value) that are neither good nor bad. cut_by: the
+    parts: of a conversation, (role, text) in turns. facts: (name, value) that are neither good nor bad. cut_by: the
     limit that ended a conversation.
     """
 
@@ -69,9 +69,9 @@ def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
 
 def answers_along(step: StepRun) -> list[Sampled]:
     """The first prompts with their answer at each evaluation."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_prompt: dict[str, list[dict[str, Any]]] = {}
     for sample in step.first_prompts:
-        found.setdefault(_key(sample), []).append(sample)
+        by_prompt.setdefault(_key(sample), []).append(sample)
     return [
         Sampled(
             "",
@@ -80,7 +80,7 @@ def answers_along(step: StepRun) -> list[Sampled]:
             tuple(_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples),
             sample_pictures(step.path, samples[0]),
         )
-        for samples in found.values()
+        for samples in by_prompt.values()
     ]
 
 
@@ -88,9 +88,9 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
     """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
     keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])
     has_rewards = any("reward" in group[key] for group in groups for key in keys if key in group)
-    found = [("The first", key) for key in keys[: _FIRST if has_rewards else _FIRST + _MOST_CHANGED]]
+    first = [("The first", key) for key in keys[: _FIRST if has_rewards else _FIRST + _MOST_CHANGED]]
     if not with_gains:
-        return found
+        return first
     gains = []
     for key in keys[_FIRST:]:
         before, after = (finite(group.get(key, {}).get("reward")) for group in groups[:2])
@@ -99,7 +99,7 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
     gains.sort(key=lambda pair: pair[0])
     rose = [("Rose most", key) for gain, key in reversed(gains[-_MOST_CHANGED:]) if gain > 0]
     fell = [("Fell most", key) for gain, key in gains[:_MOST_CHANGED] if gain < 0]
-    return found + rose + fell
+    return first + rose + fell
 
 
 def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
@@ -119,7 +119,7 @@ def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
 
 
 def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Who said what in a conversation, as far as `_LONGEST_TEXT` characters reach; nothing for one turn."""
+    """(role, text) of each turn of a conversation, up to `_LONGEST_TEXT` characters; empty for a single turn."""
     parts, room = list[tuple[str, str]](), _LONGEST_TEXT
     given = sample.get("parts")
     pairs = [part for part in given if isinstance(part, list) and len(part) == 2] if isinstance(given, list) else []
@@ -133,7 +133,7 @@ def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _facts(sample: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-    """How many turns a conversation had, and the figures of its environment but for zeros."""
+    """Number of turns of a conversation, and the nonzero figures of its environment."""
     figures = sample.get("environment_figures")
     named = {"turns": sample.get("turns"), **(figures if isinstance(figures, dict) else {})}
     return tuple((name, number) for name, value in named.items() if (number := finite(value)))
@@ -150,26 +150,26 @@ def clipped(text: str, most: int = _LONGEST_TEXT) -> str:
 
 def left_out(step: StepRun) -> list[tuple[str, str]]:
     """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit."""
-    found = []
+    rows = []
     for split, name in (("train", "training rows"), ("eval", "held-out rows")):
         report = step.data_report.get(split)
         if isinstance(report, dict):
-            found.append((name, f"{_count(report.get('rows'))} of {_count(report.get('tokens'))} tokens"))
-            found.append((f"{name} cut", _count(report.get("truncated"))))
+            rows.append((name, f"{_count(report.get('rows'))} of {_count(report.get('tokens'))} tokens"))
+            rows.append((f"{name} cut", _count(report.get("truncated"))))
             dropped = report.get("dropped")
             reasons = dropped.items() if isinstance(dropped, dict) else ()
             counts = ", ".join(f"{_count(count)} {str(reason).replace('_', ' ')}" for reason, count in reasons)
-            found.append((f"{name} dropped", counts or "none"))
+            rows.append((f"{name} dropped", counts or "none"))
     skipped = [value or 0.0 for name in step.names if name.endswith("/skipped") for _, value in step.points(name)]
     if skipped:
-        found.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
+        rows.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
     for label, samples in step.samples:
         if not any("reward" in sample for sample in samples):
             continue  # what is drawn for the report alone is short on purpose
         cut = sum(sample.get("ended") is False for sample in samples)
         limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
-        found.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
-    return found
+        rows.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
+    return rows
 
 
 def settings_rows(steps: Sequence[StepRun]) -> tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]]:

@@ -1,4 +1,4 @@
-"""Texts in which what carries loss is marked, as HTML. Serves training.inspect and training.preview."""
+"""Texts as HTML, with the tokens that carry loss marked. Serves training.inspect and training.preview."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pictures(images: Sequence[tuple[str, str]]) -> str:
 
 
 def length_chart(bars: Sequence[tuple[int, int, int]], limit: int | None = None) -> str:
-    """A bar for each (from, to, rows); those beyond `limit` tokens have a colour of their own."""
+    """A bar for each (from, to, rows); those beyond `limit` tokens have another colour."""
     most = max((count for _, _, count in bars), default=0)
     lines = "".join(
         f'<div class="{"over" if limit is not None and begin > limit else "within"}">'
@@ -61,7 +61,7 @@ def length_chart(bars: Sequence[tuple[int, int, int]], limit: int | None = None)
 
 
 def _run(run: Run) -> str:
-    """A line break at the end of what carries loss is drawn, as it is a token that counts."""
+    """HTML of a run. A line break at the end of one that carries loss is drawn, as it is a token that counts."""
     text, carries_loss = run
     shown = escape(text)
     if text.endswith("\n"):

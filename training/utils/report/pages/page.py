@@ -1,6 +1,6 @@
-"""The report as one HTML page, and as parts that a page of a run that goes on replaces one by one.
+"""The report as one HTML page, and as parts that a live page replaces one by one.
 
-What a model wrote is untrusted: every text passes through `escape`, and the page's policy runs the report's own script
+What a model wrote is untrusted: every text passes through `escape`, and the page's policy runs the report's script
 alone.
 """
 
@@ -32,8 +32,8 @@ _NO_SCRIPT = (
 
 @dataclass(frozen=True)
 class PageParts:
-    """What a page shows. sections: (anchor, title) in order; html: of each part, by its name: "top", "headlines" and
-    the sections; drawings: of each chart, by its id, what the script draws."""
+    """The parts of a page. sections: (anchor, title) in order; html: of each part, by its name: "top", "headlines" and
+    the sections; drawings: the script's data for each chart, by its id."""
 
     sections: tuple[tuple[str, str], ...]
     html: dict[str, str]
@@ -41,7 +41,7 @@ class PageParts:
 
 
 def page(runs: Sequence[ReportedRun], written: datetime.datetime, live: dict[str, Any] | None = None) -> str:
-    """Return the whole report of the runs. live: what the script needs to follow a run that goes on (`live.py`)."""
+    """Return the whole report of the runs. live: values that the script needs to follow a run (`live.py`)."""
     parts = parts_of(runs)
     d3 = library()
     links = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in parts.sections)
@@ -68,7 +68,7 @@ def page(runs: Sequence[ReportedRun], written: datetime.datetime, live: dict[str
 
 
 def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
-    """Read nothing more: the runs' figures as HTML and as drawings."""
+    """The runs' figures as HTML and as drawings, from what was read."""
     by_kind = _by_kind(runs)
     steps = [step for run in runs for step in run.steps]
     sections: list[tuple[str, str, str]] = []
@@ -100,26 +100,26 @@ def _names(runs: Sequence[ReportedRun]) -> str:
 
 def step_charts(runs: Sequence[ReportedRun]) -> dict[str, list[Chart]]:
     """Every chart of the report, by kind of step."""
-    found = {}
+    by_kind = {}
     for kind, steps in _by_kind(runs).items():
         charts: list[Chart] = list(curves_of(steps))
         for step in steps:
-            own: list[Chart] = [*score_charts(step), *sample_charts(step)]
-            charts += [replace(chart, title=f"{chart.title}: {step.run}") if len(steps) > 1 else chart for chart in own]
-        found[kind] = charts
-    return found
+            new: list[Chart] = [*score_charts(step), *sample_charts(step)]
+            charts += [replace(chart, title=f"{chart.title}: {step.run}") if len(steps) > 1 else chart for chart in new]
+        by_kind[kind] = charts
+    return by_kind
 
 
 def _by_kind(runs: Sequence[ReportedRun]) -> dict[str, list[StepRun]]:
     """Every step, by its kind, in the order of the steps."""
-    found: dict[str, list[StepRun]] = {}
+    by_kind: dict[str, list[StepRun]] = {}
     for step in sorted((step for run in runs for step in run.steps), key=lambda step: step.place):
-        found.setdefault(step.declaration.kind, []).append(step)
-    return found
+        by_kind.setdefault(step.declaration.kind, []).append(step)
+    return by_kind
 
 
 def _title(steps: Sequence[StepRun]) -> str:
-    """Of steps of one kind, e.g. `Step 1: supervised fine-tuning`, or `Step 3: GRPO, PPO` for two variants."""
+    """Title of steps of one kind, e.g. `Step 1: supervised fine-tuning`, or `Step 3: GRPO, PPO` for two variants."""
     declaration = steps[0].declaration
     titles = sorted({declaration.title_of(step.settings) for step in steps})
     title = f"Step {declaration.number}: {', '.join(titles)}" if declaration.number else titles[0]
@@ -137,11 +137,11 @@ def _warnings(steps: Sequence[StepRun]) -> str:
 
 
 def _top(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
-    """Of one run its facts and what was set; of several the same beside each other, and the settings that differ."""
+    """Facts and settings of one run; for several runs a table of their facts, and the settings that differ."""
     facts = [dict(facts_of(run)) for run in runs]
-    names = list(dict.fromkeys(name for found in facts for name in found))
+    names = list(dict.fromkeys(name for of_run in facts for name in of_run))
     if len(runs) > 1:
-        rows = [[name, *(found.get(name, "–") for found in facts)] for name in names]
+        rows = [[name, *(of_run.get(name, "–") for of_run in facts)] for name in names]
         return scrolled(table(["", *(run.name for run in runs)], rows), "the runs") + _differences(by_kind)
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(facts[0][name])}</dd>" for name in names)
     for step in runs[0].steps:
@@ -178,7 +178,7 @@ def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -
             for title, before, after, error in headline(step):
                 rows.setdefault(title, {})[step.run] = _before_after(before, after, error)
     head = ["", *(run.name for run in runs)]
-    body = [[title, *(found.get(run.name, "–") for run in runs)] for title, found in rows.items()]
+    body = [[title, *(values.get(run.name, "–") for run in runs)] for title, values in rows.items()]
     note = '<p class="soft">held-out figures before → after training (± standard error of the gain)</p>'
     figures = note + table(head, body, numbers=range(1, len(head)))
     return scrolled(figures, "held-out figures") if rows else ""
@@ -232,7 +232,7 @@ def _figure(name: str, chart: Chart) -> str:
 
 
 def _may_be_log(chart: Chart) -> bool:
-    """Whether most of its values have a logarithm."""
+    """True if most of its values have a logarithm."""
     if not isinstance(chart, LineChart):
         return False
     values = [value for line in chart.lines for _, value in line.known]
@@ -327,7 +327,7 @@ def _blocks(blocks: Sequence[tuple[str, str]]) -> str:
 
 
 def _settings(by_kind: dict[str, list[StepRun]]) -> str:
-    """Every resolved value; of several runs those that are the same, as the others stand at the top."""
+    """Every resolved value; for several runs those that are the same, as the others stand at the top."""
     parts = []
     for steps in by_kind.values():
         differ, same = settings_rows(steps)

@@ -25,7 +25,7 @@ def rows_page(
     title: str, sentences: Sequence[str], rows: Sequence[PageRow], lengths: Sequence[tuple[int, int, int]]
 ) -> str:
     """Return the whole page. lengths: (from, to, rows), a bar each."""
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     cards = "".join(
         f'<div class="card sample"><p class="soft paths">{escape(row.title)}</p>{marked_texts(row.texts)}'
         + "".join(f'<p class="soft paths lines">{escape(name)}: {escape(value)}</p>' for name, value in row.beside)
@@ -36,7 +36,7 @@ def rows_page(
     bars = f'<div class="card"><h2 class="small">Tokens of a row</h2>{length_chart(lengths)}</div>' if lengths else ""
     return document(
         f"preview of {title}",
-        f"<header><h1>Rows of {escape(title)}</h1>{said}"
+        f"<header><h1>Rows of {escape(title)}</h1>{paragraphs}"
         '<p class="soft"><mark>Marked text</mark> carries loss; the rest is read only.</p></header>'
         f"<main>{cards}{bars}</main><footer>Written by python -m training.preview.</footer>",
         MARKED_STYLE,

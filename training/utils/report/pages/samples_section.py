@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def samples_section(steps: Sequence[StepRun]) -> str:
-    """What the section holds: of each kind of step its samples; "" without any step."""
+    """HTML of the section: the samples of each kind of step; "" without any step."""
     silent = [step for step in steps if not step.samples and step.lines]
     labels = ", ".join(dict.fromkeys(step.declaration.label for step in silent))
     without = f'<p class="soft">No samples of {escape(labels)}: its folder has no samples.jsonl.</p>' if silent else ""
     by_kind: dict[str, list[StepRun]] = {}
     for step in sorted((step for step in steps if step.samples), key=lambda step: step.place):
         by_kind.setdefault(step.declaration.kind, []).append(step)
-    return without + "".join(_kind(own, len(by_kind) > 1) for own in by_kind.values())
+    return without + "".join(_kind(of_kind, len(by_kind) > 1) for of_kind in by_kind.values())
 
 
 def _kind(steps: Sequence[StepRun], several: bool) -> str:
@@ -43,10 +43,10 @@ def _side_by_side(steps: Sequence[StepRun]) -> str:
 
 
 def _titled(cards: Iterable[tuple[str, str]]) -> str:
-    """Cards below why they are shown, which is said once for those of one reason. cards: reason and HTML."""
+    """Cards below their reasons, each reason once. cards: reason and HTML."""
     parts = []
-    for why, own in groupby(cards, key=lambda each: each[0]):
-        parts += [f"<h3>{escape(why)}</h3>", *(card for _, card in own)]
+    for why, of_reason in groupby(cards, key=lambda each: each[0]):
+        parts += [f"<h3>{escape(why)}</h3>", *(card for _, card in of_reason)]
     return "".join(parts)
 
 
@@ -94,7 +94,7 @@ _LIMITS = {"tokens": "length", "turns": "turn", "calls": "call", "seconds": "tim
 
 
 def _conversation(parts: Sequence[tuple[str, str]]) -> str:
-    """The parts of a conversation below each other, those of the model apart from what it was told."""
+    """The parts of a conversation below each other, the model's distinguished from the others."""
     return "".join(
         f'<div class="{"said" if who == "model" else "heard"}"><span class="soft">{escape(who)}</span>'
         f"<div>{escape(text.strip()) or '(empty)'}</div></div>"
@@ -128,7 +128,7 @@ def _judged_card(row: JudgedRow, score: str) -> str:
 
 
 def _changes(name: str, changes: Sequence[Change], has_sign: bool = False) -> str:
-    """A number before and after training, of each run. has_sign: it is good above 0 and bad below."""
+    """A number before and after training, for each run. has_sign: it is good above 0 and bad below."""
     marks = []
     for change in changes:
         last = change.before if change.after is None else change.after

@@ -1,4 +1,4 @@
-"""The script of the report: draws the charts with D3 (https://d3js.org), zooms them, and follows a run that goes on.
+"""The script of the report: draws the charts with D3 (https://d3js.org), zooms them, and follows a run.
 
 D3 comes from the installed package mpld3, which carries it in one file (BSD licence); nothing is fetched.
 """

@@ -1,1 +1,1 @@
-"""Calls reward functions: what they receive, what they must return, and threads that run them."""
+"""Calls of reward functions: their arguments, checks of their results, and threads that run them."""

@@ -1,4 +1,4 @@
-"""Calls a reward function: what it receives for each row, and what it must return."""
+"""The call of a reward function: its arguments for each row, and checks of its result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RuleBatch:
         return len(self.responses)
 
     def call(self, rule: Rule) -> Any:
-        """Return what the rule does. Its columns are copies: rules run at once, and responses share a prompt's values,
+        """Return the rule's result. Its columns are copies: rules run at once, and responses share a prompt's values,
         as do rows."""
         columns = {name: [deepcopy(value) for value in values] for name, values in self.columns.items()}
         return rule(list(self.prompts), list(self.responses), **columns)
@@ -71,13 +71,13 @@ def call_rule(name: str, rule: Rule, batch: RuleBatch) -> RuleAnswer:
     """Return the scores, and the values to log by name (none if the rule returns only scores).
 
     Raises ThreestepError, which names the rule and the sample at fault, for anything but one finite number per
-    response. What the rule itself raises passes through: see `raised`.
+    response. The rule's exceptions pass through: see `raised`.
     """
     answer = batch.call(rule)
     scores, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     return (
         _numbers(scores, f"reward function '{name}'", batch),
-        {key: _numbers(own, f"reward function '{name}', value '{key}'", batch) for key, own in values.items()},
+        {key: _numbers(numbers, f"reward function '{name}', value '{key}'", batch) for key, numbers in values.items()},
     )
 
 

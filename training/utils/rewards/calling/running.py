@@ -47,7 +47,7 @@ class RunningRule:
     def collect(self, timeout_seconds: float) -> RuleAnswer:
         """Wait until `timeout_seconds` after the start at most; return the scores and the values to log.
 
-        Raises ThreestepError for what `call_rule` rejects, for what the function raised, and on timeout.
+        Raises ThreestepError where `call_rule` does, for the function's exceptions, and on timeout.
         """
         left = self._started + timeout_seconds - time.monotonic()
         try:
@@ -92,7 +92,7 @@ def start_rules(
         except ThreestepError as error:
             problem = str(error)
         if largest(int(problem is not None), device):
-            raise ThreestepError(next(found for found in gathered(problem) if found is not None))
+            raise ThreestepError(next(sentence for sentence in gathered(problem) if sentence is not None))
         return answers
 
     return wait

@@ -16,4 +16,4 @@ def exact_match_reward(
 
 def _matches(response: str, truth: Any) -> bool:
     truths = truth if isinstance(truth, list) else [truth]
-    return response.strip() in {str(own).strip() for own in truths if own is not None}
+    return response.strip() in {str(right).strip() for right in truths if right is not None}

@@ -23,8 +23,8 @@ def gsm8k_reward(
 
 def _answer(response: str) -> str | None:
     _, mark, tail = response.rpartition("####")
-    found = _NUMBER.search(tail) if mark else None
-    return found.group() if found else None
+    match = _NUMBER.search(tail) if mark else None
+    return match.group() if match else None
 
 
 def _equal(answer: str | None, truth: Any) -> bool:

@@ -39,9 +39,9 @@ def answers_match(responses: Sequence[str], ground_truth: Sequence[Any]) -> list
     """One number per response, as above. A truth is also tried as TeX without its $ marks; a missing truth scores 0."""
     from math_verify import parse, verify
 
-    found = []
+    scores = []
     for response, truth in zip(responses, ground_truth, strict=True):
         text = "" if truth is None else str(truth)
         wanted = parse(text) or parse(f"${text}$")
-        found.append(float(truth is not None and bool(wanted) and verify(wanted, parse(response))))
-    return found
+        scores.append(float(truth is not None and bool(wanted) and verify(wanted, parse(response))))
+    return scores

@@ -27,7 +27,7 @@ from training.utils.data.sources.formats.records import (
 
 @dataclass(frozen=True)
 class FileColumns:
-    """The columns that flags name; None: the format's own. A dot reaches into an object, as in `extra_info.answer`."""
+    """The columns that flags name; None: the format's. A dot reaches into an object, as in `extra_info.answer`."""
 
     prompt: str | None = None
     chosen: str | None = None
@@ -78,7 +78,7 @@ class _Kind:
 
 
 def has_column(kinds: Kinds, column: str) -> bool:
-    """Whether a file has a column; of one with dots, only the part before the first dot is looked up."""
+    """True if a file has a column; of one with dots, only the part before the first dot is looked up."""
     return column in kinds or column.partition(".")[0] in kinds
 
 
@@ -226,27 +226,28 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
         fits.pop("prompt_only", None)
     if len(fits) == 1:
         return next(iter(fits.items()))
-    found = f"{where}: the columns {column_names(kinds)}{_other_separator(kinds)} fit "
+    begin = f"{where}: the columns {column_names(kinds)}{_other_separator(kinds)} fit "
     if fits:
         deciding = " or ".join(f"--data_format {name}" for name in fits)
-        raise ThreestepError(f"{found}{len(fits)} formats, {' and '.join(fits)}; decide with {deciding}")
+        raise ThreestepError(f"{begin}{len(fits)} formats, {' and '.join(fits)}; decide with {deciding}")
     known = "; ".join(f"{kind.needs} ({name})" for name, kind in FORMATS.items())
     raise ThreestepError(
-        f"{found}no format; expected the columns of one of these: {known}; or name columns of your own: questions and "
+        f"{begin}no format; expected the columns of one of these: {known}; or name columns of your own: questions and "
         "answers with --data_format question_answer --prompt_column Q --chosen_column A, texts as they are stored with "
         "--prompt_column, --chosen_column and --rejected_column, others with --messages_column or --text_column"
     )
 
 
 def _other_separator(kinds: Kinds) -> str:
-    """A remark where the only column's name is a CSV's first line that something other than commas divides."""
+    """A remark if the only column's name is a CSV's first line with another separator than commas."""
     name = next(iter(kinds)) if len(kinds) == 1 else ""
     mark = next((mark for mark in ";\t|" if mark in name), None)
     return "" if mark is None else f" (one column with {mark!r} in its name: a CSV's are separated by commas)"
 
 
 def _format_of_flags(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Roles]:
-    """A column named for a response may be missing: not every phase needs it (see `FileDataset.check_phase`)."""
+    """The format that flags name, and its roles. A response's column may be missing: not every phase needs it (see
+    `FileDataset.check_phase`)."""
     named = columns.deciding
     for role, (name, others) in _DECIDED_BY.items():
         if role not in named:
@@ -289,7 +290,7 @@ def missing_column(kinds: Kinds, where: str, column: str, role: str) -> str:
 
 
 def _check_kinds(kinds: Kinds, roles: Roles, allowed: Mapping[str, tuple[str, ...]]) -> None:
-    """Each column holds values that its role may hold, all of the first row's kind."""
+    """Check that each column holds values that its role may hold, all of the first row's kind."""
     for role, column in roles.items():
         accepted = allowed.get(role, ("text",))
         first = next(iter(kinds.get(column, ())), None)

@@ -17,7 +17,7 @@ _BAD = ("false", "0", "0.0", "-1", "-1.0", "no", "bad", "undesirable", "rejected
 
 
 def read_mark(row: Mapping[str, Any], column: str, where: str) -> bool | None:
-    """Whether a row's response is good; None where it has no mark. Raises ThreestepError for any other value."""
+    """True if a row's response is marked as good; None without a mark. Raises ThreestepError for any other value."""
     value = value_of(row, column)
     word = str(value).strip().lower()
     if value is None or not word:

@@ -62,7 +62,7 @@ def _why(kind: str, images: bool, unread: str) -> str:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a column of a row holds nothing."""
+    """True if a column of a row holds nothing."""
     return value is None or (isinstance(value, (str, list, tuple, dict)) and value in ("", "[]", [], (), {}))
 
 
@@ -75,7 +75,7 @@ def _kind(name: str) -> str:
 
 
 def is_image_part(part: Any) -> bool:
-    """Whether a part of a message's content is an image, or the place of one."""
+    """True if a part of a message's content is an image, or the place of one."""
     return isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
 
 

@@ -47,7 +47,7 @@ class Conversation:
     where: names the row in errors.
     tools: JSON objects, or None.
     template_kwargs: variables of the template for this row only.
-    untrained: indices of messages that carry no loss by their own weight (see `weights`).
+    untrained: indices of messages that carry no loss by their weight (see `weights`).
     """
 
     messages: list[Message]
@@ -202,7 +202,7 @@ def _checked(message: Any, where: str, images: bool, unread: str) -> Message:
 
 
 def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates write arguments with `tojson`, which would quote the JSON text of an object a second time."""
+    """The call with its arguments as an object: templates' `tojson` would quote JSON text a second time."""
     call = {key: value for key, value in call.items() if value is not None}
     if isinstance(call.get("function"), dict):
         call["function"] = _checked_call(call["function"])
@@ -236,7 +236,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Lists, dictionaries and Python scalars in place of what Arrow and NumPy give."""
+    """Lists, dictionaries and Python scalars in place of Arrow's and NumPy's."""
     if value is None or isinstance(value, (str, bytes, bool, int, float)):
         return value
     if isinstance(value, Mapping):
@@ -274,7 +274,7 @@ def response_message(prompt: str, response: str) -> Message:
 
 
 def _unwrapped(prompt: str) -> str | None:
-    """What stands between "Human:" and "Assistant:"; None without that wrapping."""
+    """The text between "Human:" and "Assistant:"; None without that wrapping."""
     text = prompt.strip()
     is_wrapped = text.startswith(_HUMAN) and text.endswith(_ASSISTANT)
     return text[len(_HUMAN) : -len(_ASSISTANT)] if is_wrapped else None

@@ -1,4 +1,4 @@
-"""What a data source was taken for: its format and why, which columns are read, and which are not.
+"""Recognition of a data source: its format and why, which columns are read, and which are not.
 
 Serves the log of a build, and programs that show data before training. Knows nothing of how rows are read.
 """
@@ -20,7 +20,7 @@ class Recognition:
 
     format: a name of `--data_format`.
     why: the columns or the flags that decided on it.
-    read: column -> what it is read as, such as "prompt"; "extra_info.answer" is a part of a column.
+    read: column -> its role, such as "prompt"; "extra_info.answer" is a part of a column.
     texts_not_read: columns that hold text, lists or objects and are not read.
     others_not_read: all further columns, of numbers and truth values.
     """

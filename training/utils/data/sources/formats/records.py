@@ -1,4 +1,4 @@
-"""What a row says in each format: a prompt and its responses. Knows nothing of which format a file has."""
+"""Readers of a row in each format: its prompt and responses. Knows nothing of which format a file has."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_pair(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
     prompt, chosen, rejected = (
         value_of(row, roles[role]) if role in roles else None for role in ("prompt", "chosen", "rejected")
     )
-    system = [{"role": "system", "content": said}] if (said := _text(row, roles, "system", where)) else []
+    system = [{"role": "system", "content": system_text}] if (system_text := _text(row, roles, "system", where)) else []
     if all(value is None or isinstance(value, str) for value in (prompt, chosen, rejected)):
         if "system" in roles and prompt is not None:
             return Record(
@@ -98,7 +98,7 @@ def _read_response(value: Any, where: str) -> list[Message] | None:
 
 
 def _shared_messages(answers: list[list[Message]]) -> int:
-    """How many messages all share, up to the assistant's in which they differ (of one, or equal ones, the last)."""
+    """Number of messages that all share, up to the assistant's in which they differ (the last, if all are equal)."""
     shortest = min(answers, key=len)
     same = 0
     while same < len(shortest) - 1 and all(answer[same] == shortest[same] for answer in answers):
@@ -142,7 +142,7 @@ def read_instruction(row: Mapping[str, Any], roles: Roles, where: str) -> Record
         return Record()
     messages = [{"role": "system", "content": system}] if system else []
     for turn in value_of(row, roles["history"]) or [] if "history" in roles else []:
-        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(said, str) for said in turn)):
+        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
             raise ThreestepError(f"{where}: history: expected a list of [question, answer], got {turn!r}"[:200])
         messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
     messages.append({"role": "user", "content": "\n".join(filter(None, [instruction, prompt, context]))})

@@ -1,7 +1,7 @@
 """Conversation trees, one message a row, as conversations: OASST's `message_id`, `parent_id`, `role` and `text`.
 
 Each message of the assistant becomes a row: the messages from the root of its tree to it. Messages of the assistant
-before it are rows of their own, so that here they carry no loss (see `weights`): each is learnt once.
+before it are other rows, so that here they carry no loss (see `weights`): each is learnt once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ASSISTANT = "assistant"
 
 
 def holds_trees(kinds: Kinds) -> bool:
-    """Whether a file with these columns holds one message a row."""
+    """True if a file with these columns holds one message a row."""
     return all(column in kinds for column in (_ID, _PARENT, _ROLE, _TEXT))
 
 
@@ -74,7 +74,7 @@ class TreeRows(Sequence):
 
     @property
     def sentence(self) -> str:
-        """What became of the rows, for a log."""
+        """Counts of messages and answers, for a log."""
         return f"conversation trees ({len(self._rows):,} messages, {len(self):,} of them answers, each with its prompt)"
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""A message's own weight: whether phase 1 puts loss on it. Knows nothing of tokens and templates.
+"""The weight in a message: whether phase 1 puts loss on it. Knows nothing of tokens and templates.
 
 Frameworks spell it differently: `weight` (OpenAI, Mistral), `loss_mask` (verl), `train` and `training` (Axolotl),
 `loss` (ms-swift, XTuner), `loss_weight` (LLaMA-Factory), `step_loss_mask` (Slime). All mean the same here: 0 or false
@@ -19,12 +19,12 @@ _LIKE_A_WEIGHT = re.compile(r"(^|_)(loss|weights?|mask(ed)?|train(ed|s|ing|able)
 
 
 def has_weights(messages: Sequence[Any]) -> bool:
-    """Whether any message has a key that looks like a weight."""
+    """True if any message has a key that looks like a weight."""
     return any(_LIKE_A_WEIGHT.search(str(key)) for message in messages for key in message)
 
 
 def split_weights(messages: Sequence[Message], where: str) -> tuple[list[Message], list[bool | None]]:
-    """The messages without their weights, and the weights: whether each is trained, None where it does not say.
+    """The messages without their weights, and the weights: whether each is trained, None if it has no weight.
 
     Raises BadConversation for a weight other than 0 and 1, for two that differ, and for a key that looks like a weight
     and is none of `SPELLINGS`.
@@ -34,7 +34,7 @@ def split_weights(messages: Sequence[Message], where: str) -> tuple[list[Message
 
 
 def _weight(message: Message, where: str) -> bool | None:
-    found: dict[str, bool] = {}
+    weights: dict[str, bool] = {}
     for key, value in message.items():
         if value is None or not isinstance(key, str) or not _LIKE_A_WEIGHT.search(key):
             continue
@@ -48,10 +48,10 @@ def _weight(message: Message, where: str) -> bool | None:
                 f"{where}: '{key}': expected 0 or 1 (false or true), got {value!r:.60}; a message carries loss or it "
                 "does not"
             )
-        found[key] = bool(value)
-    if len(set(found.values())) > 1:
-        raise BadConversation(f"{where}: {' and '.join(f'{key!r}' for key in found)} differ; leave one of them out")
-    return next(iter(found.values()), None)
+        weights[key] = bool(value)
+    if len(set(weights.values())) > 1:
+        raise BadConversation(f"{where}: {' and '.join(f'{key!r}' for key in weights)} differ; leave one of them out")
+    return next(iter(weights.values()), None)
 
 
 def check_weights(messages: Sequence[Message], weights: Sequence[bool | None], loss_on: str, where: str) -> None:

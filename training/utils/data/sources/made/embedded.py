@@ -133,7 +133,7 @@ def generate(
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether a prompt belongs to the held-out rows, for every seed."""
+    """True if a prompt belongs to the held-out rows, for every seed."""
     return zlib.crc32(prompt.encode()) % HELD_OUT_SHARE == 0
 
 
@@ -152,12 +152,12 @@ def solve(prompt: str) -> str:
 
 
 def check(prompt: str, response: str) -> float:
-    """Score a response to a prompt of this task from 0.0 to 1.0, as the module's docstring says."""
+    """Score a response to a prompt of this task from 0.0 to 1.0, as the module's docstring defines."""
     return score(solve(prompt), response)
 
 
 def score(answer: str, response: str) -> float:
-    """Score a response against the right answer, as the module's docstring says."""
+    """Score a response against the right answer, as the module's docstring defines."""
     expected, got = answer.split(), response.split()
     return 1.0 - _distance(expected, got) / max(len(expected), len(got), 1)
 

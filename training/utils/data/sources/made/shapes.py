@@ -54,7 +54,7 @@ FIRST, SECOND, EQUAL = "first", "second", "neither"
 
 
 class Shape(NamedTuple):
-    """What a cell holds."""
+    """The content of a cell."""
 
     colour: str
     form: str
@@ -72,7 +72,7 @@ class Grid(NamedTuple):
 
     @property
     def shapes(self) -> int:
-        """How many there are."""
+        """Number of cells that hold a shape."""
         return sum(shape is not None for shape in self.cells)
 
 
@@ -88,7 +88,7 @@ class Scene:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether it belongs to the held-out rows, for every seed."""
+        """True if it belongs to the held-out rows, for every seed."""
         return zlib.crc32(repr((self.grids, self.question)).encode()) % HELD_OUT_SHARE == 0
 
 
@@ -186,7 +186,7 @@ class ShapesDataset(PromptRawDataset):
     """The shapes as a raw dataset; its rows are made from the run's seed."""
 
     def load_raw_datasets(self, dataset_name: str) -> None:
-        """Rows are generated when first read, and pictures drawn when asked for: a run that finds its cache makes
+        """Rows are generated when first read, and pictures drawn when needed: a run that finds its cache makes
         none."""
 
     @cached_property
