@@ -145,6 +145,7 @@ def _plain_model(model: Any, folder: Path) -> Any:
     language model."""
     from training.utils.images.models.scalar_class import scalar_model_class
     from training.utils.images.models.vision import language_model_class
+
     from training.utils.loading.configurations import load_config
     from training.utils.loading.rehearsal import empty_model
 

@@ -1,9 +1,9 @@
-"""A chat in which tools or an environment answer the model: conversations of step 3, opened by a person's questions,
-and shown as they grow.
+"""A chat in which tools or an environment answer the model: conversations of step 3, opened by what a person types, and
+shown as they grow.
 
 Each question opens the environment with the chat so far as the row's messages. `ActingRollout` then draws the turns,
-with the limits and seeds of step 3, in a separate thread: whoever reads the answer may stop at any time, even if a tool
-hangs. Serves training.chat.
+with the limits and seeds of step 3, in a thread of its own: whoever reads the answer may stop at any time, a tool that
+hangs or not. Serves training.chat.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ _NO_BOUND_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Acting:
-    """The environments that answer the models of a chat, and their flags."""
+    """Who answers the models of a chat, and the flags that say how."""
 
     environments: Environments
     flags: EnvironmentArguments
     conversation: ConversationArguments
 
     def check(self, models: Sequence[AskedModel]) -> None:
-        """ThreestepError if a model's chat template, or its form of calls, does not fit."""
-        for model in models:
-            self.engine(model, model.engine, lambda row, seed: None)
+        """ThreestepError if a model's chat template, or how it writes calls, does not fit."""
+        for asked in models:
+            self.engine(asked, asked.engine, lambda row, seed: None)
 
     def engine(
-        self, model: AskedModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
+        self, asked: AskedModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
     ) -> ActingRollout:
-        """Return a sampler of a model's conversations on `engine`; ThreestepError as of `check`."""
-        settings = ActingSettings(model.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
-        return acting_engine(engine, partner_of, settings, model.tokenizer, model.chat_ends)
+        """Return what draws a model's conversations by `engine`; ThreestepError as of `check`."""
+        settings = ActingSettings(asked.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
+        return acting_engine(engine, partner_of, settings, asked.tokenizer, asked.chat_ends)
 
 
 def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments) -> Acting | None:
-    """Load the environments and tools of the flags; None without any. ThreestepError if they are mistaken."""
+    """Load what --environment and --tools name; None without them. ThreestepError if they are mistaken."""
     if not flags.is_on:
         return None
     mistakes = Mistakes()
@@ -71,20 +71,20 @@ def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments
 
 
 def stream_acted(
-    model: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int
+    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
-    """Yield the model's turns and their replies, as one answer that grows; the last one is complete. Equal seeds give
-    equal turns.
+    """Yield the model's turns and what answers them, as one answer that grows; the last one is complete. Equal seeds
+    give equal turns.
 
     row: opens the environment; its `messages` are the chat. ThreestepError where that fails, or a turn has no room.
     """
     events: queue.SimpleQueue[Answer | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()
-    shown = _Shown(model, model.chat_ends, events.put, stopped)
+    shown = _Shown(asked, asked.chat_ends, events.put, stopped)
 
     def work() -> None:
         try:
-            events.put(_drawn(model, acting, row, flags, seed, shown))
+            events.put(_drawn(asked, acting, row, flags, seed, shown))
             events.put(None)
         except BaseException as problem:  # noqa: BLE001 - whatever it is, it is the reader's
             events.put(problem)
@@ -121,12 +121,12 @@ class _Shown:
         ended = ids[-1] in self.ends
         text = str(self.asked.tokenizer.decode(list(ids[:-1] if ended else ids)))
         text = text if ended else text.rstrip("\ufffd")
-        self.tell(Answer(self._with(text), tuple(ids), ended, acted=Acted((*self.messages, _message_of(text)))))
+        self.tell(Answer(self._with(text), tuple(ids), ended, acted=Acted((*self.messages, _said(text)))))
 
     def reply(self, turn: str, messages: Sequence[Message]) -> None:
         """A turn is over and answered."""
-        self.before = self._with(turn) + "".join(f"\n  {_speaker(one)}> {_indented(one)}" for one in messages)
-        self.messages += [_message_of(turn), *({**one, BY_ENVIRONMENT: True} for one in messages)]
+        self.before = self._with(turn) + "".join(f"\n  {_speaker(own)}> {_indented(own)}" for own in messages)
+        self.messages += [_said(turn), *({**own, BY_ENVIRONMENT: True} for own in messages)]
         self.answered += 1
 
     def whole(self, rollout: Rollout, with_reward: bool) -> Answer:
@@ -144,7 +144,7 @@ class _Shown:
         return f"{self.before}\nmodel> {turn}" if self.answered else turn
 
 
-def _message_of(turn: str) -> Message:
+def _said(turn: str) -> Message:
     return {"role": "assistant", "content": turn.strip()}
 
 
@@ -159,17 +159,17 @@ def _indented(message: Message) -> str:
 class _Streamed(RolloutEngine):
     """Draws one turn by the model's engine, token by token."""
 
-    def __init__(self, model: AskedModel, shown: _Shown) -> None:
+    def __init__(self, asked: AskedModel, shown: _Shown) -> None:
         super().__init__()
-        self._model, self._shown = model, shown
+        self._asked, self._shown = asked, shown
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         self._shown.check()
         sampling = request.sampling
-        room = self._model.room_behind(request.prompt_ids_BP.shape[1], sampling.max_new_tokens)
+        room = self._asked.room_behind(request.prompt_ids_BP.shape[1], sampling.max_new_tokens)
         request = replace(request, sampling=replace(sampling, max_new_tokens=room))
         ids: list[int] = []
-        for token in self._model.engine.stream(model, request, ()):
+        for token in self._asked.engine.stream(model, request, ()):
             ids.append(token)
             self._shown.turn(ids)
         logprobs = [0.0] * len(ids)  # nothing learns from a chat
@@ -178,7 +178,7 @@ class _Streamed(RolloutEngine):
 
 
 class _ShownPartner:
-    """An environment whose replies are shown before the model continues."""
+    """An environment whose replies are shown before the model goes on."""
 
     def __init__(self, episode: Episode, shown: _Shown) -> None:
         self._episode, self._shown = episode, shown
@@ -205,9 +205,9 @@ class _ShownPartner:
 
 
 def _drawn(
-    model: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int, shown: _Shown
+    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int, shown: _Shown
 ) -> Answer:
-    """The complete answer; `shown` receives it as it grows."""
+    """The complete answer; `shown` is told on the way."""
 
     def partner_of(row: Mapping[str, Any], seed: int) -> Partner | None:
         episode = acting.environments.episode(row, seed)

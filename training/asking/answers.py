@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scores:
-    """One number for each answer. total: the weighted sum. parts: each reward by its name, and its function's further
-    values as NAME/KEY."""
+    """One number for each answer. total: the weighted sum. parts: each reward by its name, and what its function also
+    returns as NAME/KEY."""
 
     total: list[float]
     parts: dict[str, list[float]]
 
 
 def answers_to(
-    model: AskedModel,
+    asked: AskedModel,
     rows: Sequence[PromptRow],
     flags: SamplingArguments,
     seed: int,
@@ -46,18 +46,18 @@ def answers_to(
     shared: processes that take batches in turns, and this call's name among them. The batches are those of one process,
         and so are the answers; ranks other than the first get none.
     """
-    longest = model.data.rows.max_prompt_seq_len + flags.max_new_tokens
-    check_room(model, longest, "--max_prompt_seq_len and --max_new_tokens")
-    sampling, device = model.sampling(flags), model.model.device
+    longest = asked.data.rows.max_prompt_seq_len + flags.max_new_tokens
+    check_room(asked, longest, "--max_prompt_seq_len and --max_new_tokens")
+    sampling, device = asked.sampling(flags), asked.model.device
     sharers, name = shared
     batches = [range(first, min(first + rows_per_batch, len(rows))) for first in range(0, len(rows), rows_per_batch)]
     mine = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
-    with progress_bar(mine, f"answers of {model.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
+    with progress_bar(mine, f"answers of {asked.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
 
         def answered(piece: int) -> list[dict[str, Any]]:
             places = batches[piece]
-            taken = [rows[place] for place in places]
-            batch = collate_prompts(taken, sampling.pad_token_id)
+            own = [rows[place] for place in places]
+            batch = collate_prompts(own, sampling.pad_token_id)
             # The first sample has the seed that it has where it is the only one.
             indices = [(place, sample) for place in places for sample in range(samples)]
             seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
@@ -65,18 +65,18 @@ def answers_to(
             request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=asked.images_of(own))
             rollout = rolled_out(asked.engine, asked.model, request)
             bar.update(len(places))
-            return [vars(answer) for answer in model.answers_of(rollout, sampling.end_token_ids)]
+            return [vars(answer) for answer in asked.answers_of(rollout, sampling.end_token_ids)]
 
-        answers = sharers.results(name, len(batches), answered)
+        found = sharers.results(name, len(batches), answered)
     return [
         Answer(**{**given, "token_ids": tuple(given["token_ids"]), "paths": tuple(given["paths"])})
-        for batch in answers
+        for batch in found
         for given in batch
     ]
 
 
 def scores_of(
-    model: AskedModel,
+    asked: AskedModel,
     rows: Sequence[PromptRow],
     answers: Sequence[Answer],
     rewards: Sequence[Reward],
@@ -88,24 +88,24 @@ def scores_of(
     texts = [answer.text for answer in answers]
     rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
     columns = sorted({name for row in rows for name in row.columns})
-    answered = start_rules(rules, rows, texts, columns, timeout_seconds, model.model.device)()
+    found = start_rules(rules, rows, texts, columns, timeout_seconds, asked.model.device)()
     each = len(answers) // len(rows)
     parts: dict[str, list[float]] = {}
     for reward in rewards:
         if reward.rule is None:
             assert scorer is not None
-            parts[reward.name] = _model_scores(model, [row for row in rows for _ in range(each)], answers, scorer)
+            parts[reward.name] = _model_scores(asked, [row for row in rows for _ in range(each)], answers, scorer)
         else:
-            numbers, values = answered[reward.name]
-            parts |= {reward.name: numbers, **{f"{reward.name}/{key}": given for key, given in values.items()}}
+            own, values = found[reward.name]
+            parts |= {reward.name: own, **{f"{reward.name}/{key}": given for key, given in values.items()}}
     total = [sum(reward.weight * parts[reward.name][place] for reward in rewards) for place in range(len(answers))]
     return Scores(total, parts)
 
 
 def _model_scores(
-    model: AskedModel, rows: Sequence[PromptRow], answers: Sequence[Answer], scorer: Scorer
+    asked: AskedModel, rows: Sequence[PromptRow], answers: Sequence[Answer], scorer: Scorer
 ) -> list[float]:
-    if same_tokenizer(model.tokenizer, scorer.tokenizer):
+    if same_tokenizer(asked.tokenizer, scorer.tokenizer):
         prompts = [row.flipped_prompt_ids[::-1].tolist() for row in rows]
         responses = [list(answer.token_ids) for answer in answers]
         return scorer.score_ids(prompts, responses, [row.media for row in rows], asked.images)

@@ -1,4 +1,4 @@
-"""A finished model: its prompt for a conversation, and its answer, word by word.
+"""A finished model to ask: how a conversation becomes its prompt, and its answer, word by word.
 
 Prompts are rendered by the data room, as step 3 renders those made during a run.
 """
@@ -67,9 +67,9 @@ _NO_BOUND_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Acted:
-    """An answer of several turns, with tools or an environment.
+    """What tools or an environment made of an answer of several turns.
 
-    messages: of the model and of its environment, so far; the rest once the answer is complete.
+    messages: of the model and of those who answered it, so far; the rest once the answer is complete.
     reward: the sum of all turns; None where only tools answer. cut: the limit that ended it. figures: by name.
     """
 
@@ -81,7 +81,7 @@ class Acted:
 
     @property
     def sentence(self) -> str:
-        """Facts of a complete answer beside its text, in words."""
+        """What there is to know of a complete answer beside its text."""
         parts = [f"{self.turns} turn{'s' if self.turns > 1 else ''}"]
         parts += [] if self.reward is None else [f"reward {self.reward:g}"]
         parts += [f"{name} {value:.3g}" for name, value in self.figures.items() if value]
@@ -98,7 +98,7 @@ class Answer:
     ended: False if max_new_tokens cut it.
     positions: its tokens, of which the longest path of each block counts alone; None where it was drawn in one piece.
     paths: of each block, how many were drawn side by side.
-    acted: of a conversation with tools or an environment, whose text shows their messages; None of any other answer.
+    acted: of a conversation with tools or an environment, whose text shows what they said; None of any other answer.
     """
 
     text: str
@@ -110,7 +110,7 @@ class Answer:
 
     @property
     def note(self) -> str:
-        """Facts of parallel paths, or of a conversation, in words; "" for a plain answer."""
+        """What was drawn side by side, or what became of a conversation, in words; "" if there is nothing to say."""
         if self.acted is not None:
             return self.acted.sentence
         each = ", ".join(map(str, self.paths))
@@ -119,13 +119,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class AskedModel:
-    """data: with the prompt style of this model.
+    """data: with the prompt style in which this model is asked.
     end_token_id: of a response, as in step 3.
-    more_end_tokens: the model's stop tokens, at which an answer in a chat ends too.
+    more_end_tokens: the model's own, at which an answer in a chat ends too.
     end_token_ids: at which a drawn answer ends, as in step 3; `end_token_id` is the first.
     tags: with `--parallel_thinking`, whose paths are drawn side by side, as in step 3.
-    images: of the prompts; None without images.
-    pictures: reads the images of messages; None for rows of a dataset, and without images.
+    images: of the prompts; None where the model is asked without images.
+    pictures: reads the images of messages; None where rows of a dataset are asked, and without images.
     """
 
     name: str
@@ -197,7 +197,7 @@ class AskedModel:
 
     def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:
         """The drawn responses."""
-        texts, answers = rollout.texts(self.tokenizer.decode, end_token_ids), []
+        texts, found = rollout.texts(self.tokenizer.decode, end_token_ids), []
         for row, text in enumerate(texts):
             ids_r = rollout.response_of(row)
             paths, positions = tuple[int, ...](), None
@@ -231,8 +231,8 @@ def engine_maker(
     """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
     model loads, if the engine is unknown, not installed or unfit.
 
-    longest_tokens: of a prompt with its answer. thinks: with `--parallel_thinking`. acts: the flag of what answers the
-        model, `--environment` or `--tools`.
+    longest_tokens: of a prompt with its answer. thinks: with `--parallel_thinking`. acts: what answers the model, of
+        `--environment` or `--tools`.
     """
     mistakes = Mistakes()
     check_path_flags(flags, thinks, mistakes)
@@ -264,8 +264,8 @@ def engine_maker(
 
 @dataclass(frozen=True)
 class AskedFolder:
-    """All of a finished model but its weights, as `AskedModel` has it. reader: of images; None if the model reads text
-    alone, or has no chat template."""
+    """All of a finished model but its weights, as `AskedModel` has it. reader: of images; None where the model reads
+    text alone, or is asked without a chat template."""
 
     name: str
     tokenizer: Any
@@ -275,8 +275,8 @@ class AskedFolder:
 
 
 def open_asked(name_or_path: str, data: DataArguments) -> AskedFolder:
-    """Read a model's tokenizer, and print its prompt style to standard error. ThreestepError if it cannot have data's
-    prompt style."""
+    """Read a model's tokenizer, and say on standard error how the model is asked. ThreestepError if it cannot be asked
+    in data's prompt style."""
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
     style = adopt_style(tokenizer, data.chat)
     note(f"{name_or_path}: {style.sentence}")
@@ -299,15 +299,15 @@ def load_opened(
     settings = ModelSettings(name, takes_media=folder.reader is not None)
     model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, media=images)
     model = model.to(device).eval().requires_grad_(False)
-    stops = stop_tokens(model)
-    more = frozenset(stops or [tokenizer.eos_token_id])
-    ends = tuple(joined_stop_tokens(stops, tokenizer, [folder.end_token_id]))
-    unused = unused_stop_tokens(stops, tokenizer)
+    own = stop_tokens(model)
+    more = frozenset(own or [tokenizer.eos_token_id])
+    ends = tuple(joined_stop_tokens(own, tokenizer, [folder.end_token_id]))
+    unused = unused_stop_tokens(own, tokenizer)
     if unused is not None:
         note(f"{name}: {unused}")
     tags, engine = parallel_tags(folder.data.chat, tokenizer), start_engine(model)
-    loaded = AskedModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
-    return replace(loaded, images=images, pictures=pictures)
+    asked = AskedModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
+    return replace(asked, images=images, pictures=pictures)
 
 
 def load_asked_model(
@@ -325,8 +325,8 @@ def load_asked_model(
     folder = open_asked(name_or_path, data)
     if folder.reader is None or not with_images:
         return load_opened(replace(folder, reader=None), dtype, device, start_engine)
-    chat = chat_images(folder.reader, folder.data, folder.tokenizer)
-    return load_opened(folder, dtype, device, start_engine, chat.pixels, chat.rows)
+    found = chat_images(folder.reader, folder.data, folder.tokenizer)
+    return load_opened(folder, dtype, device, start_engine, found.pixels, found.rows)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
@@ -337,27 +337,27 @@ def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
     return saved if isinstance(saved, torch.dtype) else torch.float32
 
 
-def prompt_of(model: AskedModel, messages: Sequence[Message]) -> PromptRow:
+def prompt_of(asked: AskedModel, messages: Sequence[Message]) -> PromptRow:
     """The prompt for the next answer. ThreestepError if the messages make none."""
-    data = replace(model.data, rows=replace(model.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
-    row = PromptMaker(data, model.tokenizer, model.pictures).make(list(messages), None, 0)
+    data = replace(asked.data, rows=replace(asked.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
+    row = PromptMaker(data, asked.tokenizer, asked.pictures).make(list(messages), None, 0)
     if row is None:
-        raise ThreestepError(f"the conversation is empty and makes no prompt for '{model.name}'; type a message")
+        raise ThreestepError(f"the conversation is empty and makes no prompt for '{asked.name}'; type a message")
     return row
 
 
 def stream_answer(
-    model: AskedModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
+    asked: AskedModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
     """Yield the answer as it grows, one with parallel paths once it is complete; the last one is complete. Equal seeds
     give equal answers.
 
     The model's positions limit it too. ThreestepError if the prompt leaves no room for an answer.
     """
-    prompt = prompt_of(model, messages)
+    prompt = prompt_of(asked, messages)
     prompt_ids = prompt.flipped_prompt_ids[::-1].copy()
-    flags = replace(flags, max_new_tokens=model.room_behind(len(prompt_ids), flags.max_new_tokens))
-    ends = model.chat_ends
+    flags = replace(flags, max_new_tokens=asked.room_behind(len(prompt_ids), flags.max_new_tokens))
+    ends = asked.chat_ends
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
     sampling = asked.sampling(flags)
@@ -367,19 +367,19 @@ def stream_answer(
         rollout = rolled_out(asked.engine, asked.model, request)
         yield from asked.answers_of(rollout, request.sampling.end_token_ids)
         return
-    for token in model.engine.stream(model.model, request, model.more_end_tokens):
+    for token in asked.engine.stream(asked.model, request, asked.more_end_tokens):
         ids.append(token)
         ended = token in ends
-        text = model.tokenizer.decode(ids[:-1] if ended else ids)
+        text = asked.tokenizer.decode(ids[:-1] if ended else ids)
         last = ended or len(ids) == flags.max_new_tokens
         # A character of several tokens is shown once it is complete.
         yield Answer(text if last else text.rstrip("\ufffd"), tuple(ids), ended)
 
 
-def check_room(model: AskedModel, longest_tokens: int, flags: str) -> None:
+def check_room(asked: AskedModel, longest_tokens: int, flags: str) -> None:
     """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the model's positions."""
-    if model.positions is not None and longest_tokens > model.positions:
+    if asked.positions is not None and longest_tokens > asked.positions:
         raise ThreestepError(
-            f"{flags} allow sequences of {longest_tokens} tokens and '{model.name}' has {model.positions} positions; "
+            f"{flags} allow sequences of {longest_tokens} tokens and '{asked.name}' has {asked.positions} positions; "
             "lower them"
         )

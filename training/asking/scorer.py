@@ -92,12 +92,12 @@ class Scorer:
 
 
 def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response: str) -> tuple[Ids, Ids]:
-    pieces = texts.responses(
+    found = texts.responses(
         Conversation(checked_messages(list(messages), _WHERE), _WHERE), [{"role": "assistant", "content": response}]
     )
-    if pieces is None:
+    if found is None:
         raise ThreestepError(f"{_WHERE}: the reward model's chat template renders an answer without its prompt")
-    prompt, answers = pieces
+    prompt, answers = found
     [ids] = texts.encode([[*prompt, *answers]], [_WHERE])
     if isinstance(ids, BadConversation):
         raise ids
@@ -107,15 +107,15 @@ def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response
 def why_pictures_unscored(name_or_path: str, sides: Sequence[tuple[Any, ImageReader]]) -> str | None:
     """Return why a reward model does not score answers about pictures; None where it does.
 
-    sides: tokenizer of each model that answers, and the reader of its pictures.
+    sides: tokenizer of each model that answers, and what reads its pictures.
     """
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
     reader = reader_of_folder(name_or_path, tokenizer)
     if reader is None:
         return f"the reward model '{name_or_path}' reads text alone, or its folder has no image processor"
-    if not all(same_tokenizer(tokenizer, theirs) for theirs, _ in sides):
+    if not all(same_tokenizer(tokenizer, own) for own, _ in sides):
         return f"the reward model '{name_or_path}' has another tokenizer than the model that answers about pictures"
-    if any(reader.parts() != theirs.parts() for _, theirs in sides):
+    if any(reader.parts() != own.parts() for _, own in sides):
         return (
             f"the reward model '{name_or_path}' has other settings of its image processor (preprocessor_config.json) "
             "than the model that answers about pictures"

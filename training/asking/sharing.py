@@ -42,12 +42,12 @@ class Sharers:
     def results(self, name: str, count: int, work: Callable[[int], Any]) -> list[Any]:
         """Call `work` for this process's pieces, and return the results of all `count` in their order, as JSON values;
         an empty list on other ranks than the first. name: the same on every rank, new for each call."""
-        mine = {piece: work(piece) for piece in self.pieces(count)}
+        own = {piece: work(piece) for piece in self.pieces(count)}
         if not self.is_main:
-            for piece, result in mine.items():
+            for piece, result in own.items():
                 self.store.set(f"{name}/{piece}", json.dumps(result))
             return []
-        return [mine[piece] if piece in mine else self._received(f"{name}/{piece}") for piece in range(count)]
+        return [own[piece] if piece in own else self._received(f"{name}/{piece}") for piece in range(count)]
 
     def _received(self, key: str) -> Any:
         started = time.monotonic()
@@ -80,7 +80,7 @@ def sharers() -> Iterator[Sharers]:
 
 
 def _leave(together: Sharers) -> None:
-    """Leave the store, which the first rank may host, once every rank has finished."""
+    """Keep the store, which the first rank may host, until every rank has said good-bye."""
     if not together.is_main:
         together.store.set(f"left/{together.rank}", "1")
         return

@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reaction to a line: `text` to show, answers to the last turn, or the end."""
+    """What follows a line: `text` to show, answers to the last turn, or the end."""
 
     text: str = ""
     answer: bool = False
@@ -45,9 +45,9 @@ class Reply:
 
 @dataclass(eq=False)
 class Talk:
-    """A conversation. Every model sees the same questions and its own answers, which depend on the seed and the turn.
+    """Every model sees the same questions and its own answers, which depend on the seed and the turn.
 
-    acting: answers the models; None: nobody does. columns: of the row with which a question opens an environment.
+    acting: who answers the models; None: nobody. columns: of the row with which a question opens an environment.
     waiting: pictures that go with the next question.
     """
 
@@ -67,12 +67,12 @@ class Talk:
         self.waiting.clear()
 
     def attach(self, path: str) -> str:
-        """Read a picture, which goes with the next question; return its description. ThreestepError if it cannot be
-        read, or if one of the models or the reward model reads text alone."""
-        for model in self.models:
-            if model.pictures is None:
+        """Read a picture, which goes with the next question; return what it is. ThreestepError if it cannot be read, or
+        if one of the models or the reward model reads text alone."""
+        for asked in self.models:
+            if asked.pictures is None:
                 raise ThreestepError(
-                    f"'{model.name}' reads no pictures here: it is a model of text, its folder has no image processor, "
+                    f"'{asked.name}' reads no pictures here: it is a model of text, its folder has no image processor, "
                     "it is asked without a chat template, or the rollout engine reads text alone"
                 )
         if self.acting is not None:
@@ -102,8 +102,8 @@ class Talk:
         return messages
 
     def answer(self, place: int) -> Iterator[Answer]:
-        """Yield model `place`'s answer to the last turn as it grows. The last one is stored, even if the caller stops
-        early."""
+        """Yield model `place`'s answer to the last turn as it grows. What was yielded last is stored, even if the
+        caller stops early."""
         turn = self.turns[-1]
         turn.answers.pop(place, None)
         turn.scores.pop(place, None)
@@ -113,30 +113,30 @@ class Talk:
             yield answer
 
     def _stream(self, place: int, seed: int) -> Iterator[Answer]:
-        model, messages = self.models[place], self.messages(place)
+        asked, messages = self.models[place], self.messages(place)
         if self.acting is None:
-            return stream_answer(model, messages, self.sampling, seed)
-        columns = {"messages": messages, "prompt": self.turns[-1].question}
-        return stream_acted(model, self.acting, {"ground_truth": None, **self.columns, **columns}, self.sampling, seed)
+            return stream_answer(asked, messages, self.sampling, seed)
+        own = {"messages": messages, "prompt": self.turns[-1].question}
+        return stream_acted(asked, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed)
 
     def note(self, place: int) -> str:
-        """`Answer.note` of model `place`'s last answer."""
+        """What there is to say of model `place`'s last answer (`Answer.note`)."""
         answer = self.turns[-1].answers.get(place)
         return "" if answer is None else answer.note
 
     def score(self, place: int) -> float | None:
         """The reward model's score of model `place`'s last answer; None without a reward model or an answer."""
-        turn, model = self.turns[-1], self.models[place]
+        turn, asked = self.turns[-1], self.models[place]
         answer = turn.answers.get(place)
         if self.scorer is None or answer is None:
             return None
         messages = self.messages(place, with_last_answer=False)
-        if same_tokenizer(model.tokenizer, self.scorer.tokenizer):
-            prompt = prompt_of(model, messages)
+        if same_tokenizer(asked.tokenizer, self.scorer.tokenizer):
+            prompt = prompt_of(asked, messages)
             prompt_ids, response_ids = prompt.flipped_prompt_ids[::-1].tolist(), list(answer.token_ids)
             pictured = (prompt.media,), asked.images if prompt.media else None
         else:
-            prompt_ids, response_ids = self.scorer.ids_of_text(messages, model.said(answer))
+            prompt_ids, response_ids = self.scorer.ids_of_text(messages, asked.said(answer))
             pictured = ((),), None
         [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids], *pictured)
         return turn.scores[place]
@@ -174,7 +174,7 @@ class Talk:
 
 
 def _content(turn: Turn) -> Any:
-    """The user's message: the pictures first, in a chat template's parts."""
+    """What the user said: the pictures first, in a chat template's parts."""
     if not turn.pictures:
         return turn.question
     images = [{"type": "image", "image": picture.data} for picture in turn.pictures]
@@ -245,10 +245,10 @@ def _save(talk: Talk, argument: str) -> Reply:
     try:
         with open(path, "x", encoding="utf-8") as file:
             images = _saved_pictures(talk, path)
-            for place, model in enumerate(talk.models):
+            for place, asked in enumerate(talk.models):
                 scores = [turn.scores.get(place) for turn in talk.turns]
                 saved = {"messages": list(map(_without_bytes, talk.messages(place))), **images}
-                saved |= {"model": model.name, "scores": scores, "seed": talk.seed}
+                saved |= {"model": asked.name, "scores": scores, "seed": talk.seed}
                 file.write(json.dumps(saved, ensure_ascii=False) + "\n")
     except OSError as problem:
         raise ThreestepError(f"/save {path}: {problem.strerror}; name another file") from problem

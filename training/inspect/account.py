@@ -1,7 +1,7 @@
-"""An account of data before any training: of each source and of each phase.
+"""What is made of data before any training: an account of each source and of each phase.
 
 The code that builds a run's rows makes them here too, with and without the limits on their length, from a sample of the
-rows; nothing is cached. Where training would stop, the account holds its error message.
+rows; nothing is cached. What training would refuse stands in the account as its sentence.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SourceAccount:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of whole rows, before anything is cut, and their statistics."""
+    """Of whole rows, before anything is cut: each row's, and what they amount to."""
 
     rows: list[int]
     least: int
@@ -97,7 +97,7 @@ class ShownRow:
     index: in its source. tokens, whole_tokens: after and before it was cut.
     texts: its parts by name (phase 2: prompt, chosen, rejected), each in runs.
     input_ids, loss_mask: as they are laid out; empty where no tokenizer was given.
-    others: values that a prompt of phase 3 carries besides, by name.
+    others: what a prompt of phase 3 carries besides.
     images: of the row, each in words, and the address of a small picture that holds it.
     """
 
@@ -115,14 +115,14 @@ class ShownRow:
 
 @dataclass(frozen=True)
 class PhaseAccount:
-    """The rows of one phase, and their figures.
+    """What one phase gets and makes of it.
 
     share_rows, all_rows: its training rows, out of those that all phases share; eval_rows: held out.
     shares: the same of each source, (name, share, all). share_flags: what decides on the share.
     looked_at: rows of the share that the figures below are from.
-    targets: tokens that carry loss, out of `tokens`; loss: which these are, and why the others do not.
+    targets: tokens that carry loss, out of `tokens`; loss: which ones, and why the others do not.
     dropped_rows, stopping_rows: some of the rows that are dropped, and of those (`stopping`) that would stop training.
-    counted: other counts of the rows, by name.
+    counted: other counts of the rows, by what was counted.
     refused: why training would stop; None: it would not.
     """
 
@@ -161,7 +161,7 @@ class PhaseAccount:
 
 @dataclass(frozen=True)
 class Account:
-    """style: the form of prompts and responses, in one sentence. unit: of lengths."""
+    """style: how prompts and responses become text, in one sentence. unit: what lengths count."""
 
     sources: list[SourceAccount]
     phases: list[PhaseAccount]
@@ -179,8 +179,8 @@ class Account:
 
 @dataclass(frozen=True)
 class Look:
-    """The extent of an inspection. rows: shown of each phase; most_rows: looked at in each; seed: of the run;
-    unread: why images of rows are not read, if they are not."""
+    """How closely to look. phases: which; rows: shown of each; most_rows: looked at in each; seed: of the run;
+    unread: why images of rows are not read, where they are not."""
 
     phases: Sequence[int]
     rows: int
@@ -207,7 +207,7 @@ def account_of(
 
 
 def _one_by_one(data: DataArguments) -> Iterator[DataArguments]:
-    """The data flags with each entry alone, so that a mistake names its entry."""
+    """The data flags with each entry alone: what is wrong with one is told of that one."""
     for name in data.source.data_path:
         yield replace(data, source=replace(data.source, data_path=[name], sft_only_data_path=[]))
     for name in data.source.sft_only_data_path:
@@ -246,8 +246,8 @@ def _columns(rows: Sequence[Any], recognised: Recognition | None) -> list[Column
         head = column if column in kinds else column.partition(".")[0]
         roles.setdefault(head, []).append(role if head == column else f"{role} ({column})")
     return [
-        Column(name, list(kinds_of_values), ", ".join(roles.get(name, [])) or None, _example(examples.get(name)))
-        for name, kinds_of_values in kinds.items()
+        Column(name, list(found), ", ".join(roles.get(name, [])) or None, _example(examples.get(name)))
+        for name, found in kinds.items()
     ]
 
 
@@ -262,7 +262,7 @@ def _example(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """A row that was made: its portion, its index, and its length before it was cut."""
+    """A row that was made: from which portion, at which index, and how long it was before it was cut."""
 
     row: Row
     portion: Portion
@@ -341,10 +341,10 @@ class _PhaseLook:
             stopping: list[LeftOutRow] = []
             passing = []
             for portion in portions:
-                reasons = [self._why_it_stops(portion, int(index)) for index in portion.indices]
-                rows = zip(portion.indices, reasons, strict=True)
+                found = [self._why_it_stops(portion, int(index)) for index in portion.indices]
+                rows = zip(portion.indices, found, strict=True)
                 stopping += [LeftOutRow(_where(portion, int(index)), why) for index, why in rows if why is not None]
-                passing.append(replace(portion, indices=portion.indices[[why is None for why in reasons]]))
+                passing.append(replace(portion, indices=portion.indices[[why is None for why in found]]))
             account = replace(account, stopping=len(stopping), stopping_rows=stopping[:_ROWS_NAMED])
             return replace(self._rows(account, passing), refused=str(refusal))
 
@@ -386,21 +386,21 @@ class _PhaseLook:
         limit = self._data.rows.max_prompt_seq_len if self._phase == 3 else self._data.rows.max_seq_len
         account = replace(account, lengths=_lengths(list(whole.values())))
         counts = Counts()
-        remaining = list(self._made(portions, limits, counts))
-        if not remaining:
+        kept = list(self._made(portions, limits, counts))
+        if not kept:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
             account = replace(account, refused=f"phase {self._phase} has no training rows: all are dropped ({reasons})")
         return replace(
             account,
-            kept=len(remaining),
+            kept=len(kept),
             cut=counts.truncated,
             dropped=dict(counts.dropped),
-            dropped_rows=self._dropped_rows(portions, remaining, limits),
+            dropped_rows=self._dropped_rows(portions, kept, limits),
             counted=_counted(counts, self._has_ids),
             limit_tokens=limit if self._has_ids else None,
-            tokens=sum(taken.row.length_tokens for taken in remaining),
-            targets=sum(document_of(taken.row).targets for taken in remaining),
-            rows=[self._shown(taken, whole[taken.row.row_id]) for taken in _spread(remaining, self._look.rows)],
+            tokens=sum(taken.row.length_tokens for taken in kept),
+            targets=sum(document_of(taken.row).targets for taken in kept),
+            rows=[self._shown(taken, whole[taken.row.row_id]) for taken in _spread(kept, self._look.rows)],
         )
 
     def _made(self, portions: Sequence[Portion], limits: RowArguments, counts: Counts) -> Iterator[_Taken]:
@@ -417,7 +417,7 @@ class _PhaseLook:
 
     @property
     def _limits(self) -> RowArguments:
-        """The limits of the run, which count tokens."""
+        """Those of the run, which count tokens."""
         return self._data.rows if self._has_ids else self._unlimited
 
     @cached_property
@@ -429,17 +429,17 @@ class _PhaseLook:
         self, portions: Sequence[Portion], kept: Sequence[_Taken], limits: RowArguments
     ) -> list[LeftOutRow]:
         """Some of the rows that are left out, of each reason at least one among the first."""
-        dropped: list[LeftOutRow] = []
+        found: list[LeftOutRow] = []
         kept_ids = {taken.row.row_id for taken in kept}
         for portion in portions:
             for index in map(int, portion.indices):
-                if portion.first_row_id + index in kept_ids or len(dropped) == _ROWS_NAMED:
+                if portion.first_row_id + index in kept_ids or len(found) == _ROWS_NAMED:
                     continue
                 counts = Counts()
                 for _ in self._made([replace(portion, indices=np.array([index]))], limits, counts):
                     pass
-                dropped.append(LeftOutRow(_where(portion, index), next(iter(counts.dropped), "unknown")))
-        return dropped
+                found.append(LeftOutRow(_where(portion, index), next(iter(counts.dropped), "unknown")))
+        return found
 
     def _shown(self, taken: _Taken, whole_tokens: int) -> ShownRow:
         row, decode = taken.row, self._decode
@@ -492,12 +492,12 @@ def _where_loss_falls(phase: int, data: DataArguments) -> str:
 
 
 def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
-    """Further counts by their names; ends of responses depend on the model, and are unknown without one."""
-    counted = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
+    """What else was counted, in words; how responses end is the model's own, and unknown without one."""
+    found = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
     if has_ids:
-        counted |= {f"responses end with {token}": count for token, count in counts.ends.items()}
-        counted |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
-    return counted
+        found |= {f"responses end with {token}": count for token, count in counts.ends.items()}
+        found |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
+    return found
 
 
 def _texts(row: Row, ids: list[int], loss_mask: list[int], decode: Decode) -> list[tuple[str, list[Run]]]:

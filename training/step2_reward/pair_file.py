@@ -34,7 +34,7 @@ _COLUMNS = ("prompt", "chosen", "rejected")
 @dataclass(frozen=True)
 class PairFile:
     """rows: the pairs to score; row_id: the place in the file, from 1. left_out: by place, why a pair is not scored.
-    pixels_of: a vision tower's input for images by their keys; None if the model reads text alone.
+    pixels_of: what a vision tower takes of images by their keys; None where the model reads text alone.
     """
 
     rows: list[ResponsesRow]
@@ -76,8 +76,8 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageRead
             if not pair.prompt:
                 raise Dropped("empty_prompt")
             places = list(range(len(pair.prompt)))  # cut as the tokens would be
-            left, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, texts.end_id)
-            prompt = np.array(pair.prompt, np.int32)[left]
+            kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, texts.end_id)
+            prompt = np.array(pair.prompt, np.int32)[kept]
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
             rows.append(ResponsesRow(place, prompt, as_arrays, media=after_cut(pair.images, kept)))
         except Dropped as reason:
@@ -94,12 +94,12 @@ def write_scores(pairs: PairFile, scored: ScoredResponses, output: str | None, i
     """Print a line for each pair, in the order of the file; write them to `output` as JSON lines too."""
     if not is_main_rank:
         return
-    results: dict[int, dict[str, Any]] = {place: {"left_out": reason} for place, reason in pairs.left_out.items()}
+    found: dict[int, dict[str, Any]] = {place: {"left_out": reason} for place, reason in pairs.left_out.items()}
     for row, (chosen, rejected) in zip(pairs.rows, scored.score_R.reshape(-1, 2).tolist(), strict=True):
         gap = chosen - rejected
         winner = "chosen" if gap > 0 else "rejected" if gap < 0 else "tie"
-        results[row.row_id] = {"chosen": chosen, "rejected": rejected, "gap": gap, "winner": winner}
-    lines = [{"pair": place, **results[place]} for place in sorted(results)]
+        found[row.row_id] = {"chosen": chosen, "rejected": rejected, "gap": gap, "winner": winner}
+    lines = [{"pair": place, **found[place]} for place in sorted(found)]
     for line in lines:
         log(_sentence(line))
     if output is not None:
@@ -125,7 +125,7 @@ def _as_stored(columns: tuple[list[str], ...], texts: TextTokenizer) -> Iterator
 def _under_template(
     path: str, raw: PromptRawDataset, strategy: ChatText, pictures: RowPictures | None
 ) -> Iterator[_Encoded | Dropped]:
-    """Ids of each pair by the chat template, or the reason why it has none. Raises BadConversation."""
+    """By the chat template, or why a pair has none. Raises BadConversation."""
     samples: Sequence[Any] = raw.get_train_data()
     _check_some(path, samples)
     for place, sample in enumerate(samples, start=1):
@@ -151,8 +151,8 @@ def _texts(path: str, raw: PromptRawDataset) -> tuple[list[str], ...]:
     samples: Sequence[Any] = raw.get_train_data()
     columns: tuple[list[str], ...] = ([], [], [])
     for place, sample in enumerate(samples, start=1):
-        texts = (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample))
-        for name, column, text in zip(_COLUMNS, columns, texts, strict=True):
+        found = (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample))
+        for name, column, text in zip(_COLUMNS, columns, found, strict=True):
             if text is None:
                 raise ThreestepError(
                     f"{path}, pair {place}: expected the texts prompt, chosen and rejected, got no {name}; "

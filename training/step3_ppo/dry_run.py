@@ -83,13 +83,13 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 def _reused(
     trained: dict[str, PlannedModel], ppo: PpoArguments, forward: LargestForward
 ) -> dict[str, tuple[MemoryLine, ...]]:
-    """Memory that --reuse_forwards holds in each role's backward, besides the forward that learns."""
+    """What --reuse_forwards holds in each role's backward, besides the forward that learns."""
     if not ppo.reuse_forwards:
         return {}
     forwards = -(-ppo.sequences_per_minibatch // forward.rows)
     activations = {role: planned.forward[0].device_bytes for role, planned in trained.items()}
     kept = forwards * sum(activations.values())
-    return {role: (MemoryLine("further activations, kept", kept - one),) for role, one in activations.items()}
+    return {role: (MemoryLine("further activations, kept", kept - own),) for role, own in activations.items()}
 
 
 def _whole_logits(actor: Any, forward: LargestForward, components: Components) -> list[MemoryLine]:
@@ -136,7 +136,7 @@ def _frozen(
     components: Components,
     where: tuple[int, PlannedDevice, int],
 ) -> tuple[list[MemoryLine], list[Moment]]:
-    """Memory of reference, reward model and moving average, if there are any, and of sharded ones' forwards.
+    """What reference, reward model and moving average hold, if there are any, and what forwards of sharded ones add.
 
     where: ranks, the device, and the bytes of a layer's activations
     """

@@ -1,8 +1,8 @@
 """Groups whose samples all score the same teach nothing and are replaced by groups of other prompts.
 
 DAPO (Yu et al. 2025, section 3.2), with a limit: after the last try the remaining groups stay. All ranks together have
-one batch, whose prompts are dealt to them one by one, and so are a try's prompts: a place's prompt and its samples
-depend on the seed, the place and the try, and not on the number of ranks.
+one batch, whose prompts are dealt to them one by one, and so are a try's prompts: which prompt takes which place, and
+what its samples are, depends on the seed, the place and the try, and not on how many ranks there are.
 
 B sequences, G groups (prompts). A place is a group's number in the batch of all ranks.
 """
@@ -50,7 +50,7 @@ class GroupCounts:
 
 @dataclass(frozen=True)
 class DrawnGroups:
-    """The samples that a batch trains on, and those that it leaves out. samples, left_out: of this rank."""
+    """What a batch trains on, and what was drawn for it besides. samples, left_out: of this rank."""
 
     samples: Samples
     left_out: tuple[LeftOut, ...] = ()
@@ -63,7 +63,7 @@ def with_differing_groups(
     """Return the samples with equal groups replaced, as far as `tries` draws find groups that differ. A collective.
 
     draw(attempt, prompts): this rank's samples of that many prompts, its share of the attempt's. Rollouts are
-        collectives, so every rank draws the same number; those beyond the number that all ranks lack are dropped.
+        collectives, so every rank draws the same number; what that is more than all ranks lack is dropped unseen.
     """
     ranks, rank, each = settings.plan.ranks, settings.rank, settings.samples_per_prompt
     left_out: list[LeftOut] = []
@@ -78,11 +78,11 @@ def with_differing_groups(
         usable = [place for place in places_of(gathered([not equal for equal in is_equal])) if place < len(gaps)]
         taken = dict(zip(gaps, usable, strict=False))  # there are no more of the second
         replaced = [place // ranks for place in taken if place % ranks == rank]
-        dropped = [index for index, equal in enumerate(is_equal) if equal and index * ranks + rank < len(gaps)]
+        dropped = [own for own, equal in enumerate(is_equal) if equal and own * ranks + rank < len(gaps)]
         for order, (groups, source) in enumerate(((replaced, samples), (dropped, fresh))):
-            picked = _picked([_Part.of(source)], groups, settings)
+            found = _picked([_Part.of(source)], groups, settings)
             keys = [(attempt, order, group * ranks + rank) for group in groups]
-            left_out.append(LeftOut(keys, picked.rows, picked.rollout, picked.scored.scores_B))
+            left_out.append(LeftOut(keys, found.rows, found.rollout, found.scored.scores_B))
         samples = _filled(samples, fresh, taken, settings)
         counts = counts + GroupCounts(len(taken), -len(taken), len(gaps) - len(usable))
     return DrawnGroups(samples, tuple(left_out), counts)
@@ -116,8 +116,8 @@ def _filled(samples: Samples, fresh: Samples, taken: dict[int, int], settings: E
     number among all ranks'. A collective."""
     ranks, rank = settings.plan.ranks, settings.rank
     sources = [[place for place in taken.values() if place % ranks == other] for other in range(ranks)]
-    mine = _picked([_Part.of(fresh)], [place // ranks for place in sources[rank]], settings)
-    parts = [_Part.of(samples), *_from_all_ranks(mine, samples.rollout.response_lengths_B.device)]
+    own = _picked([_Part.of(fresh)], [place // ranks for place in sources[rank]], settings)
+    parts = [_Part.of(samples), *_from_all_ranks(own, samples.rollout.response_lengths_B.device)]
     numbers = {place: len(samples.rows) + at for at, place in enumerate(chain.from_iterable(sources))}
     groups = list(range(len(samples.rows)))
     for gap, place in taken.items():
@@ -128,11 +128,11 @@ def _filled(samples: Samples, fresh: Samples, taken: dict[int, int], settings: E
     return Samples(rows, rollout, lambda: scored)
 
 
-def _from_all_ranks(mine: _Part, device: torch.device) -> list[_Part]:
+def _from_all_ranks(own: _Part, device: torch.device) -> list[_Part]:
     """Return every rank's part, in the order of ranks, with its tensors on `device`. A collective."""
     if not several_ranks():
-        return [mine]
-    return [_moved(part, device) for part in gathered(_moved(mine, torch.device("cpu")))]
+        return [own]
+    return [_moved(part, device) for part in gathered(_moved(own, torch.device("cpu")))]
 
 
 def _moved(part: _Part, device: torch.device) -> _Part:

@@ -1,7 +1,7 @@
 """Part 3 of the loop: a response's score is the weighted sum of its rewards. Functions run in threads meanwhile.
 
-A reward model reads equal responses to a prompt once. Two samples of a prompt score the same if their scores differ by
-no more than rounding, which depends on a forward's other rows.
+A reward model reads equal responses to a prompt once. How far rounding may move a score, which depends on what else a
+forward computes, decides whether two samples of a prompt score the same.
 
 B sequences of this rank.
 """
@@ -57,13 +57,13 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
         summands, rounding_B, parts = list[torch.Tensor](), nothing_B, dict[str, torch.Tensor]()
         for reward in rewards.named:
             if reward.rule is None:
-                scored = _of_environments(rollout) if reward.name == ENVIRONMENT else model
-                assert scored is not None
-                parts[reward.name] = scored.values_B
-                rounding_B = rounding_B + abs(reward.weight) * scored.rounding_B
+                found = _of_environments(rollout) if reward.name == ENVIRONMENT else model
+                assert found is not None
+                parts[reward.name] = found.values_B
+                rounding_B = rounding_B + abs(reward.weight) * found.rounding_B
             else:
-                numbers, values = answers[reward.name]
-                parts[reward.name] = torch.tensor(numbers, device=device)
+                own, values = answers[reward.name]
+                parts[reward.name] = torch.tensor(own, device=device)
                 parts |= {f"{reward.name}/{key}": torch.tensor(each, device=device) for key, each in values.items()}
             summands.append(reward.weight * parts[reward.name])
         scores_B = sum(summands, nothing_B)
@@ -96,7 +96,7 @@ class Rounded(NamedTuple):
 
 
 def rounding_of_sums(summands_BK: torch.Tensor) -> torch.Tensor:
-    """Return [B], the largest error of each row's sum: n - 1 additions of n numbers, none of which is 0."""
+    """Return [B], how far the sums of each row may be off: n - 1 additions of n numbers, none of which is 0."""
     additions_B = ((summands_BK != 0).sum(dim=1) - 1).clamp(min=0)
     return torch.finfo(summands_BK.dtype).eps * additions_B * summands_BK.abs().sum(dim=1)
 
@@ -111,7 +111,7 @@ def _of_environments(rollout: Rollout) -> Rounded:
 
 
 def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSettings) -> torch.Tensor:
-    """Return the scores minus the penalties for the responses' ends and lengths."""
+    """Return the scores minus what the responses' ends and lengths take off."""
     punishment_B = overlong_punishment(rollout.spans_B, length.max_tokens, length.overlong_buffer_tokens)
     ending_B = missing_eos_punishment(rollout.ended_B, length.missing_eos_penalty)
     return scores_B + ending_B + length.overlong_penalty * punishment_B
@@ -142,7 +142,7 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
 
 
 def _units(roles: Roles) -> float:
-    """The most that rounding may move a reward model's score, as a share of it."""
+    """How far rounding may move a reward model's score, as a share of it."""
     dtype = torch.float32 if roles.scorer is None else roles.scorer.dtype
     return _STORED_UNITS * torch.finfo(dtype).eps + _SUMMED_UNITS * torch.finfo(torch.float32).eps
 
@@ -162,4 +162,4 @@ def _check_scores(scores_B: torch.Tensor, rows: Sequence[PromptRow], rollout: Ro
             f"{rollout.response_of(faulty[0]).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this "
             "--dtype; evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
         )
-    raise ThreestepError(next(sentence for sentence in gathered(problem) if sentence is not None))
+    raise ThreestepError(next(found for found in gathered(problem) if found is not None))

@@ -1,4 +1,4 @@
-"""Scores of the actor's responses to held-out prompts: before, during and after training, and a run's summary."""
+"""Scores of the actor's responses to held-out prompts: before, during and after training, and what a run reached."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Evaluator:
         for start in range(0, per_rank, self.held_out.prompts_per_batch):
             for sample in self._samples(padded[start : start + self.held_out.prompts_per_batch], sampling, each):
                 samples[sample["prompt_index"], sample["sample"]] = sample
-        by_index = {index: sample for part in gathered(samples) for index, sample in part.items()}
-        return [{"step": step, **by_index[index]} for index in sorted(by_index)]
+        found = {index: sample for part in gathered(samples) for index, sample in part.items()}
+        return [{"step": step, **found[index]} for index in sorted(found)]
 
     def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
         own = [self.held_out.prompts[index] for index in prompts]
@@ -121,7 +121,7 @@ class Evaluator:
         with self.roles.reading(), torch.no_grad():
             with self.rollout_engine.lent(self.roles.whole_actor) as model:
                 rollout = rolled_out(self.rollout_engine, model, request)
-            scored = start_scoring(taken, rollout, self.roles, self.settings.experience).scored
+            scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
         ends = self.settings.sampling.end_token_ids
         responses = rollout.texts(self.tokenizer.decode, ends)
         columns: dict[str, Sequence[Any]] = {
@@ -143,19 +143,19 @@ class Evaluator:
             columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
         if self.checker is not None:
             rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
-            more = further_columns(taken, rollout, rewards)
-            wait = start_rules(rules, taken, responses, rewards.columns, rewards.timeout_seconds, device, more)
+            more = further_columns(own, rollout, rewards)
+            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device, more)
             checks, values = wait()["--checker"]
-            columns |= {"check": checks, **{f"check/{name}": numbers for name, numbers in values.items()}}
+            columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
         return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
 
 
 def conversation_columns(
     rollout: Rollout, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
 ) -> dict[str, Sequence[Any]]:
-    """Return the columns of samples of conversations: prompts and responses as the model had them, with calls and their
-    answers, and the role of each part; the last turn, which rewards read; numbers of turns and forks, the limit that
-    cut them, and the environments' figures."""
+    """Return what samples of conversations show: prompts and responses as the model had them, with calls and their
+    answers, and who said which part of them; the last turn, which rewards read; how many turns and forks there were,
+    what cut them, and the environments' figures."""
     assert rollout.conversations is not None
     count = range(len(rollout.conversations.records))
     return {
@@ -195,10 +195,10 @@ def sample_line(sample: dict[str, Any], characters: int = 100) -> str:
 
 def evaluation_figures(samples: Sequence[dict[str, Any]], group: str, seed: int) -> dict[str, float]:
     """Return means as `group`/NAME; with several data sources, also those of each, as `group`_SOURCE/NAME; and with
-    several samples of a prompt, their `several_figures`, with the ends of their 95 % intervals."""
+    several samples of a prompt, what `several_figures` has of them, with the ends of their 95 % intervals."""
     figures = _means(samples, group, seed)
-    for name, of_source in by_source(samples).items():
-        figures |= _means(of_source, f"{group}_{name}", seed)
+    for name, own in by_source(samples).items():
+        figures |= _means(own, f"{group}_{name}", seed)
     return figures
 
 
@@ -214,9 +214,9 @@ def _means(samples: Sequence[Mapping[str, Any]], group: str, seed: int) -> dict[
     if "turns" in samples[0]:
         figures[f"{group}/turns"] = mean("turns")
     # The mean of a value is over the samples that have it.
-    names = value_names(samples)
-    figures |= {f"{group}/{name}": mean(name) for name in names}
-    for name in ["reward", *names]:
+    own = value_names(samples)
+    figures |= {f"{group}/{name}": mean(name) for name in own}
+    for name in ["reward", *own]:
         figures |= {
             f"{group}/{name}_{key}{end}": value
             for key, got in several_of(samples, name, seed).items()

@@ -74,8 +74,8 @@ def engine_state(folder: Path) -> dict[str, torch.Tensor]:
     """All weights and buffers in DeepSpeed's checkpoint `folder`, by the names of the engine's module; from ZeRO-3 in
     float32."""
     if (file := file_of(folder / WHOLE_FILE)).is_file():
-        state: dict[str, torch.Tensor] = read_state(file, mapped=True)["module"]
-        return state
+        found: dict[str, torch.Tensor] = read_state(file, mapped=True)["module"]
+        return found
     if file_of(folder / SHARD_FILE).is_file():
         return joined_shards(folder)
     raise ThreestepError(f"{folder} holds neither {WHOLE_FILE} nor {SHARD_FILE}: DeepSpeed did not write it")

@@ -1,4 +1,4 @@
-"""The ranks' share of a checkpoint's folder, written and loaded: engines, moving average, generators.
+"""What the ranks write into a checkpoint's folder and load from it: engines, moving average, generators.
 
 model/ (step 3: actor/, critic/)   DeepSpeed's own files
 models/model/, ...                 what an export needs besides: configuration, tokenizer, processor
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointParts:
-    """The state of a run that a checkpoint holds. Every method but `describe` is a collective.
+    """What a run trains and keeps. Every method but `describe` is a collective.
 
-    average: of the weights, if the run has one
+    average: of the weights, if the run keeps one
     tokenizers: by the engines' names, for `training.export`
     processor: files of the processor that belongs to the models, for the same
     """
@@ -59,14 +59,14 @@ class CheckpointParts:
         return _first_disk_error(errors)
 
     def describe(self, folder: Path) -> None:
-        """Write the files that an export needs besides the engines'. On rank 0 alone."""
+        """Write what an export needs besides the engines' files. On rank 0 alone."""
         for name in self.engines.keys() & self.tokenizers.keys():
             model: Any = self.engines[name].module.model
             write_description(folder / DESCRIPTIONS / name, model, self.tokenizers[name])
             copy_files(self.processor, folder / DESCRIPTIONS / name)
 
     def load(self, folder: Path) -> None:
-        """Load the files of the same number of ranks, with the same ZeRO stages."""
+        """Load what the same number of ranks wrote, with the same ZeRO stages."""
         for name, engine in self.engines.items():
             load_engine(engine, folder, name)
         if self.average is not None:
@@ -74,7 +74,7 @@ class CheckpointParts:
         self._load_random(folder)
 
     def load_converted(self, folder: Path, converted: Path, saved_ranks: int, seed: int) -> None:
-        """Load the files of `saved_ranks` ranks, with any ZeRO stages. converted: a folder to use meanwhile.
+        """Load what `saved_ranks` ranks wrote, with any ZeRO stages. converted: a folder to use meanwhile.
 
         With the same number of ranks the generators continue; otherwise each starts anew from `seed` and its rank.
         """
@@ -125,7 +125,7 @@ def disk_error_of(action: Callable[[], Any], is_main_rank: bool) -> str | None:
 def _first_disk_error(errors: list[str]) -> str | None:
     """The first error of any rank, on every rank. A collective, before which rank 0 may work on files for long."""
     wait_for_main()
-    return next((error for of_rank in gathered(errors) for error in of_rank), None)
+    return next((error for own in gathered(errors) for error in own), None)
 
 
 def _save_engine(engine: TrainingEngine, folder: Path, name: str, errors: list[str]) -> None:

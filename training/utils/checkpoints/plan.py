@@ -1,5 +1,5 @@
-"""The checkpoint that a run resumes from, found and checked before anything is written to the run's folder; and the
-settings that differ from its run's, refused unless they may."""
+"""Which checkpoint a run resumes from, found and checked before anything is written to the run's folder; and whether it
+may: which settings differ, and which of these may."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The resolved flags of checkpoints.
+    """What the flags ask for.
 
     settings: every flag of the run, its `program` and its number of `ranks`
     resume_from: an undamaged checkpoint in `folder`; None if the run starts from the beginning
@@ -92,11 +92,11 @@ def plan_checkpoints(
             check_settings(found, manifest, settings, defaults or {}, may_change)
             for name in _of_unknown_default(manifest, settings):
                 log(
-                    f"warning: --resume: {latest} was written with --{name} {manifest['settings'][name]}, which this "
+                    f"warning: --resume: {found} was written with --{name} {manifest['settings'][name]}, which this "
                     "version does not have"
                 )
-            folder.point_to(latest)
-        return latest
+            folder.point_to(found)
+        return found
 
     found = on_main(find, ranks.is_main, patient=True)
     return CheckpointPlan(flags, folder, settings, found, defaults or {}, may_change)
@@ -112,15 +112,15 @@ def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
     if not steps:
         log(f"--resume: no checkpoint in {folder.path} yet, the run starts from the beginning")
         return None
-    latest, problems = folder.latest_undamaged()
+    found, problems = folder.latest_undamaged()
     for problem in problems:
         log(f"warning: --resume skips {problem}")
-    if latest is None:
+    if found is None:
         raise ThreestepError(
             f"--resume: every checkpoint in {folder.path} is damaged ({'; '.join(problems)}); to start again, remove "
             "that folder"
         )
-    return latest
+    return found
 
 
 def refuse_checkpoints(folder: CheckpointFolder) -> None:
@@ -145,9 +145,9 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
     return folder.path / path.resolve().name
 
 
-def _check_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """ThreestepError if the manifest lacks fields that a resume compares."""
-    where = f"{path / MANIFEST}"
+def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
+    """ThreestepError if the manifest lacks what a resume compares."""
+    where = f"{found / MANIFEST}"
     known = ("step", "settings", "files", "sha256")  # format 1 has no more
     check_keys(manifest, known if manifest.get("format", 1) == 1 else (*known, "format", "defaults"), where)
     for name in ("settings", "defaults"):
@@ -167,7 +167,7 @@ def check_settings(
     defaults: Mapping[str, Any],
     may_change: Collection[str] = (),
 ) -> None:
-    """ThreestepError that names every setting of the checkpoint `path` that differs in the resumed run but may not.
+    """ThreestepError that names every setting of the checkpoint `found` that differs in the resumed run but may not.
 
     A setting that one version alone has is compared with its default, where that is known.
     manifest: of the checkpoint, by any version. mine: flags by name, and `ranks`. defaults: of the flags in `mine`, of
@@ -202,7 +202,7 @@ def check_settings(
             )
     if differ:
         raise ThreestepError(
-            f"--resume: {path} was written with other settings: {'; '.join(differ)}; restore them, or start again in "
+            f"--resume: {found} was written with other settings: {'; '.join(differ)}; restore them, or start again in "
             "another --output_dir"
         )
 

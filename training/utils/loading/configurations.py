@@ -35,7 +35,7 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
                 "(PEFT: merge_and_unload), and write the merged model to base_model_name_or_path"
             )
     base, what = (name_or_path, "model") if adapter is None else (adapter.base, adapter.base_in_words)
-    with errors_explained(what, base, Exception):  # each value of config.json has its error
+    with errors_explained(what, base, Exception):  # each value of config.json has an error of its own
         config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
         check_quantization(config, base)
     return config
@@ -125,17 +125,17 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
 
 
 def _in_words(problem: Exception) -> str:
-    """The first line of an error, with the second if the first only announces it, and its kind if the line alone does
-    not explain it."""
+    """The first line of an error, with the second where that says what the first announces, and its kind where the line
+    alone does not say what is wrong."""
     lines = str(problem).strip().splitlines()
-    words = " ".join(line.strip() for line in lines[:2])[:200] if lines and lines[0].endswith(":") else ""
-    words = words or first_line(problem)
-    return words if isinstance(problem, (OSError, ValueError, ImportError)) else f"{type(problem).__name__}: {words}"
+    said = " ".join(line.strip() for line in lines[:2])[:200] if lines and lines[0].endswith(":") else ""
+    said = said or first_line(problem)
+    return said if isinstance(problem, (OSError, ValueError, ImportError)) else f"{type(problem).__name__}: {said}"
 
 
 def model_files(name_or_path: str) -> list[str]:
-    """Return the files that a loaded model's output depends on: its configuration and safetensors; of an adapter, its
-    and its base's."""
+    """Return the files that decide what a loaded model computes: its configuration and safetensors; of an adapter, its
+    own and its base's."""
     from transformers.utils import cached_file
 
     adapter = find_adapter(name_or_path)

@@ -166,7 +166,7 @@ def _refuse_headless(config: Any, settings: ModelSettings) -> None:
 
 
 def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any) -> AdapterPlan | None:
-    """The plan for an adapter that is given as a model; None for a model. config: of its base"""
+    """What is done with the adapter that is given as a model; None for a model. config: of its base"""
     from training.utils.loading.rehearsal import empty_model
 
     adapter = find_adapter(settings.name_or_path)
@@ -214,9 +214,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     given = copy_of_object(wanted.where, dtype, settings, wanted.is_scalar)
     if given is not None:
         return given
-    # Without it, transformers prompts at the terminal.
+    # Without it, transformers asks at the terminal.
     trust = {"trust_remote_code": settings.trust_remote_code}
-    with errors_explained("model", wanted.where, Exception):  # each value of config.json has its error
+    with errors_explained("model", wanted.where, Exception):  # each value of config.json has an error of its own
         stored = rehearsal.stored_tensors(wanted.where, wanted.config)
         rehearsed = rehearsal.check_weights(auto_class, wanted, stored, **trust)
         with rehearsal.without_report(), _sharding_explained(wanted.where), merged_when_copied():
@@ -247,7 +247,7 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
         import torch
 
         is_explained = isinstance(problem, (OSError, ImportError, ThreestepError, torch.OutOfMemoryError))
-        # transformers' ValueErrors explain themselves; a family's code fails to unpack a shape.
+        # transformers' own ValueErrors explain themselves; a family's code fails to unpack a shape.
         if isinstance(problem, ValueError):
             is_explained = not _is_raised_by_a_family(problem)
         if is_explained or not is_deepspeed_zero3_enabled():
@@ -259,7 +259,7 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
 
 
 def _is_raised_by_a_family(problem: Exception) -> bool:
-    """True if a file modeling_FAMILY.py raised it, not transformers' common code."""
+    """Whether a file modeling_FAMILY.py raised it, not transformers' common code."""
     raised_in = Path(traceback.extract_tb(problem.__traceback__)[-1].filename).name
     return raised_in.startswith("modeling_") and raised_in != "modeling_utils.py"
 
@@ -292,7 +292,7 @@ def _measure(
 ) -> None:
     """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
 
-    drew_weights: each rank has drawn a different head or embeddings; the first rank's count, as they will in training.
+    drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
     from training.utils.models.attention_choice import settle_attention
     from training.utils.models.own_forward import read_own_forward
@@ -322,22 +322,22 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
 
 
 def _set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Set the rates of dropout and noise, but for those that eval mode uses too, such as PhiMoE's jitter: they are no
-    noise."""
+    """Set the rates of dropout and noise, but for those that the model computes with in eval mode too, such as PhiMoE's
+    jitter: they are no noise."""
     from training.utils.models.own_forward import difference_now, own_forward_of
 
-    plain, others = own_forward_of(model), set_dropout(model, rate)
-    if plain is None or not others:
+    own, others = own_forward_of(model), set_dropout(model, rate)
+    if own is None or not others:
         return
     _set_all(others)
-    before = difference_now(model, plain)
+    before = difference_now(model, own)
     for name in sorted({other.name for other in others}):
         named = [other for other in others if other.name == name]
         _set_all([other._replace(rate=0.0) for other in named])
         # The same operations on the same numbers: on a CPU to the bit.
-        if not math.isclose(difference_now(model, plain), before, rel_tol=1e-3):
+        if not math.isclose(difference_now(model, own), before, rel_tol=1e-3):
             _set_all(named)
-            plain.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
+            own.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
 
 
 def _set_all(rates: list[SwitchedOff]) -> None:
@@ -353,21 +353,21 @@ def check_no_dropout(
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.
 
-    where, instead: for the sentence: the purpose of the model, and the remedy
+    where, instead: for the sentence: what is asked of the model, and what to do
     """
     from training.utils.models.own_forward import difference_now, own_forward_of
 
-    measured = own_forward_of(model)
-    if measured is None:
+    own = own_forward_of(model)
+    if own is None:
         return
-    difference = difference_now(model, measured, training=True)
-    if not difference <= measured.tolerance:
+    difference = difference_now(model, own, training=True)
+    if not difference <= own.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
-            f"scores move by {difference:.2g} (rounding explains {measured.tolerance:.2g}); {instead}"
+            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
         )
     # In half precision rounding explains much, and a CPU rounds the same numbers alike.
-    if model.device.type == "cpu" and difference_now(model, measured, training=True) != difference:
+    if model.device.type == "cpu" and difference_now(model, own, training=True) != difference:
         raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")
 
 

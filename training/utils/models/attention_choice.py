@@ -1,8 +1,8 @@
-"""The choice of attention for a model's rows if the user names none: by the model's calls of attention and by its
-results with it, never by speed, so that every rank and a resumed run choose the same.
+"""Which attention computes a model's rows where the user names none: chosen by what the model asks of attention and by
+what it computes then, never by how fast it is, so that every rank and a resumed run choose the same.
 
-On CUDA the order is varlen, flex_attention, sdpa; on a CPU runs in turn, sdpa. `layout_check` then checks the results
-of a packed row, and takes the next of the order if they are wrong.
+On CUDA the order is varlen, flex_attention, sdpa; on a CPU runs in turn, sdpa. What a packed row then gives is seen by
+`layout_check`, which takes the next of the order where it is wrong.
 
 A heads, K key-value heads, D head size.
 """
@@ -46,8 +46,8 @@ _WHY = {
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A model's calls of its attention. head_sizes: of keys and of values, the largest and the smallest of all
-    layers, 0 if none uses transformers' interface. dropout: the largest, in train mode. changes: arguments that
+    """What a model asks of its attention. head_sizes: of keys and of values, the largest and the smallest of all
+    layers, 0 if none asks by transformers' interface. dropout: the largest, in train mode. changes: arguments that
     change the scores."""
 
     head_sizes: tuple[int, int]
@@ -56,55 +56,55 @@ class AttentionCall:
 
 
 def settle_attention(
-    model: PreTrainedModel, measured: OwnForward, wanted: str, dropout: float | None, compiled: bool
+    model: PreTrainedModel, own: OwnForward, wanted: str, dropout: float | None, compiled: bool
 ) -> None:
-    """Give a model that was loaded with transformers' attention, and measured, the one that computes its rows.
+    """Give a model that was loaded with transformers' own attention, and measured, the one that computes its rows.
 
     wanted: `--attn_implementation`. dropout: every rate, None for the model's own. compiled: its blocks will be
     compiled, each with the runs of every row anew where attention computes them in turn.
-    Raises ThreestepError if an attention wanted by name cannot be used. Notes the choice on CUDA, and each refusal.
+    Raises ThreestepError where what is wanted by name cannot be. Notes what was chosen on CUDA, and each that was not.
     """
     on_cuda = model.device.type == "cuda"
     if wanted == VARLEN:
-        reason = _try_varlen(model, measured, _call_of(model, measured, dropout))
+        reason = _try_varlen(model, own, _call_of(model, own, dropout))
         if reason is not None:
             raise ThreestepError(f"--attn_implementation {VARLEN}: {reason}; use auto or sdpa")
     elif wanted == AUTO and on_cuda:
-        choose_on_cuda(model, measured, dropout)
+        choose_on_cuda(model, own, dropout)
     elif wanted == FLEX:
         use_flex_attention(model)
     elif wanted in (AUTO, SDPA) and not on_cuda and not compiled:
-        reason = _unless_other(model, measured, use_document_attention)
+        reason = _unless_other(model, own, use_document_attention)
         if reason is not None:
-            measured.notes.append(f"attention stays '{text_attention(model)}': {reason}")
+            own.notes.append(f"attention stays '{text_attention(model)}': {reason}")
 
 
-def choose_on_cuda(model: PreTrainedModel, measured: OwnForward, dropout: float | None) -> None:
-    """Take the first of the order that the model can have, store the later ones in `measured.others`, and note why."""
+def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> None:
+    """Take the first of the order that the model can be given, keep the later ones in `own.others`, and note why."""
     loaded = text_attention(model)
     if loaded != SDPA:
-        measured.notes.append(f"attention is '{loaded}': transformers gives the family no other")
+        own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
         return
     from torch.utils._triton import has_triton
 
-    call = _call_of(model, measured, dropout)
-    reason = _try_varlen(model, measured, call)
+    call = _call_of(model, own, dropout)
+    reason = _try_varlen(model, own, call)
     flex = _why_not_flex(model, call)
     if flex is None and not has_triton():
         flex = "Triton, which compiles it, cannot be used here"
     if flex is None and own.with_media is not None:
         flex = f"it takes all rows as one, and {own.with_media.media.name} do not"
     if reason is None:
-        measured.others.extend([*([FLEX] if flex is None else []), SDPA])
-        measured.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")
+        own.others.extend([*([FLEX] if flex is None else []), SDPA])
+        own.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")
         return
-    measured.notes.append(f"attention is not {VARLEN}: {reason}")
+    own.notes.append(f"attention is not {VARLEN}: {reason}")
     if flex is None:
-        measured.others.append(SDPA)
+        own.others.append(SDPA)
         switch_attention(model, FLEX)
-        measured.notes.append(f"attention is {FLEX}: {_WHY[FLEX]}")
+        own.notes.append(f"attention is {FLEX}: {_WHY[FLEX]}")
         return
-    measured.notes.extend([f"attention is not {FLEX}: {flex}", f"attention is {SDPA}: {_WHY[SDPA]}"])
+    own.notes.extend([f"attention is not {FLEX}: {flex}", f"attention is {SDPA}: {_WHY[SDPA]}"])
 
 
 def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropout: float | None) -> str:
@@ -125,27 +125,27 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
 
 
 def switch_attention(model: PreTrainedModel, name: str) -> None:
-    """Give `model` the attention `name`, which `choose_on_cuda` tried."""
+    """Give `model` the attention `name`, which `choose_on_cuda` found possible."""
     set_text_attention(model, name)
     use_flex_attention(model, attention_by_document)
 
 
-def take_next(model: PreTrainedModel, measured: OwnForward, reason: str) -> bool:
+def take_next(model: PreTrainedModel, own: OwnForward, reason: str) -> bool:
     """Give `model` the next attention of the order, because of `reason`; return False if there is none."""
-    if not measured.others:
+    if not own.others:
         return False
-    before, name = text_attention(model), measured.others.pop(0)
+    before, name = text_attention(model), own.others.pop(0)
     switch_attention(model, name)
-    measured.notes.append(f"attention is {name}, {_WHY[name]}, and not {before}: {reason}")
+    own.notes.append(f"attention is {name}, {_WHY[name]}, and not {before}: {reason}")
     return True
 
 
-def _try_varlen(model: PreTrainedModel, measured: OwnForward, call: AttentionCall) -> str | None:
-    return _why_not_varlen(model, call) or _unless_other(model, measured, use_varlen_attention)
+def _try_varlen(model: PreTrainedModel, own: OwnForward, call: AttentionCall) -> str | None:
+    return _why_not_varlen(model, call) or _unless_other(model, own, use_varlen_attention)
 
 
 def _why_not_varlen(model: PreTrainedModel, call: AttentionCall) -> str | None:
-    """Return None if torch's kernel can compute the model's attention, else the reason why not."""
+    """Return None if torch's kernel can compute what the model asks, else the reason why not."""
     missing = why_no_kernel()
     if missing is not None or torch.version.hip is not None:
         return missing or "its kernel was not tried on ROCm"
@@ -175,7 +175,7 @@ def _why_not_flex(model: PreTrainedModel, call: AttentionCall) -> str | None:
     return f"with it {call.changes[0]}, which the family gives, would count" if call.changes else None
 
 
-def _unless_other(model: PreTrainedModel, measured: OwnForward, use: Callable[[PreTrainedModel], None]) -> str | None:
+def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTrainedModel], None]) -> str | None:
     """Switch by `use`; if the model then computes something else, take that back and return why."""
     loaded = text_attention(model)
     use(model)
@@ -183,20 +183,20 @@ def _unless_other(model: PreTrainedModel, measured: OwnForward, use: Callable[[P
         return None
     try:
         with comparisons_with_sdpa(model) as comparing:
-            difference = difference_now(model, measured)
+            difference = difference_now(model, own)
     except (ThreestepError, torch.OutOfMemoryError):
         raise
     except Exception as problem:  # noqa: BLE001 - a family may refuse a name that it does not know by any exception
         set_text_attention(model, loaded)
         return f"its forward then fails ({type(problem).__name__}: {first_line(problem)})"
-    if not comparing and difference <= measured.tolerance:
+    if not comparing and difference <= own.tolerance:
         return None
     set_text_attention(model, loaded)
     return _ANOTHER_NAME
 
 
-def _call_of(model: PreTrainedModel, measured: OwnForward, dropout: float | None) -> AttentionCall:
-    """Read a short sequence in train mode, and note attention's arguments. torch's random state is left alone.
+def _call_of(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> AttentionCall:
+    """Read a short sequence in train mode, and note what attention is called with. torch's random state is left alone.
 
     dropout: the rate that will be set, None for the model's own
     """
@@ -215,7 +215,7 @@ def _call_of(model: PreTrainedModel, measured: OwnForward, dropout: float | None
     AttentionMaskInterface.register(_NOTING, sdpa_mask)
     set_text_attention(model, _NOTING)
     model.train()
-    ids_T = measured.probes.alone[0].segments[0].tokens.input_ids
+    ids_T = own.probes.alone[0].segments[0].tokens.input_ids
     devices = [model.device] if model.device.type == "cuda" else []
     try:
         with torch.no_grad(), torch.random.fork_rng(devices), whole_where_used(model):

@@ -1,8 +1,8 @@
-"""Numbers of a model's own forward, measured when it is loaded.
+"""What a model computes by its own forward, measured on the model itself when it is loaded.
 
-Whatever steps do instead (a head read at a few positions, packed rows, another attention function, shards, adapters)
-is compared with these numbers (`layout_check`). They come from plain `model(input_ids).logits`, one sequence at a time,
-before anything about the model is changed.
+Everything that steps do instead (a head read at a few positions, packed rows, another attention function, shards,
+adapters) is compared with these numbers (`layout_check`). They come from plain `model(input_ids).logits`, one sequence
+at a time, before anything about the model is changed.
 
 M targets of the probes that stand alone, or their sequences for a scalar model; T tokens.
 """
@@ -33,7 +33,7 @@ _NOISE_FACTOR = 5.0
 _NOISE_SEEDS = (1, 2)
 _MIDDLE_TOKENS = 4  # before the middle of a sequence, to see whether the second half moves their logits
 _SHORT_TOKENS = 64  # up to this many, all logits of a sequence are computed: 33 MB in float64 at a vocabulary of 64,000
-_ATTRIBUTE = "_threestep_own_forward"  # of a model, which holds its OwnForward
+_ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
 # An attribute of models whose forward may do more than is seen of it in eval mode: it is always called as a whole.
 WHOLE_FORWARD = "_threestep_whole_forward"
 
@@ -44,7 +44,7 @@ class OwnForward:
     of_scores: the model is a scalar model.
     tolerance: the largest `difference` that rounding explains.
     head_is_linear: the logits (or scores) are one linear layer on the last hidden state of `base_model`.
-    notes: sentences on choices that these numbers decided.
+    notes: sentences on what was chosen or switched off because of these numbers.
     others: attention implementations to take next, should packed rows give other numbers by the present one.
     with_media: the same of rows with media; None where the data have none.
     """
@@ -64,8 +64,8 @@ class OwnForward:
 
 
 def own_forward_of(model: PreTrainedModel) -> OwnForward | None:
-    """Return the measurement of `read_own_forward`. A model that was not loaded from a folder is measured now, unless
-    its weights are not whole (None)."""
+    """Return what `read_own_forward` measured. A model that was not loaded from a folder is measured now, unless it has
+    no whole weights to do it with (None)."""
     known: OwnForward | None = getattr(model, _ATTRIBUTE, None)
     weight = next(model.parameters())
     if known is None and weight.device.type != "meta" and not hasattr(weight, "ds_id"):
@@ -74,11 +74,11 @@ def own_forward_of(model: PreTrainedModel) -> OwnForward | None:
 
 
 def head_is_linear(model: PreTrainedModel) -> bool:
-    """True if the logits (or scores) of `model` are one linear layer on the last hidden state of `base_model`. Of a
+    """Whether the logits (or scores) of `model` are one linear layer on the last hidden state of `base_model`. Of a
     sharded model that was not read when it was loaded this is unknown, and False."""
-    measured = own_forward_of(model)
-    if measured is not None:
-        return measured.head_is_linear
+    own = own_forward_of(model)
+    if own is not None:
+        return own.head_is_linear
     if next(model.parameters()).device.type != "meta":
         return False
     with torch.no_grad(), in_eval_mode(model):
@@ -152,14 +152,14 @@ def _measured(model: PreTrainedModel, probes: Probes, media: RunMedia | None) ->
 
 def difference_now(
     model: PreTrainedModel,
-    measured: OwnForward,
+    own: OwnForward,
     training: bool = False,
     inside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> float:
-    """Return how far the forward of `model`, called plainly, is from `measured` now, as `OwnForward.difference`.
+    """Return how far the forward of `model`, called plainly, is from `own` now, as `OwnForward.difference`.
     training: in train mode. inside: makes a context for it, entered once shards are gathered."""
     with torch.no_grad(), in_eval_mode(model, training), whole_where_used(model), inside():
-        return measured.difference(torch.cat([_read(model, part).numbers_M for part in measured.probes.alone]))
+        return own.difference(torch.cat([_read(model, part).numbers_M for part in own.probes.alone]))
 
 
 def _precision(model: PreTrainedModel) -> str:
@@ -167,7 +167,7 @@ def _precision(model: PreTrainedModel) -> str:
 
 
 def _versions(model: nn.Module) -> dict[str, int]:
-    """Number of in-place writes to each weight. Shards are written whenever they are gathered: {}."""
+    """How often each weight was written in place. Shards are written whenever they are gathered: {}."""
     return {name: weight._version for name, weight in model.named_parameters() if not hasattr(weight, "ds_id")}
 
 
@@ -183,8 +183,8 @@ class _Read:
 
     @property
     def compared(self) -> torch.Tensor:
-        """The numbers that are compared with the tolerance; for scores, those of the middle too: one score a sequence
-        is too few to measure noise by, and may be near zero where the others are not."""
+        """Numbers of the kind that are held against the tolerance. Of a sequence one score alone is read, too few to
+        tell their noise by, and it may be near zero where the others are not: of scores, those of the middle too."""
         return torch.cat([self.numbers_M, self.middle_PV.flatten()]) if self.of_scores else self.numbers_M
 
 
@@ -226,21 +226,21 @@ def _logits_at(
 
 def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple[torch.Tensor, bool, Any]:
     """Call `model` plainly; return its logits (of a scalar model: its score), whether they are one linear layer on the
-    last hidden state, and that layer's output. others: further arguments of its forward."""
+    last hidden state, and what that layer returned. others: further arguments of its forward."""
     of_scores = hasattr(model, "score")
     head = model.score if of_scores else model.get_output_embeddings()
     ids_1T = ids_T.unsqueeze(0).to(model.device)
-    with _captured_outputs(model.base_model, head) as outputs:
+    with _outputs_kept(model.base_model, head) as kept:
         logits = model(input_ids=ids_1T, **others).logits
     is_linear = (
         not others
         and not hasattr(model, WHOLE_FORWARD)
         and type(head) is nn.Linear
         and model.base_model is not model
-        and _is_hidden(outputs.get("head_input"), outputs.get("hidden"), model.base_model, ids_1T)
-        and (of_scores or _same(logits, outputs.get("head_output")))
+        and _is_hidden(kept.get("head_input"), kept.get("hidden"), model.base_model, ids_1T)
+        and (of_scores or _same(logits, kept.get("head_output")))
     )
-    return logits, is_linear, outputs.get("head_output")
+    return logits, is_linear, kept.get("head_output")
 
 
 def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.Tensor:
@@ -249,7 +249,7 @@ def _disturbed(model: PreTrainedModel, document: Document, seed: int) -> torch.T
 
 
 def _first_half(model: PreTrainedModel, document: Document) -> torch.Tensor:
-    """`_Read.middle_PV`, read from the first half alone."""
+    """What `_Read.middle_PV` is, read of the first half alone."""
     ids_T, _ = _tokens_of(document)
     middle_P, ids_t = _middle(ids_T), ids_T[: len(ids_T) // 2]
     if hasattr(model, "score"):
@@ -283,8 +283,8 @@ def _tokens_of(document: Document) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _is_hidden(head_input: Any, hidden: Any, trunk: nn.Module, ids_1T: torch.Tensor) -> bool:
-    """True if the head reads the trunk's output. hidden: None if the model calls a part of its trunk, as OPT does: then
-    the trunk is called, of whose output the meta device gives the shape alone."""
+    """Whether the head reads what the trunk returns. hidden: None if the model calls a part of its trunk, as OPT does:
+    then the trunk is asked, of whose answer the meta device tells the shape alone."""
     if hidden is not None or not isinstance(head_input, torch.Tensor):
         return _same(head_input, hidden)
     answer = trunk(input_ids=ids_1T)[0]
@@ -292,7 +292,7 @@ def _is_hidden(head_input: Any, hidden: Any, trunk: nn.Module, ids_1T: torch.Ten
 
 
 def _same(one: Any, other: Any) -> bool:
-    """True if two tensors hold the same numbers, in any precision; on the meta device, if they are one tensor."""
+    """Whether two tensors hold the same numbers, in any precision; on the meta device, whether they are one tensor."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape != other.shape:
         return False
     if one.device.type == "meta":
@@ -301,21 +301,21 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _captured_outputs(trunk: nn.Module, head: Any) -> Iterator[dict[str, Any]]:
+def _outputs_kept(trunk: nn.Module, head: Any) -> Iterator[dict[str, Any]]:
     """Yield a dict that a forward inside fills: the trunk's first output, and the head's input and output."""
-    outputs: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
 
     def after_trunk(module: nn.Module, inputs: Any, output: Any) -> None:
-        outputs["hidden"] = output[0]
+        kept["hidden"] = output[0]
 
     def after_head(module: nn.Module, inputs: Any, output: Any) -> None:
-        outputs["head_input"], outputs["head_output"] = inputs[0] if inputs else None, output
+        kept["head_input"], kept["head_output"] = inputs[0] if inputs else None, output
 
     with contextlib.ExitStack() as hooks:
         hooks.callback(trunk.register_forward_hook(after_trunk).remove)
         if isinstance(head, nn.Module):
             hooks.callback(head.register_forward_hook(after_head).remove)
-        yield outputs
+        yield kept
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 A loss needs one number per token, and a token has as many logits as the vocabulary: 1 MB in float32 at 256,000 tokens.
 Logits are computed in chunks of rows and turned into probabilities in place. If all rows fit one chunk, their
-probabilities are saved for the backward; otherwise it computes each chunk's logits again (as in Liger Kernel, Hsu et
-al. 2024, arXiv:2410.10989, but for any loss: the log-probabilities may have any gradient). torch's
+probabilities are kept for the backward; otherwise it computes each chunk's logits again (as in Liger Kernel, Hsu et al.
+2024, arXiv:2410.10989, but for any loss: the log-probabilities may have any gradient). torch's own
 `linear_cross_entropy` gives only a loss, and was slower where we measured it (docs/lab_book.md).
 
 M tokens to be predicted, H hidden size, V vocabulary, C tokens of a chunk.
@@ -32,7 +32,7 @@ _LEAST_MB, _MOST_MB = 32, 1024
 class TokenLogprobs(NamedTuple):
     """After division by the temperature; float32, and float64 from float64 models.
 
-    logprobs_M: log p(target | the tokens it sees).
+    logprobs_M: log p(target | what it may see).
     log_normalizers_M: log of the sum of the exponentiated logits (a z-loss holds it near 0).
     is_greedy_M: bool, the target's logit is larger than every other one; in a tie it is not.
     entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
@@ -49,7 +49,7 @@ class TokenLogprobs(NamedTuple):
     beside: Any = None
 
     def listed(self, read_M: torch.Tensor | None) -> TokenLogprobs:
-        """Return the same for each of `TokenRows.target_ids_M`, from the numbers of `TokenRows.reads`. read_M: of the
+        """Return the same for each of `TokenRows.target_ids_M`, of what was read of `TokenRows.reads`. read_M: of the
         rows; None returns it as it is."""
         if read_M is None:
             return self
@@ -61,8 +61,8 @@ class TokenLogprobs(NamedTuple):
 
 
 class TargetHead(nn.Module):
-    """A model's output layer, read at given tokens. It holds the layer's weight and bias as its parameters, because
-    ZeRO-3 gathers a parameter for the module that holds it, forward and backward."""
+    """A model's output layer, read at given tokens. It holds the layer's weight and bias as parameters of its own,
+    because ZeRO-3 gathers a parameter for the module that holds it, forward and backward."""
 
     def __init__(self, head: nn.Linear, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class TargetHead(nn.Module):
             return read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions)
         vocabulary = whole_shape(self.weight)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
-        extras = (with_entropy, with_collisions)
-        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, extras, chunk)
+        asked = (with_entropy, with_collisions)
+        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, asked, chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, entropies_M, collisions_M = read
         return TokenLogprobs(
             logprobs_M,
@@ -115,8 +115,8 @@ def chunk_mb_for(free_bytes: int, vocabulary: int, dtype: torch.dtype) -> int:
     80e9 bytes, 128,256 tokens, bfloat16: 1/64 of it, of 6 bytes a logit 4 for float32, is 794 MiB: 512 of them, 1,046
     rows.
     """
-    narrow = dtype.itemsize if dtype.itemsize < 4 else 0
-    affordable = int(free_bytes * _FREE_SHARE) * 4 // (4 + narrow)
+    own = dtype.itemsize if dtype.itemsize < 4 else 0
+    affordable = int(free_bytes * _FREE_SHARE) * 4 // (4 + own)
     useful = _ENOUGH_ROWS * 4 * vocabulary
     chosen = 1 << max(0, (min(affordable, useful) // 2**20).bit_length() - 1)
     return min(max(chosen, _LEAST_MB), _MOST_MB)
@@ -129,7 +129,7 @@ def read_logits(
     with_entropy: bool,
     with_collisions: bool = False,
 ) -> TokenLogprobs:
-    """Return the same as TargetHead, from logits that are in memory."""
+    """Return what TargetHead returns, from logits that are in memory."""
     logits_MV = logits_MV.to(_at_least_float32(logits_MV.dtype))
     if temperature != 1.0:
         logits_MV = logits_MV / temperature

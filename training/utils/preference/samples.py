@@ -1,6 +1,6 @@
 """Samples of an evaluation on ranked responses: each row's responses, their scores, and how far the order holds.
 
-Some rows at every evaluation; before and after training enough of them to find the pairs that are judged worst.
+Some rows at every evaluation; before and after training as many as are useful to look for pairs that are judged worst.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ranked_samples(
     """The lines of samples.jsonl of the rows `taken`: `responses` and `scores`, best first, and `margin`, the least
     difference between the scores of a better and a worse response; below 0 a pair is judged the wrong way round."""
     starts = np.searchsorted(scored.prompt_R, np.arange(len(rows)))
-    lines = []
+    found = []
     for index in taken:
         row = rows[index]
         scores = scored.score_R[starts[index] : starts[index] + len(row.response_ids)].tolist()
@@ -57,7 +57,7 @@ def ranked_samples(
                 "margin": least_margin(scores),
             }
         )
-    return lines
+    return found
 
 
 def least_margin(scores: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""A model without its weights, as a checkpoint holds it: configuration, tokenizer, adapter settings, dtype.
+"""A model without its weights, as a checkpoint keeps it: configuration, tokenizer, adapter settings, dtype.
 
 Together with the engine's weights in the checkpoint, that is enough to make a model folder.
 """

@@ -21,8 +21,8 @@ ADAPTER = "default"
 
 
 def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
-    """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it. Adapters that it already has
-    continue to train, but for their dropout.
+    """Add adapters of rank `lora_dim` to `model` in place (none if it is 0) and return it. Adapters that it has already
+    are these, trained on, but for their dropout.
 
     `lora_module_name` is "all-linear" (every linear layer but the head) or parts of the names of the layers, separated
     by commas. Of a model that reads more than text these are layers of the language model, but for a part that only
@@ -48,7 +48,7 @@ def _add_adapters(model: PreTrainedModel, settings: ModelSettings) -> None:
         r=settings.lora_dim,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
         lora_dropout=settings.lora_dropout,
-        # PEFT's "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
+        # PEFT's own "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
         target_modules=_layers_named(model, [""] if part == "all-linear" else part.split(",")),
     )
     try:
@@ -71,7 +71,7 @@ def _set_lora_dropout(model: PreTrainedModel, rate: float) -> None:
 
 
 def is_adapter_tensor(name: str) -> bool:
-    """True if LoRA added the tensor of this name."""
+    """Whether LoRA added the tensor of this name."""
     return ".lora_" in name
 
 
@@ -81,7 +81,7 @@ def merged_name(name: str) -> str:
 
 
 def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """Return LoRA's addition to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
+    """Return what LoRA adds to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
     if not name.endswith(".base_layer.weight"):
         return None
     layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
@@ -90,16 +90,16 @@ def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:
     """Return the parameters that make up the merged weight called `name`: itself and its adapters."""
-    weight = model.get_parameter(name)
+    own = model.get_parameter(name)
     if not name.endswith(".base_layer.weight"):
-        return [weight]
+        return [own]
     layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
     adapters = [part for part_name, part in layer.named_parameters() if is_adapter_tensor("." + part_name)]
-    return [weight, *adapters]
+    return [own, *adapters]
 
 
 def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
-    """Return the names of the linear layers to adapt; those left out are noted with the model's own forward."""
+    """Return the names of the linear layers to adapt; what is left out is noted with the model's own forward."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -107,30 +107,30 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
     from training.utils.models.own_forward import own_forward_of
 
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
-    layers = {
+    found = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, (torch.nn.Linear, Conv1D)) and module not in heads
     }
-    lacking = [part for part in parts if not any(part in name for name in layers)]
-    named = _in_language(model, layers, parts)
-    layers = {name: module for name, module in layers.items() if name in named}
-    if lacking or not layers:
+    lacking = [part for part in parts if not any(part in name for name in found)]
+    named = _in_language(model, found, parts)
+    found = {name: module for name, module in found.items() if name in named}
+    if lacking or not found:
         raise ThreestepError(
             f"--lora_module_name expects 'all-linear' or a part of the names of linear layers in "
             f"{type(model).__name__}, such as 'layers.', got '{','.join(lacking)}'"
         )
-    reasons = why_no_adapters(model, layers)
-    left = [name for name in layers if name not in reasons]
+    reasons = why_no_adapters(model, found)
+    left = [name for name in found if name not in reasons]
     notes = [_in_words(reason, [name for name in reasons if reasons[name] == reason]) for reason in {*reasons.values()}]
     if not left:
         raise ThreestepError(
             f"--lora_module_name '{','.join(parts)}': {'; '.join(notes)}; name other layers of "
             f"{type(model).__name__}, or train without LoRA"
         )
-    measured = own_forward_of(model)
-    if measured is not None:
-        measured.notes.extend(sorted(notes))
+    own = own_forward_of(model)
+    if own is not None:
+        own.notes.extend(sorted(notes))
     return left
 
 
@@ -156,7 +156,7 @@ def _in_words(reason: str, names: list[str]) -> str:
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
     """Inside, `model` computes without its adapters.
 
-    PEFT's switch also toggles requires_grad, which breaks DeepSpeed's hooks on parameters; the flag that it sets is
+    PEFT's own switch also toggles requires_grad, which breaks DeepSpeed's hooks on parameters; the flag that it sets is
     enough (peft 0.21, tuners_utils.BaseTunerLayer).
     """
     from peft.tuners.tuners_utils import BaseTunerLayer

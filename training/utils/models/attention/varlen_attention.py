@@ -1,4 +1,4 @@
-"""Attention of the runs of all rows in one kernel without a mask, for CUDA: torch's `varlen_attn`.
+"""Attention of the runs of all rows in one kernel without a mask, for CUDA: torch's own `varlen_attn`.
 
 The queries of a run (`contracts.runs`) stand at the end of its keys: what it sees, then its own tokens. `varlen_attn`
 is FlashAttention 2, whose causal mask is aligned at the bottom right where queries and keys differ in number: query i
@@ -43,7 +43,7 @@ def use_varlen_attention(model: PreTrainedModel) -> None:
 
 
 def why_no_kernel() -> str | None:
-    """Return None if this torch has `varlen_attn` with a scale and a window (torch 2.11), else the missing part."""
+    """Return None if this torch has `varlen_attn` with a scale and a window (torch 2.11), else what is missing."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -83,7 +83,7 @@ class VarlenAttention:
         scaling: float | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """ThreestepError for arguments that the kernel cannot compute."""
+        """ThreestepError for what the kernel cannot compute."""
         lengths: RunLengths | None = others.pop("runs", None)
         if lengths is None:
             return attention_by_document(
