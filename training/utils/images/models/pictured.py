@@ -33,7 +33,7 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")  # 1 where a token is of an ima
 
 @dataclass(frozen=True)
 class PicturedForward:
-    """numbers_M: float64 on the CPU: log-probabilities of the targets of `images.examples`, or their scores.
+    """numbers_M: float64 on the CPU: log-probabilities of the targets of the examples, or their scores.
     tolerance: the largest root mean square of a difference that rounding explains.
     of_scores: the model is a scalar model.
     """
