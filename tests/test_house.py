@@ -160,6 +160,9 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
 ]
 
 
+TEN_FIELDS = "".join(f"    x{number}: int\n" for number in range(house.MOST_FIELDS))
+ELEVEN_FIELDS = TEN_FIELDS + "    more: int\n"
+
 # rule, sources that break it, sources that do not
 PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str]]] = [
     (
@@ -224,6 +227,23 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         house.class_names_are_used_once,
         {"training.x": "class Piece: ...", "training.y": "def f():\n    class Piece: ..."},
         {"training.x": "class Piece: ...", "training.y": "class Pieces: ...\nPiece = 1"},
+    ),
+    (
+        house.records_stay_small,
+        {
+            "training.x": "class Base(typing.NamedTuple):\n    y: int",
+            "training.y": f"@dataclass(frozen=True)\nclass Piece(Base):\n{TEN_FIELDS}",
+        },
+        {
+            "training.x": f"class Piece:\n{ELEVEN_FIELDS}",
+            "training.y": f"@dataclass(frozen=True)\nclass PieceArguments:\n{ELEVEN_FIELDS}",
+            "training.z": "@dataclass(frozen=True)\nclass One(Base):\n    x: int\n    y: ClassVar[int]",
+        },
+    ),
+    (
+        house.records_stay_small,
+        {"training.x": "@dataclass(frozen=True)\nclass TokenRows:\n    x: int"},
+        {"training.x": f"@dataclass(frozen=True)\nclass TokenRows:\n{ELEVEN_FIELDS}"},
     ),
 ]
 
