@@ -54,6 +54,11 @@ def parameters(function: Function, is_method: bool) -> int:
     return named + (takes.vararg is not None) + (takes.kwarg is not None) - is_method
 
 
+def positional(function: Function, is_method: bool) -> int:
+    """Return the parameters that a call may give by their place, self and cls not counted."""
+    return len(function.args.posonlyargs) + len(function.args.args) - is_method
+
+
 def classes(source: str) -> Iterator[ast.ClassDef]:
     return (node for node in ast.walk(tree(source)) if isinstance(node, ast.ClassDef))
 
