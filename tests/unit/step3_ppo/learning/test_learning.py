@@ -16,7 +16,8 @@ from training.step3_ppo.flags.algorithm import experience_settings, learning_set
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.learning.learning import Learner, learning
+from training.step3_ppo.learning import learning
+from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
