@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -39,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="the long form: also the tests marked `long`, every case of the launched programs, and no forks",
     )
+    if (
+        find_spec("pytest_timeout") is None
+    ):  # the house rules run with pytest alone; pyproject.toml sets this for others
+        parser.addini("timeout", "seconds that a test may take; no limit without pytest-timeout")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,6 +73,8 @@ def _leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _has_cuda() -> bool:
+    if find_spec("torch") is None:
+        return False
     import torch
 
     return torch.cuda.is_available()

@@ -1,13 +1,19 @@
-"""The house keeps its rules, and each rule finds what it forbids (a violation is planted for every one)."""
+"""The house keeps its rules, and each rule finds what it forbids (a violation is planted for every one).
+
+pytest alone is enough to run it; tests that start a program skip where torch is not installed.
+"""
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support import house, rooms, trees
 from tests.support.heavy import heavy_modules_after
+from tests.support.imports import closure, import_graph, imports
 from tests.support.sources import modules
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +24,10 @@ PROGRAMS = sorted(
     name
     for name, source in MODULES.items()
     if rooms.runs_by_itself(source) and "_program(" in source and name != "training.utils.run.launch"
+)
+
+starts_a_program = pytest.mark.skipif(
+    find_spec("torch") is None, reason="starts a program of the package, and torch is not installed"
 )
 
 # rule, module, source that breaks it, source that does not
@@ -190,6 +200,9 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
 ]
 
 
+TEN_FIELDS = "".join(f"    x{number}: int\n" for number in range(house.MOST_FIELDS))
+ELEVEN_FIELDS = TEN_FIELDS + "    more: int\n"
+
 # rule, sources that break it, sources that do not
 PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str]]] = [
     (
@@ -273,6 +286,23 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         house.flags_are_declared_once,
         {"training.x": "class A:\n    rate: float = flag(1.0)", "training.y": "FLAGS = (('rate', float, flag(1.0)),)"},
         {"training.x": "class A:\n    rate: float = flag(1.0)", "training.y": "FLAGS = (('ratio', float, flag(1.0)),)"},
+    ),
+    (
+        house.records_stay_small,
+        {
+            "training.x": "class Base(typing.NamedTuple):\n    y: int",
+            "training.y": f"@dataclass(frozen=True)\nclass Piece(Base):\n{TEN_FIELDS}",
+        },
+        {
+            "training.x": f"class Piece:\n{ELEVEN_FIELDS}",
+            "training.y": f"@dataclass(frozen=True)\nclass PieceArguments:\n{ELEVEN_FIELDS}",
+            "training.z": "@dataclass(frozen=True)\nclass One(Base):\n    x: int\n    y: ClassVar[int]",
+        },
+    ),
+    (
+        house.records_stay_small,
+        {"training.x": "@dataclass(frozen=True)\nclass TokenRows:\n    x: int"},
+        {"training.x": f"@dataclass(frozen=True)\nclass TokenRows:\n{ELEVEN_FIELDS}"},
     ),
 ]
 
@@ -378,10 +408,12 @@ def test_importing_the_package_is_cheap(package):
     assert seconds < 1
 
 
+@starts_a_program
 def test_a_heavy_import_is_seen():
     assert heavy_modules_after("import torch")[0][0] == "torch"
 
 
+@starts_a_program
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help_is_quick_and_loads_nothing_heavy(program):
     heavy, seconds, said = heavy_modules_after(
@@ -397,3 +429,25 @@ except SystemExit as end:
     assert any(flag in said for flag in ("--config", "--out", "--part", "--data_output_path"))
     assert heavy == []
     assert seconds < 4  # of CPU; a second or two on a machine with nothing else to do
+
+
+def needed_packages(start, sources):
+    """Return the packages beside the standard library and `sources` that loading the modules of `start` imports."""
+    graph = import_graph(sources, eager_alone=True)
+    loaded = set().union(*(closure(graph, module) for module in start))
+    tops = {
+        found.module.split(".")[0] for module in loaded for found in imports(module, sources[module]) if found.eager
+    }
+    return tops - sys.stdlib_module_names - {module.split(".")[0] for module in sources}
+
+
+def test_these_tests_need_pytest_alone():
+    start = ["tests.conftest", "tests.test_house"]
+    support = {name: source for name, source in modules(ROOT / "tests").items() if name.startswith("tests.support")}
+    of_start = {name: ROOT.joinpath(*name.split(".")).with_suffix(".py").read_text() for name in start}
+    assert needed_packages(start, {**MODULES, **FRONT, **support, **of_start}) == {"pytest", "packaging"}
+
+
+def test_a_package_that_a_module_below_needs_is_found():
+    sources = {"a.x": "import os\nimport a.y", "a.y": "import psutil\ndef f():\n    import numpy"}
+    assert needed_packages(["a.x"], sources) == {"psutil"}

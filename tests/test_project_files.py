@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -119,3 +120,13 @@ def test_the_changelog_has_the_usual_form():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize(("message", "code"), [("x" * 72 + "\n\n" + "y" * 99, 0), ("x" * 73 + "\n", 1)])
+def test_the_subject_of_a_commit_is_short(message, code, tmp_path):
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    entry = next(hook["entry"] for hook in hooks if hook["id"] == "commit-subject")
+    (tmp_path / "message").write_text(message)
+    done = subprocess.run([*shlex.split(entry), tmp_path / "message"], capture_output=True, text=True)
+    assert done.returncode == code
+    assert ("the subject has 73 characters, at most 72: xxx" in done.stderr) == bool(code)

@@ -105,6 +105,47 @@ def test_a_flag_that_two_classes_declare():
     assert structure.flags_declared_twice(sources) == 1
 
 
+def test_records_and_settings_are_told_apart():
+    frozen = "@dataclass(frozen=True)\nclass"
+    sources = {"p.a": f"{frozen} A:\n    x: int\n    y: int\nclass B(NamedTuple):\n    x: int\nclass C:\n    x: int"}
+    sources["p.b"] = f"{frozen} DFlags(A):\n    z: int\n    topic: ClassVar[str]\n"
+    assert str(structure.largest_record(sources)) == "2 (p.a: A)"
+    assert str(structure.largest_settings(sources)) == "3 (p.b: DFlags)"
+    assert str(structure.largest_record({"p.a": "class A:\n    x: int"})) == "0 (nowhere: nothing)"
+
+
+def test_a_parameter_after_a_star_has_no_place():
+    sources = {"p.a": "def f(a, b, *, c): ...\nclass A:\n  def g(self, a, b, c): ...\ndef h(a, /, b, *more, **c): ..."}
+    assert str(structure.most_positional(sources)) == "3 (p.a: A.g)"
+
+
+def test_closures_are_of_trainers_contracts_and_what_is_asked_for():
+    sources = {
+        "training.step1_sft.trainer": "import training.utils.x\ndef f():\n    import training.utils.contracts.rows",
+        "training.utils.contracts.rows": "if TYPE_CHECKING: import training.utils.x\n\n",
+        "training.utils.contracts.__init__": "",
+        "training.utils.x": "\n\n",
+    }
+    assert structure.closures_table(sources, ["training.utils.x"])[2:] == [
+        "| training.step1_sft.trainer | 2 | 5 | 3 | 7 |",
+        "| training.utils.contracts.rows | 1 | 2 | 2 | 4 |",
+        "| training.utils.x | 1 | 2 | 1 | 2 |",
+    ]
+
+
+def test_a_part_touches_the_rooms_whose_code_has_its_words():
+    sources = {
+        "training.a.x": "import vllm\n",
+        "training.a.y": "Pixels = 1\n",
+        "training.b.x": '"""Knows no router."""\n# nor vllm\n',
+        "training.b.y": "x = vllm_engine\n",
+    }
+    table = {row.split(" | ")[0]: row for row in structure.features_table(sources)}
+    assert table["| vLLM"] == "| vLLM | 2 | 2 | a 1, b 1 |"
+    assert table["| images"] == "| images | 1 | 1 | a 1 |"
+    assert table["| routers"] == "| routers | 0 | 0 |  |"
+
+
 def test_the_program_prints_the_tables_of_a_checkout_it_does_not_import(tmp_path, capsys, monkeypatch):
     for main in structure.MAINS:
         path = tmp_path.joinpath(*main.split(".")).with_suffix(".py")

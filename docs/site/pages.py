@@ -30,8 +30,9 @@ _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 
 def sources() -> dict[str, Path]:
     """Every page by the name of its copy."""
-    own = {path.name: path for path in sorted((ROOT / "docs").glob("*.md"))}
-    return {**own, **{name: ROOT / place for name, place in ELSEWHERE.items()}}
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix(): path for path in sorted(docs.rglob("*.md"))}
+    return {**pages, **{name: ROOT / place for name, place in ELSEWHERE.items()}}
 
 
 def gather(folder: Path, generated: Mapping[str, str]) -> None:

@@ -25,8 +25,6 @@ from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 
-from training.utils.run.launch import free_port
-
 ROOT = Path(__file__).parents[2]
 FORKS_VARIABLE = "THREESTEP_TEST_FORKS"  # 0: every program is a process of its own
 # What libraries read as they are imported, or when a process starts.
@@ -115,6 +113,8 @@ def _run_ranks(
 ) -> int:
     of_rank = [dict(environment)]
     if ranks > 1:
+        from training.utils.run.launch import free_port
+
         meet = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         of_rank = [{**environment, **meet, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     programs = [start_python(words, variables, *places) for variables in of_rank]

@@ -16,13 +16,40 @@ from pathlib import Path
 from tests.support import rooms
 from tests.support.imports import imports, inside, plain_name
 from tests.support.rooms import distinct, is_program_file
-from tests.support.sources import declared_flags, functions, is_docstring, parameters, statements, tree
+from tests.support.sources import (
+    classes,
+    declared_flags,
+    fields_of_records,
+    functions,
+    is_docstring,
+    parameters,
+    statements,
+    tree,
+)
 
 ModuleRule = Callable[[str, str], list[str]]
 PackageRule = Callable[[Mapping[str, str]], list[str]]
 
 MOST_STATEMENTS = 40
 MOST_PARAMETERS = 8
+MOST_FIELDS = 10
+# Records of more fields from before the rule. A name goes when its record shrinks; none is added.
+LARGE_RECORDS = (
+    "AskedModel",
+    "Evaluator",
+    "Experience",
+    "Inputs",
+    "PhaseAccount",
+    "PublicForm",
+    "RewardEvaluation",
+    "Roles",
+    "Rollout",
+    "Sampling",
+    "Step",
+    "StepRun",
+    "TokenRows",
+    "TrainingRun",
+)
 
 BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 # Small programs print, those directly in training/ and these.
@@ -190,6 +217,29 @@ def flags_are_declared_once(sources: Mapping[str, str]) -> list[str]:
     return [f"--{name} is declared in {', '.join(found)}" for name, found in declared.items() if len(found) > 1]
 
 
+def records_stay_small(sources: Mapping[str, str]) -> list[str]:
+    """What belongs together is a record of its own: fields of frozen dataclasses and NamedTuples, those of bases too.
+
+    Flags and settings apart, which are as many as the program has. LARGE_RECORDS may only shrink.
+    """
+    large = {
+        record: count
+        for record, count in fields_of_records(sources).items()
+        if count > MOST_FIELDS and not record.endswith(("Arguments", "Flags", "Settings"))
+    }
+    problems = [
+        f"{record} has {count} fields, at most {MOST_FIELDS}"
+        for record, count in large.items()
+        if record not in LARGE_RECORDS
+    ]
+    known = {node.name for source in sources.values() for node in classes(source)}
+    return problems + [
+        f"{record} has at most {MOST_FIELDS} fields; take it out of LARGE_RECORDS"
+        for record in LARGE_RECORDS
+        if record in known and record not in large
+    ]
+
+
 MODULE_RULES: tuple[ModuleRule, ...] = (
     rooms.rooms_look_down,
     rooms.steps_keep_apart,
@@ -221,6 +271,7 @@ PACKAGE_RULES: tuple[PackageRule, ...] = (
     rooms.every_file_serves_somebody,
     class_names_are_used_once,
     flags_are_declared_once,
+    records_stay_small,
 )
 
 

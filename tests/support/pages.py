@@ -13,7 +13,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 # What was run on a day stays as it was run: these are checked for links, and not for commands and names.
-HISTORY = ("CHANGELOG.md", "docs/lab_book.md")
+HISTORY = (
+    "CHANGELOG.md",
+    "docs/lab_book.md",
+    *sorted(f"docs/lab_book/{path.name}" for path in (ROOT / "docs/lab_book").glob("*.md")),
+)
 
 _FENCE = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^|\n)\n((?: {4}.*\n)+)")

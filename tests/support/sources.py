@@ -55,6 +55,43 @@ def parameters(function: Function, is_method: bool) -> int:
     return named + (takes.vararg is not None) + (takes.kwarg is not None) - is_method
 
 
+def positional(function: Function, is_method: bool) -> int:
+    """Return the parameters that a call may give by their place, self and cls not counted."""
+    return len(function.args.posonlyargs) + len(function.args.args) - is_method
+
+
+def classes(source: str) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(tree(source)) if isinstance(node, ast.ClassDef))
+
+
+def fields_of_classes(sources: Mapping[str, str]) -> dict[str, int]:
+    """Return the annotated fields of each class by its name, those of its bases among `sources` included."""
+    by_name = {node.name: node for source in sources.values() for node in classes(source)}
+
+    def count(node: ast.ClassDef) -> int:
+        own = sum(isinstance(line, ast.AnnAssign) and "ClassVar" not in ast.unparse(line) for line in node.body)
+        bases = {_last_name(base) for base in node.bases} & by_name.keys() - {node.name}
+        return own + sum(count(by_name[base]) for base in bases)
+
+    return {name: count(node) for name, node in by_name.items()}
+
+
+def fields_of_records(sources: Mapping[str, str]) -> dict[str, int]:
+    """Return the fields of each frozen dataclass and NamedTuple by its name, those of its bases included."""
+    counts = fields_of_classes(sources)
+    found = (node for source in sources.values() for node in classes(source))
+    return {node.name: counts[node.name] for node in found if _is_record(node)}
+
+
+def _is_record(node: ast.ClassDef) -> bool:
+    frozen = any("dataclass" in (text := ast.unparse(line)) and "frozen=True" in text for line in node.decorator_list)
+    return frozen or any(_last_name(base) == "NamedTuple" for base in node.bases)
+
+
+def _last_name(base: ast.expr) -> str:
+    return ast.unparse(base).partition("[")[0].rpartition(".")[2]
+
+
 def is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 

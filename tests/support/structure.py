@@ -1,14 +1,17 @@
 """The structure of a checkout as Markdown tables, read from its source text alone: `python -m tests.support.structure`.
 
-    python -m tests.support.structure [CHECKOUT]        # default: this one; nothing of CHECKOUT is imported
+    python -m tests.support.structure [CHECKOUT [MODULE ...]]   # default: this one; nothing of CHECKOUT is imported
 
 Two checkouts are compared by running it on each. A room is a folder of `training/` with modules in it, an arrow is one
-file that imports another, and floors are the modules in the longest chain of imports within a room.
+file that imports another, and floors are the modules in the longest chain of imports within a room. Closures are those
+of the trainers, the contracts and the MODULEs given: all that importing one loads, with and without lazy imports and
+those for annotations.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +19,33 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.imports import circles, floors, import_graph, plain_name
+from tests.support.imports import circles, closure, floors, import_graph, inside, plain_name
+from tests.support.rooms import CONTRACTS
 from tests.support.sources import (
     Function,
+    classes,
     declared_flags,
+    fields_of_classes,
+    fields_of_records,
     functions,
     is_docstring,
     modules,
     parameters,
+    positional,
     statements,
     tree,
 )
 
 MAINS = ("training.step1_sft.main", "training.step2_reward.main", "training.step2_dpo.main")
 REPEATED_LINES = 6
+SETTINGS = ("Arguments", "Flags", "Settings")
+# Words in code, docstrings and comments apart, by which a file knows of an optional part.
+FEATURES = {
+    "images": re.compile(r"image|picture|pixel|vision", re.IGNORECASE),
+    "vLLM": re.compile("vllm", re.IGNORECASE),
+    "routers": re.compile("router", re.IGNORECASE),
+    "multi-token prediction": re.compile("mtp", re.IGNORECASE),
+}
 
 
 class Figure(NamedTuple):
@@ -104,24 +120,65 @@ def most_parameters(sources: Mapping[str, str]) -> Figure:
     return _largest((parameters(node, method), module, name) for module, name, node, method in _all_functions(sources))
 
 
+def most_positional(sources: Mapping[str, str]) -> Figure:
+    return _largest((positional(node, method), module, name) for module, name, node, method in _all_functions(sources))
+
+
 def largest_settings(sources: Mapping[str, str]) -> Figure:
-    """Return the fields of the largest class called ...Arguments or ...Settings, those of its bases included."""
-    classes = {
-        node.name: (module, node)
-        for module, source in sources.items()
+    """Return the fields of the largest class of flags or settings, those of its bases included."""
+    counts = fields_of_classes(sources)
+    return _largest_class(sources, {name: count for name, count in counts.items() if name.endswith(SETTINGS)})
+
+
+def largest_record(sources: Mapping[str, str]) -> Figure:
+    """Return the fields of the largest frozen dataclass or NamedTuple, settings apart, those of its bases included."""
+    counts = fields_of_records(sources)
+    return _largest_class(sources, {name: count for name, count in counts.items() if not name.endswith(SETTINGS)})
+
+
+def closures_table(sources: Mapping[str, str], further: Sequence[str] = ()) -> list[str]:
+    """Return the files and lines that the trainers, the contracts and the modules `further` need."""
+    every, eager = import_graph(sources), import_graph(sources, eager_alone=True)
+    trainers = [module for module in sources if re.fullmatch(r"training\.step\w+\.trainer", module)]
+    contracts = [module for module in sources if any(inside(module, place) for place in CONTRACTS)]
+    table = ["| module | files loaded | lines | files with lazy imports | lines |", "| --- | --- | --- | --- | --- |"]
+    for module in [*trainers, *(name for name in contracts if name == plain_name(name)), *further]:
+        cells = []
+        for graph in (eager, every):
+            needed = closure(graph, module)
+            cells += [len(needed), sum(_lines(sources[name]) for name in needed)]
+        table.append(f"| {module} | {' | '.join(map(str, cells))} |")
+    return table
+
+
+def features_table(sources: Mapping[str, str]) -> list[str]:
+    """Return the files and rooms whose code has the words of an optional part."""
+    table = ["| part | files | rooms | files of each room |", "| --- | --- | --- | --- |"]
+    for feature, words in FEATURES.items():
+        files = [module for module, source in sources.items() if words.search(code_text(source))]
+        rooms = Counter(map(room_of, files))
+        listed = ", ".join(f"{room.removeprefix('training/')} {count}" for room, count in rooms.most_common())
+        table.append(f"| {feature} | {len(files)} | {len(rooms)} | {listed} |")
+    return table
+
+
+def code_text(source: str) -> str:
+    """Return a source without its docstrings and the lines that are comments."""
+    documented = {
+        line
         for node in ast.walk(tree(source))
-        if isinstance(node, ast.ClassDef)
+        if is_docstring(node)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
+    lines = (line for number, line in enumerate(source.splitlines(), 1) if number not in documented)
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
 
-    def fields(name: str) -> int:
-        node = classes[name][1]
-        bases = [ast.unparse(base) for base in node.bases]
-        return sum(isinstance(line, ast.AnnAssign) for line in node.body) + sum(
-            map(fields, classes.keys() & set(bases))
-        )
 
-    settings = [name for name in classes if name.endswith(("Arguments", "Settings"))]
-    return _largest((fields(name), classes[name][0], name) for name in settings)
+def largest_room(sources: Mapping[str, str]) -> Figure:
+    """Return the modules of the largest room, its `__init__` apart."""
+    sizes = Counter(room_of(module) for module in sources if module == plain_name(module))
+    room, size = max(sizes.items(), key=lambda item: item[1])
+    return Figure(size, room)
 
 
 def flags_declared_twice(sources: Mapping[str, str]) -> int:
@@ -155,8 +212,11 @@ def figures_table(sources: Mapping[str, str]) -> list[str]:
         ("circles, with those inside functions and under type checking", _listed(every)),
         ("longest function, statements", longest_function(sources)),
         ("most parameters", most_parameters(sources)),
+        ("most positional parameters", most_positional(sources)),
         ("fields of the largest settings class", largest_settings(sources)),
+        ("fields of the largest record", largest_record(sources)),
         ("flags declared twice", flags_declared_twice(sources)),
+        ("files of the largest room", largest_room(sources)),
         (f"pairs of places with {REPEATED_LINES} or more identical code lines", len(repeated_places(sources))),
     ]
     for one, other in combinations(MAINS, 2):
@@ -172,8 +232,13 @@ def _all_functions(sources: Mapping[str, str]) -> Iterator[tuple[str, str, Funct
 
 
 def _largest(found: Iterator[tuple[int, str, str]]) -> Figure:
-    number, module, name = max(found)
+    number, module, name = max(found, default=(0, "nowhere", "nothing"))
     return Figure(number, f"{plain_name(module)}: {name}")
+
+
+def _largest_class(sources: Mapping[str, str], counts: Mapping[str, int]) -> Figure:
+    places = {node.name: module for module, source in sources.items() for node in classes(source)}
+    return _largest((count, places[name], name) for name, count in counts.items())
 
 
 def _lines(source: str) -> int:
@@ -187,7 +252,8 @@ def _listed(found: list[list[str]]) -> str:
 def main() -> None:
     checkout = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     sources = modules(checkout / "training")
-    print("\n".join([*figures_table(sources), "", *rooms_table(sources)]))
+    parts = figures_table(sources), closures_table(sources, sys.argv[2:]), features_table(sources), rooms_table(sources)
+    print("\n\n".join("\n".join(table) for table in parts))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a step declares about itself, once: `STEP` in its package. Programs, reports and packaging read it from there.
 
-A step is a folder `training/stepN_NAME`: STEP in its `__init__.py`, and a program `main.py`. Knows no step by name.
+A step is a folder `training/step*`: STEP in its `__init__.py`, and a program `main.py`. Knows no step by name.
 """
 
 from __future__ import annotations

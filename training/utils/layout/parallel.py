@@ -93,7 +93,7 @@ def find_blocks(
 
 
 def drawn_blocks(input_ids: torch.Tensor, tags: ParallelTags) -> tuple[Block, ...]:
-    """Return the blocks of a response whose paths were drawn side by side (`generation.parallel`), in order.
+    """Return the blocks of a response whose paths were drawn side by side (`engines.parallel`), in order.
 
     input_ids: int64 [T], of the response alone.
 

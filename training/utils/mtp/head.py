@@ -3,7 +3,7 @@
 Depth k joins, for each token, its embedding with the state of depth k - 1 at the token before:
     h^k_i = Block_k( P_k [ RMSNorm(Emb(t_{i+k})) ; RMSNorm(h^{k-1}_i) ] ),  then the model's own output layer
 (DeepSeek-V3, arXiv:2412.19437, equations 21 to 23; the order of the two halves is that of its published weights, not of
-the paper.) h^0 is the model's last state, after its final norm. `layout.mtp_entries` says where entries stand.
+the paper.) h^0 is the model's last state, after its final norm. `mtp.layout.entries` says where entries stand.
 
 The block is the model's own kind: its trunk with one layer, which brings positions, masks and a final norm. Embeddings
 and output layer are the model's, and are not held here.

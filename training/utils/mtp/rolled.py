@@ -3,7 +3,7 @@ shift are tested against, and the path for whoever has rows of that form. Serves
 
 At depth k, slot i of a sequence holds h_i, the embedding of token i + k, and the target i + k + 1. Ids and mask are
 shifted left inside each sequence, never over its end: a roll over the whole row would have the last token of one
-predict the first of the next. The mask marks the tokens that are predicted (`layout.mtp_masks`), and is rolled as the
+predict the first of the next. The mask marks the tokens that are predicted (`mtp.layout.masks`), and is rolled as the
 targets are.
 
 T tokens of the row.

@@ -1,4 +1,4 @@
-"""How a model of images and text reads pictures whose features are kept (`layout.kept_features`).
+"""How a model of images and text reads pictures whose features are kept (`images.kept_features`).
 
 Kept is what goes into the projector, the last part before the embeddings, or, where the projector is frozen as well,
 what comes out of it. A picture's features are made by themselves, whatever else a micro-batch holds, so that a run

@@ -83,7 +83,7 @@ class RowImages:
 
 @dataclass(frozen=True)
 class PicturedForward:
-    """numbers_M: float64 on the CPU: log-probabilities of the targets of `media.examples`, or their scores.
+    """numbers_M: float64 on the CPU: log-probabilities of the targets of the examples, or their scores.
     tolerance: the largest root mean square of a difference that rounding explains.
     of_scores: the model is a scalar model.
     """

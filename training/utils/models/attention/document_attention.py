@@ -28,7 +28,7 @@ from training.utils.models.attention.attention_precision import attention_dtype
 if TYPE_CHECKING:
     from training.utils.contracts.runs import AttentionRun
 
-# One more than speculative rollouts guess at most (`generation.base`).
+# One more than speculative rollouts guess at most (`contracts.rollout_engine`).
 _FEW_TOKENS = 9
 
 
