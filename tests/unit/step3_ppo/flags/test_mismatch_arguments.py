@@ -11,7 +11,7 @@ from training.step3_ppo.mismatch import RECIPES, REJECTIONS
 from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import note_mistakes
 
-PAGE = Path(__file__).parents[3] / "docs" / "mismatch.md"
+PAGE = Path(__file__).parents[4] / "docs" / "mismatch.md"
 
 
 def mistakes_of(arguments: MismatchArguments) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
+from tests.unit.step3_ppo.experience.test_experience import how
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.records import Samples, Scored
@@ -40,9 +41,7 @@ from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock
 
-from .test_experience import how
-
-EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
+EXAMPLES = Path(__file__).parents[4] / "examples" / "environments"
 ENVIRONMENT = Rewards((Reward("environment", 1.0, None),), 30.0)
 
 
