@@ -36,18 +36,12 @@ MOST_FIELDS = 10
 # Records of more fields from before the rule. A name goes when its record shrinks; none is added.
 LARGE_RECORDS = (
     "AskedModel",
-    "Evaluator",
     "Experience",
-    "Inputs",
     "PhaseAccount",
     "PublicForm",
     "RewardEvaluation",
-    "Roles",
-    "Rollout",
-    "Sampling",
     "Step",
     "StepRun",
-    "TokenRows",
     "TrainingRun",
 )
 

@@ -1,9 +1,9 @@
-"""A chat in which tools or an environment answer the model: conversations of step 3, opened by what a person types, and
-shown as they grow.
+"""A chat in which tools or an environment answer the model: conversations of step 3, opened by a person's questions,
+and shown as they grow.
 
 Each question opens the environment with the chat so far as the row's messages. `ActingRollout` then draws the turns,
-with the limits and seeds of step 3, in a thread of its own: whoever reads the answer may stop at any time, a tool that
-hangs or not. Serves training.chat.
+with the limits and seeds of step 3, in a separate thread: whoever reads the answer may stop at any time, even if a tool
+hangs. Serves training.chat.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _NO_BOUND_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Acting:
-    """Who answers the models of a chat, and the flags that say how."""
+    """The environments that answer the models of a chat, and their flags."""
 
     environments: Environments
     flags: EnvironmentArguments
     conversation: ConversationArguments
 
     def check(self, models: Sequence[AskedModel]) -> None:
-        """ThreestepError if a model's chat template, or how it writes calls, does not fit."""
+        """ThreestepError if a model's chat template, or its form of calls, does not fit."""
         for asked in models:
             self.engine(asked, asked.engine, lambda row, seed: None)
 
@@ -60,7 +60,7 @@ class Acting:
 
 
 def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments) -> Acting | None:
-    """Load what --environment and --tools name; None without them. ThreestepError if they are mistaken."""
+    """Load the environments and tools of the flags; None without any. ThreestepError if they are mistaken."""
     if not flags.is_on:
         return None
     mistakes = Mistakes()
@@ -178,7 +178,7 @@ class _Streamed(RolloutEngine):
 
 
 class _ShownPartner:
-    """An environment whose replies are shown before the model goes on."""
+    """An environment whose replies are shown before the model continues."""
 
     def __init__(self, episode: Episode, shown: _Shown) -> None:
         self._episode, self._shown = episode, shown

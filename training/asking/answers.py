@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scores:
-    """One number for each answer. total: the weighted sum. parts: each reward by its name, and what its function also
-    returns as NAME/KEY."""
+    """One number for each answer. total: the weighted sum. parts: each reward by its name, and its function's further
+    values as NAME/KEY."""
 
     total: list[float]
     parts: dict[str, list[float]]

@@ -1,4 +1,4 @@
-"""A finished model to ask: how a conversation becomes its prompt, and its answer, word by word.
+"""A finished model: its prompt for a conversation, and its answer, word by word.
 
 Prompts are rendered by the data room, as step 3 renders those made during a run.
 """
@@ -67,9 +67,9 @@ _NO_BOUND_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Acted:
-    """What tools or an environment made of an answer of several turns.
+    """An answer of several turns, with tools or an environment.
 
-    messages: of the model and of those who answered it, so far; the rest once the answer is complete.
+    messages: of the model and of its environment, so far; the rest once the answer is complete.
     reward: the sum of all turns; None where only tools answer. cut: the limit that ended it. figures: by name.
     """
 
@@ -81,7 +81,7 @@ class Acted:
 
     @property
     def sentence(self) -> str:
-        """What there is to know of a complete answer beside its text."""
+        """Facts of a complete answer beside its text, in words."""
         parts = [f"{self.turns} turn{'s' if self.turns > 1 else ''}"]
         parts += [] if self.reward is None else [f"reward {self.reward:g}"]
         parts += [f"{name} {value:.3g}" for name, value in self.figures.items() if value]
@@ -98,7 +98,7 @@ class Answer:
     ended: False if max_new_tokens cut it.
     positions: its tokens, of which the longest path of each block counts alone; None where it was drawn in one piece.
     paths: of each block, how many were drawn side by side.
-    acted: of a conversation with tools or an environment, whose text shows what they said; None of any other answer.
+    acted: of a conversation with tools or an environment, whose text shows their messages; None of any other answer.
     """
 
     text: str
@@ -110,7 +110,7 @@ class Answer:
 
     @property
     def note(self) -> str:
-        """What was drawn side by side, or what became of a conversation, in words; "" if there is nothing to say."""
+        """Facts of parallel paths, or of a conversation, in words; "" for a plain answer."""
         if self.acted is not None:
             return self.acted.sentence
         each = ", ".join(map(str, self.paths))
@@ -119,13 +119,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class AskedModel:
-    """data: with the prompt style in which this model is asked.
+    """data: with the prompt style of this model.
     end_token_id: of a response, as in step 3.
-    more_end_tokens: the model's own, at which an answer in a chat ends too.
+    more_end_tokens: the model's stop tokens, at which an answer in a chat ends too.
     end_token_ids: at which a drawn answer ends, as in step 3; `end_token_id` is the first.
     tags: with `--parallel_thinking`, whose paths are drawn side by side, as in step 3.
-    images: of the prompts; None where the model is asked without images.
-    pictures: reads the images of messages; None where rows of a dataset are asked, and without images.
+    images: of the prompts; None without images.
+    pictures: reads the images of messages; None for rows of a dataset, and without images.
     """
 
     name: str
@@ -192,7 +192,7 @@ class AskedModel:
         )
 
     def images_of(self, rows: Sequence[PromptRow]) -> PromptImages | None:
-        """What a request for answers to these prompts has of their images."""
+        """Images of these prompts, for a request for answers to them."""
         return None if self.images is None else self.images.of_prompts([row.media for row in rows])
 
     def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:
@@ -264,8 +264,8 @@ def engine_maker(
 
 @dataclass(frozen=True)
 class AskedFolder:
-    """All of a finished model but its weights, as `AskedModel` has it. reader: of images; None where the model reads
-    text alone, or is asked without a chat template."""
+    """All of a finished model but its weights, as `AskedModel` has it. reader: of images; None if the model reads text
+    alone, or has no chat template."""
 
     name: str
     tokenizer: Any
@@ -275,8 +275,8 @@ class AskedFolder:
 
 
 def open_asked(name_or_path: str, data: DataArguments) -> AskedFolder:
-    """Read a model's tokenizer, and say on standard error how the model is asked. ThreestepError if it cannot be asked
-    in data's prompt style."""
+    """Read a model's tokenizer, and print its prompt style to standard error. ThreestepError if it cannot have data's
+    prompt style."""
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
     style = adopt_style(tokenizer, data.chat)
     note(f"{name_or_path}: {style.sentence}")

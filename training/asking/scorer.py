@@ -107,7 +107,7 @@ def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response
 def why_pictures_unscored(name_or_path: str, sides: Sequence[tuple[Any, ImageReader]]) -> str | None:
     """Return why a reward model does not score answers about pictures; None where it does.
 
-    sides: tokenizer of each model that answers, and what reads its pictures.
+    sides: tokenizer of each model that answers, and the reader of its pictures.
     """
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
     reader = reader_of_folder(name_or_path, tokenizer)

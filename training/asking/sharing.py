@@ -80,7 +80,7 @@ def sharers() -> Iterator[Sharers]:
 
 
 def _leave(together: Sharers) -> None:
-    """Keep the store, which the first rank may host, until every rank has said good-bye."""
+    """Leave the store, which the first rank may host, once every rank has finished."""
     if not together.is_main:
         together.store.set(f"left/{together.rank}", "1")
         return

@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reply:
-    """What follows a line: `text` to show, answers to the last turn, or the end."""
+    """The reaction to a line: `text` to show, answers to the last turn, or the end."""
 
     text: str = ""
     answer: bool = False
@@ -45,9 +45,9 @@ class Reply:
 
 @dataclass(eq=False)
 class Talk:
-    """Every model sees the same questions and its own answers, which depend on the seed and the turn.
+    """A conversation. Every model sees the same questions and its own answers, which depend on the seed and the turn.
 
-    acting: who answers the models; None: nobody. columns: of the row with which a question opens an environment.
+    acting: answers the models; None: nobody does. columns: of the row with which a question opens an environment.
     waiting: pictures that go with the next question.
     """
 
@@ -67,8 +67,8 @@ class Talk:
         self.waiting.clear()
 
     def attach(self, path: str) -> str:
-        """Read a picture, which goes with the next question; return what it is. ThreestepError if it cannot be read, or
-        if one of the models or the reward model reads text alone."""
+        """Read a picture, which goes with the next question; return its description. ThreestepError if it cannot be
+        read, or if one of the models or the reward model reads text alone."""
         for asked in self.models:
             if asked.pictures is None:
                 raise ThreestepError(
@@ -102,8 +102,8 @@ class Talk:
         return messages
 
     def answer(self, place: int) -> Iterator[Answer]:
-        """Yield model `place`'s answer to the last turn as it grows. What was yielded last is stored, even if the
-        caller stops early."""
+        """Yield model `place`'s answer to the last turn as it grows. The last one is stored, even if the caller stops
+        early."""
         turn = self.turns[-1]
         turn.answers.pop(place, None)
         turn.scores.pop(place, None)
@@ -120,7 +120,7 @@ class Talk:
         return stream_acted(asked, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed)
 
     def note(self, place: int) -> str:
-        """What there is to say of model `place`'s last answer (`Answer.note`)."""
+        """`Answer.note` of model `place`'s last answer."""
         answer = self.turns[-1].answers.get(place)
         return "" if answer is None else answer.note
 
@@ -174,7 +174,7 @@ class Talk:
 
 
 def _content(turn: Turn) -> Any:
-    """What the user said: the pictures first, in a chat template's parts."""
+    """The user's message: the pictures first, in a chat template's parts."""
     if not turn.pictures:
         return turn.question
     images = [{"type": "image", "image": picture.data} for picture in turn.pictures]

@@ -1,7 +1,7 @@
-"""What is made of data before any training: an account of each source and of each phase.
+"""An account of data before any training: of each source and of each phase.
 
 The code that builds a run's rows makes them here too, with and without the limits on their length, from a sample of the
-rows; nothing is cached. What training would refuse stands in the account as its sentence.
+rows; nothing is cached. Where training would stop, the account holds its error message.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SourceAccount:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of whole rows, before anything is cut: each row's, and what they amount to."""
+    """Lengths of whole rows, before anything is cut, and their statistics."""
 
     rows: list[int]
     least: int
@@ -97,7 +97,7 @@ class ShownRow:
     index: in its source. tokens, whole_tokens: after and before it was cut.
     texts: its parts by name (phase 2: prompt, chosen, rejected), each in runs.
     input_ids, loss_mask: as they are laid out; empty where no tokenizer was given.
-    others: what a prompt of phase 3 carries besides.
+    others: values that a prompt of phase 3 carries besides, by name.
     images: of the row, each in words, and the address of a small picture that holds it.
     """
 
@@ -115,14 +115,14 @@ class ShownRow:
 
 @dataclass(frozen=True)
 class PhaseAccount:
-    """What one phase gets and makes of it.
+    """The rows of one phase, and their figures.
 
     share_rows, all_rows: its training rows, out of those that all phases share; eval_rows: held out.
     shares: the same of each source, (name, share, all). share_flags: what decides on the share.
     looked_at: rows of the share that the figures below are from.
-    targets: tokens that carry loss, out of `tokens`; loss: which ones, and why the others do not.
+    targets: tokens that carry loss, out of `tokens`; loss: which these are, and why the others do not.
     dropped_rows, stopping_rows: some of the rows that are dropped, and of those (`stopping`) that would stop training.
-    counted: other counts of the rows, by what was counted.
+    counted: other counts of the rows, by name.
     refused: why training would stop; None: it would not.
     """
 
@@ -161,7 +161,7 @@ class PhaseAccount:
 
 @dataclass(frozen=True)
 class Account:
-    """style: how prompts and responses become text, in one sentence. unit: what lengths count."""
+    """style: the form of prompts and responses, in one sentence. unit: of lengths."""
 
     sources: list[SourceAccount]
     phases: list[PhaseAccount]
@@ -179,8 +179,8 @@ class Account:
 
 @dataclass(frozen=True)
 class Look:
-    """How closely to look. phases: which; rows: shown of each; most_rows: looked at in each; seed: of the run;
-    unread: why images of rows are not read, where they are not."""
+    """The extent of an inspection. rows: shown of each phase; most_rows: looked at in each; seed: of the run;
+    unread: why images of rows are not read, if they are not."""
 
     phases: Sequence[int]
     rows: int
@@ -207,7 +207,7 @@ def account_of(
 
 
 def _one_by_one(data: DataArguments) -> Iterator[DataArguments]:
-    """The data flags with each entry alone: what is wrong with one is told of that one."""
+    """The data flags with each entry alone, so that a mistake names its entry."""
     for name in data.source.data_path:
         yield replace(data, source=replace(data.source, data_path=[name], sft_only_data_path=[]))
     for name in data.source.sft_only_data_path:
@@ -262,7 +262,7 @@ def _example(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """A row that was made: from which portion, at which index, and how long it was before it was cut."""
+    """A row that was made: its portion, its index, and its length before it was cut."""
 
     row: Row
     portion: Portion
@@ -417,7 +417,7 @@ class _PhaseLook:
 
     @property
     def _limits(self) -> RowArguments:
-        """Those of the run, which count tokens."""
+        """The limits of the run, which count tokens."""
         return self._data.rows if self._has_ids else self._unlimited
 
     @cached_property
@@ -492,7 +492,7 @@ def _where_loss_falls(phase: int, data: DataArguments) -> str:
 
 
 def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
-    """What else was counted, in words; how responses end is the model's own, and unknown without one."""
+    """Further counts by their names; ends of responses depend on the model, and are unknown without one."""
     found = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
     if has_ids:
         found |= {f"responses end with {token}": count for token, count in counts.ends.items()}

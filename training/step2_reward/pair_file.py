@@ -34,7 +34,7 @@ _COLUMNS = ("prompt", "chosen", "rejected")
 @dataclass(frozen=True)
 class PairFile:
     """rows: the pairs to score; row_id: the place in the file, from 1. left_out: by place, why a pair is not scored.
-    pixels_of: what a vision tower takes of images by their keys; None where the model reads text alone.
+    pixels_of: a vision tower's input for images by their keys; None if the model reads text alone.
     """
 
     rows: list[ResponsesRow]
@@ -125,7 +125,7 @@ def _as_stored(columns: tuple[list[str], ...], texts: TextTokenizer) -> Iterator
 def _under_template(
     path: str, raw: PromptRawDataset, strategy: ChatText, pictures: RowPictures | None
 ) -> Iterator[_Encoded | Dropped]:
-    """By the chat template, or why a pair has none. Raises BadConversation."""
+    """Ids of each pair by the chat template, or the reason why it has none. Raises BadConversation."""
     samples: Sequence[Any] = raw.get_train_data()
     _check_some(path, samples)
     for place, sample in enumerate(samples, start=1):

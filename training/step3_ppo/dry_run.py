@@ -83,7 +83,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 def _reused(
     trained: dict[str, PlannedModel], ppo: PpoArguments, forward: LargestForward
 ) -> dict[str, tuple[MemoryLine, ...]]:
-    """What --reuse_forwards holds in each role's backward, besides the forward that learns."""
+    """Memory that --reuse_forwards holds in each role's backward, besides the forward that learns."""
     if not ppo.reuse_forwards:
         return {}
     forwards = -(-ppo.sequences_per_minibatch // forward.rows)
@@ -136,7 +136,7 @@ def _frozen(
     components: Components,
     where: tuple[int, PlannedDevice, int],
 ) -> tuple[list[MemoryLine], list[Moment]]:
-    """What reference, reward model and moving average hold, if there are any, and what forwards of sharded ones add.
+    """Memory of reference, reward model and moving average, if there are any, and of sharded ones' forwards.
 
     where: ranks, the device, and the bytes of a layer's activations
     """

@@ -1,8 +1,8 @@
 """Groups whose samples all score the same teach nothing and are replaced by groups of other prompts.
 
 DAPO (Yu et al. 2025, section 3.2), with a limit: after the last try the remaining groups stay. All ranks together have
-one batch, whose prompts are dealt to them one by one, and so are a try's prompts: which prompt takes which place, and
-what its samples are, depends on the seed, the place and the try, and not on how many ranks there are.
+one batch, whose prompts are dealt to them one by one, and so are a try's prompts: a place's prompt and its samples
+depend on the seed, the place and the try, and not on the number of ranks.
 
 B sequences, G groups (prompts). A place is a group's number in the batch of all ranks.
 """
@@ -50,7 +50,7 @@ class GroupCounts:
 
 @dataclass(frozen=True)
 class DrawnGroups:
-    """What a batch trains on, and what was drawn for it besides. samples, left_out: of this rank."""
+    """The samples that a batch trains on, and those that it leaves out. samples, left_out: of this rank."""
 
     samples: Samples
     left_out: tuple[LeftOut, ...] = ()
@@ -63,7 +63,7 @@ def with_differing_groups(
     """Return the samples with equal groups replaced, as far as `tries` draws find groups that differ. A collective.
 
     draw(attempt, prompts): this rank's samples of that many prompts, its share of the attempt's. Rollouts are
-        collectives, so every rank draws the same number; what that is more than all ranks lack is dropped unseen.
+        collectives, so every rank draws the same number; those beyond the number that all ranks lack are dropped.
     """
     ranks, rank, each = settings.plan.ranks, settings.rank, settings.samples_per_prompt
     left_out: list[LeftOut] = []

@@ -1,7 +1,7 @@
 """Part 3 of the loop: a response's score is the weighted sum of its rewards. Functions run in threads meanwhile.
 
-A reward model reads equal responses to a prompt once. How far rounding may move a score, which depends on what else a
-forward computes, decides whether two samples of a prompt score the same.
+A reward model reads equal responses to a prompt once. Two samples of a prompt score the same if their scores differ by
+no more than rounding, which depends on a forward's other rows.
 
 B sequences of this rank.
 """
@@ -96,13 +96,13 @@ class Rounded(NamedTuple):
 
 
 def rounding_of_sums(summands_BK: torch.Tensor) -> torch.Tensor:
-    """Return [B], how far the sums of each row may be off: n - 1 additions of n numbers, none of which is 0."""
+    """Return [B], the largest error of each row's sum: n - 1 additions of n numbers, none of which is 0."""
     additions_B = ((summands_BK != 0).sum(dim=1) - 1).clamp(min=0)
     return torch.finfo(summands_BK.dtype).eps * additions_B * summands_BK.abs().sum(dim=1)
 
 
 def _of_environments(rollout: Rollout) -> Rounded:
-    """The sum of what environments gave each response's turns."""
+    """The sum of environments' rewards over each response's turns."""
     if rollout.conversations is not None:
         turns_BR = rollout.conversations.turn_rewards_BR
     else:  # no row has an environment
@@ -111,7 +111,7 @@ def _of_environments(rollout: Rollout) -> Rounded:
 
 
 def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSettings) -> torch.Tensor:
-    """Return the scores minus what the responses' ends and lengths take off."""
+    """Return the scores minus the penalties for the responses' ends and lengths."""
     punishment_B = overlong_punishment(rollout.spans_B, length.max_tokens, length.overlong_buffer_tokens)
     ending_B = missing_eos_punishment(rollout.ended_B, length.missing_eos_penalty)
     return scores_B + ending_B + length.overlong_penalty * punishment_B
@@ -142,7 +142,7 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
 
 
 def _units(roles: Roles) -> float:
-    """How far rounding may move a reward model's score, as a share of it."""
+    """The most that rounding may move a reward model's score, as a share of it."""
     dtype = torch.float32 if roles.scorer is None else roles.scorer.dtype
     return _STORED_UNITS * torch.finfo(dtype).eps + _SUMMED_UNITS * torch.finfo(torch.float32).eps
 

@@ -1,4 +1,4 @@
-"""Scores of the actor's responses to held-out prompts: before, during and after training, and what a run reached."""
+"""Scores of the actor's responses to held-out prompts: before, during and after training, and a run's summary."""
 
 from __future__ import annotations
 
@@ -153,9 +153,9 @@ class Evaluator:
 def conversation_columns(
     rollout: Rollout, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]
 ) -> dict[str, Sequence[Any]]:
-    """Return what samples of conversations show: prompts and responses as the model had them, with calls and their
-    answers, and who said which part of them; the last turn, which rewards read; how many turns and forks there were,
-    what cut them, and the environments' figures."""
+    """Return the columns of samples of conversations: prompts and responses as the model had them, with calls and their
+    answers, and the role of each part; the last turn, which rewards read; numbers of turns and forks, the limit that
+    cut them, and the environments' figures."""
     assert rollout.conversations is not None
     count = range(len(rollout.conversations.records))
     return {
@@ -195,7 +195,7 @@ def sample_line(sample: dict[str, Any], characters: int = 100) -> str:
 
 def evaluation_figures(samples: Sequence[dict[str, Any]], group: str, seed: int) -> dict[str, float]:
     """Return means as `group`/NAME; with several data sources, also those of each, as `group`_SOURCE/NAME; and with
-    several samples of a prompt, what `several_figures` has of them, with the ends of their 95 % intervals."""
+    several samples of a prompt, their `several_figures`, with the ends of their 95 % intervals."""
     figures = _means(samples, group, seed)
     for name, own in by_source(samples).items():
         figures |= _means(own, f"{group}_{name}", seed)

@@ -1,4 +1,4 @@
-"""Checkpoints of a training loop on all ranks: when one is due, what is written, and what is loaded on resuming.
+"""Checkpoints of a training loop on all ranks: when one is due, writing it, and loading it on resuming.
 
 All files are JSON or safetensors, also those that DeepSpeed writes and loads for its engines (see
 `engine.state_files`). They are loaded only after every byte was compared with the manifest.
@@ -45,8 +45,8 @@ _EXPIRES = len(SIGNALS) + 2
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run resumes; by default, its beginning. path: of the checkpoint; settings, step, seconds and log_sizes:
-    of the run that wrote it; state: what its loop gave to `save`; best: the fields of its best evaluation."""
+    """Start of a resumed run; by default, its beginning. path: of the checkpoint; settings, step, seconds, log_sizes:
+    of the run that wrote it; state: the one that its loop gave to `save`; best: the fields of its best evaluation."""
 
     path: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -89,8 +89,8 @@ def checkpointed_run(
 
 
 def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
-    """What a checkpoint, of a run with `settings`, says of itself. ThreestepError where it is not what this version
-    writes."""
+    """Read the point at which a checkpoint, of a run with `settings`, resumes. ThreestepError if this version does not
+    write such a one."""
     where = path / _TRAINER_FILE
     saved = read_record(where)
     check_keys(saved, ("step", "seconds", "log_sizes", "state"), str(where), optional=("best",))
@@ -106,7 +106,7 @@ def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
 
 @dataclass
 class RunCheckpoints(Checkpoints):
-    """Those of a run in its folder. settings: all that the checkpoints' manifests record."""
+    """The checkpoints of a run in its folder. settings: all that their manifests record."""
 
     plan: CheckpointPlan
     run: RunFolder
@@ -244,8 +244,7 @@ class RunCheckpoints(Checkpoints):
         return folder.of(step)
 
     def _write(self, step: int, state: Mapping[str, Any], folder: CheckpointFolder) -> str | None:
-        """Write and publish a checkpoint in `folder`; on a disk error, restore what was there before and return the
-        error."""
+        """Write and publish a checkpoint in `folder`; on a disk error, restore the one before and return the error."""
         is_main = self._ranks.is_main
         error = (
             disk_error_of(lambda: folder.begin(step, self.parts.engines), is_main)
@@ -278,8 +277,8 @@ class RunCheckpoints(Checkpoints):
             folder.prune(step, self.plan.flags.keep_last, None if best is None else best.step)
 
     def _stop_reason(self) -> int:
-        """Why this rank must stop: a signal's place in SIGNALS, from 1 on, _OUT_OF_TIME or _EXPIRES; 0 if it need
-        not."""
+        """The reason why this rank must stop: a signal's place in SIGNALS, from 1 on, _OUT_OF_TIME or _EXPIRES; 0 if
+        there is none."""
         now = time.monotonic()
         self._longest_step_seconds = max(self._longest_step_seconds, now - self._step_began)
         self._step_began = now

@@ -59,14 +59,14 @@ class CheckpointParts:
         return _first_disk_error(errors)
 
     def describe(self, folder: Path) -> None:
-        """Write what an export needs besides the engines' files. On rank 0 alone."""
+        """Write the files that an export needs besides the engines'. On rank 0 alone."""
         for name in self.engines.keys() & self.tokenizers.keys():
             model: Any = self.engines[name].module.model
             write_description(folder / DESCRIPTIONS / name, model, self.tokenizers[name])
             copy_files(self.processor, folder / DESCRIPTIONS / name)
 
     def load(self, folder: Path) -> None:
-        """Load what the same number of ranks wrote, with the same ZeRO stages."""
+        """Load the files of the same number of ranks, with the same ZeRO stages."""
         for name, engine in self.engines.items():
             load_engine(engine, folder, name)
         if self.average is not None:
@@ -74,7 +74,7 @@ class CheckpointParts:
         self._load_random(folder)
 
     def load_converted(self, folder: Path, converted: Path, saved_ranks: int, seed: int) -> None:
-        """Load what `saved_ranks` ranks wrote, with any ZeRO stages. converted: a folder to use meanwhile.
+        """Load the files of `saved_ranks` ranks, with any ZeRO stages. converted: a folder to use meanwhile.
 
         With the same number of ranks the generators continue; otherwise each starts anew from `seed` and its rank.
         """

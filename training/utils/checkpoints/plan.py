@@ -1,5 +1,5 @@
-"""Which checkpoint a run resumes from, found and checked before anything is written to the run's folder; and whether it
-may: which settings differ, and which of these may."""
+"""The checkpoint that a run resumes from, found and checked before anything is written to the run's folder; and the
+settings that differ from its run's, refused unless they may."""
 
 from __future__ import annotations
 

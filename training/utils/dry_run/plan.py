@@ -1,4 +1,4 @@
-"""What training one model takes of a rank: its engine's memory, and its largest forward and backward."""
+"""Memory of a rank that trains one model: its engine's, and its largest forward's and backward's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LargestForward:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model that will be trained. engine: what it holds; forward: what its largest forward and backward add, with
+    """A model that will be trained. engine: its memory; forward: memory that its largest forward and backward add,
     activations first; layer_bytes: of the largest layer's activations."""
 
     sentences: tuple[str, ...]
@@ -63,7 +63,7 @@ def plan_training(
     ranks: int,
     device: PlannedDevice,
 ) -> PlannedModel:
-    """Return what training `model` (on the meta device) takes of one rank."""
+    """Return the memory of one rank that trains `model`, which is on the meta device."""
     trained = _trained_elements(model)
     config, engine = engine_of(model, settings, ranks, device)
     engine, whole_layer = _with_rounded_weights(engine, model)
@@ -127,7 +127,7 @@ def _trained_elements(model: Any) -> int:
 
 
 def _with_rounded_weights(engine: EngineMemory, model: Any) -> tuple[EngineMemory, list[MemoryLine]]:
-    """Add what the rounded weights of `model` take; and, for a forward, one of them made whole."""
+    """Add the memory of the rounded weights of `model`; and, for a forward, of one of them made whole."""
     layers = [layer for _, layer in quantized_layers(model)]
     if not layers:
         return engine, []
@@ -145,15 +145,15 @@ def planned_chunk_mb(model: Any, dtype: str, device: PlannedDevice) -> int:
 
 
 def planned_limits(sizes: ModelSizes, settings: EngineSettings, ranks: int, device: PlannedDevice) -> dict[str, int]:
-    """What ZeRO-3 gathers of a model on `ranks` such devices, as `limits_of` decides where there are some."""
+    """ZeRO-3's limits of gathering for a model on `ranks` such devices, as `limits_of` sets them on real ones."""
     memory_bytes = device.memory_bytes if device.is_cuda else host_share(ranks)
     return zero3_limits(sizes, DTYPES[settings.dtype].itemsize, memory_bytes, device.is_cuda)
 
 
 def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens: int | None, shared_by: int = 1) -> int:
     """Return how many rows of `longest_tokens` the largest forward of `sequences` has, as `forward_plan` bounds it.
-    A single sequence may exceed the bound of `most_tokens`. shared_by: responses of a prompt, each in a row of its own
-    if nothing is packed."""
+    A single sequence may exceed the bound of `most_tokens`. shared_by: responses of a prompt, each in a separate row if
+    nothing is packed."""
     if most_tokens is not None:
         return max(1, -(-most_tokens // longest_tokens))
     return sequences if packed else sequences * shared_by

@@ -125,8 +125,8 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
 
 
 def _in_words(problem: Exception) -> str:
-    """The first line of an error, with the second where that says what the first announces, and its kind where the line
-    alone does not say what is wrong."""
+    """The first line of an error, with the second if the first only announces it, and its kind if the line alone does
+    not explain it."""
     lines = str(problem).strip().splitlines()
     said = " ".join(line.strip() for line in lines[:2])[:200] if lines and lines[0].endswith(":") else ""
     said = said or first_line(problem)
@@ -134,8 +134,8 @@ def _in_words(problem: Exception) -> str:
 
 
 def model_files(name_or_path: str) -> list[str]:
-    """Return the files that decide what a loaded model computes: its configuration and safetensors; of an adapter, its
-    own and its base's."""
+    """Return the files that a loaded model's output depends on: its configuration and safetensors; of an adapter, its
+    and its base's."""
     from transformers.utils import cached_file
 
     adapter = find_adapter(name_or_path)

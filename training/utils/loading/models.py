@@ -166,7 +166,7 @@ def _refuse_headless(config: Any, settings: ModelSettings) -> None:
 
 
 def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any) -> AdapterPlan | None:
-    """What is done with the adapter that is given as a model; None for a model. config: of its base"""
+    """The plan for an adapter that is given as a model; None for a model. config: of its base"""
     from training.utils.loading.rehearsal import empty_model
 
     adapter = find_adapter(settings.name_or_path)
@@ -259,7 +259,7 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
 
 
 def _is_raised_by_a_family(problem: Exception) -> bool:
-    """Whether a file modeling_FAMILY.py raised it, not transformers' common code."""
+    """True if a file modeling_FAMILY.py raised it, not transformers' common code."""
     raised_in = Path(traceback.extract_tb(problem.__traceback__)[-1].filename).name
     return raised_in.startswith("modeling_") and raised_in != "modeling_utils.py"
 
@@ -322,8 +322,8 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
 
 
 def _set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Set the rates of dropout and noise, but for those that the model computes with in eval mode too, such as PhiMoE's
-    jitter: they are no noise."""
+    """Set the rates of dropout and noise, but for those that eval mode uses too, such as PhiMoE's jitter: they are no
+    noise."""
     from training.utils.models.own_forward import difference_now, own_forward_of
 
     own, others = own_forward_of(model), set_dropout(model, rate)
@@ -353,7 +353,7 @@ def check_no_dropout(
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.
 
-    where, instead: for the sentence: what is asked of the model, and what to do
+    where, instead: for the sentence: the purpose of the model, and the remedy
     """
     from training.utils.models.own_forward import difference_now, own_forward_of
 

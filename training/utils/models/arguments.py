@@ -124,5 +124,5 @@ class ModelArguments:
         check_beside_quantization(mistakes, self, {"--torch_compile": compiles})
 
     def settings(self) -> ModelSettings:
-        path, others = self.model_name_or_path, ("trains_adapter_on", "new_head", "takes_images")
+        path, others = self.model_name_or_path, ("trains_adapter_on", "new_head", "takes_media")
         return settings_of(ModelSettings, self, name_or_path=path, defaults=others)

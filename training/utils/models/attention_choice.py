@@ -1,8 +1,8 @@
-"""Which attention computes a model's rows where the user names none: chosen by what the model asks of attention and by
-what it computes then, never by how fast it is, so that every rank and a resumed run choose the same.
+"""The choice of attention for a model's rows if the user names none: by the model's calls of attention and by its
+results with it, never by speed, so that every rank and a resumed run choose the same.
 
-On CUDA the order is varlen, flex_attention, sdpa; on a CPU runs in turn, sdpa. What a packed row then gives is seen by
-`layout_check`, which takes the next of the order where it is wrong.
+On CUDA the order is varlen, flex_attention, sdpa; on a CPU runs in turn, sdpa. `layout_check` then checks the results
+of a packed row, and takes the next of the order if they are wrong.
 
 A heads, K key-value heads, D head size.
 """
@@ -46,8 +46,8 @@ _WHY = {
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a model asks of its attention. head_sizes: of keys and of values, the largest and the smallest of all
-    layers, 0 if none asks by transformers' interface. dropout: the largest, in train mode. changes: arguments that
+    """A model's calls of its attention. head_sizes: of keys and of values, the largest and the smallest of all
+    layers, 0 if none uses transformers' interface. dropout: the largest, in train mode. changes: arguments that
     change the scores."""
 
     head_sizes: tuple[int, int]
@@ -125,7 +125,7 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
 
 
 def switch_attention(model: PreTrainedModel, name: str) -> None:
-    """Give `model` the attention `name`, which `choose_on_cuda` found possible."""
+    """Give `model` the attention `name`, which `choose_on_cuda` tried."""
     set_text_attention(model, name)
     use_flex_attention(model, attention_by_document)
 
@@ -145,7 +145,7 @@ def _try_varlen(model: PreTrainedModel, own: OwnForward, call: AttentionCall) ->
 
 
 def _why_not_varlen(model: PreTrainedModel, call: AttentionCall) -> str | None:
-    """Return None if torch's kernel can compute what the model asks, else the reason why not."""
+    """Return None if torch's kernel can compute the model's attention, else the reason why not."""
     missing = why_no_kernel()
     if missing is not None or torch.version.hip is not None:
         return missing or "its kernel was not tried on ROCm"

@@ -1,4 +1,4 @@
-"""How one model is loaded and which of its weights train, as one record. Cheap to import."""
+"""Settings of one model: its loading, and which of its weights train. Cheap to import."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModelSettings:
 
     @property
     def quantization(self) -> Quantization | None:
-        """What the base weights are rounded to, or None."""
+        """The format that the base weights are rounded to, or None."""
         if self.load_in_4bit:
             return Quantization(self.bnb_4bit_quant_type, self.bnb_4bit_use_double_quant)
         return Quantization("int8") if self.load_in_8bit else None

@@ -2,8 +2,8 @@
 
 A loss needs one number per token, and a token has as many logits as the vocabulary: 1 MB in float32 at 256,000 tokens.
 Logits are computed in chunks of rows and turned into probabilities in place. If all rows fit one chunk, their
-probabilities are kept for the backward; otherwise it computes each chunk's logits again (as in Liger Kernel, Hsu et al.
-2024, arXiv:2410.10989, but for any loss: the log-probabilities may have any gradient). torch's own
+probabilities are saved for the backward; otherwise it computes each chunk's logits again (as in Liger Kernel, Hsu et
+al. 2024, arXiv:2410.10989, but for any loss: the log-probabilities may have any gradient). torch's
 `linear_cross_entropy` gives only a loss, and was slower where we measured it (docs/lab_book.md).
 
 M tokens to be predicted, H hidden size, V vocabulary, C tokens of a chunk.
@@ -49,7 +49,7 @@ class TokenLogprobs(NamedTuple):
     beside: Any = None
 
     def listed(self, read_M: torch.Tensor | None) -> TokenLogprobs:
-        """Return the same for each of `TokenRows.target_ids_M`, of what was read of `TokenRows.reads`. read_M: of the
+        """Return the same for each of `TokenRows.target_ids_M`, from the numbers of `TokenRows.reads`. read_M: of the
         rows; None returns it as it is."""
         if read_M is None:
             return self
@@ -61,8 +61,8 @@ class TokenLogprobs(NamedTuple):
 
 
 class TargetHead(nn.Module):
-    """A model's output layer, read at given tokens. It holds the layer's weight and bias as parameters of its own,
-    because ZeRO-3 gathers a parameter for the module that holds it, forward and backward."""
+    """A model's output layer, read at given tokens. It holds the layer's weight and bias as its parameters, because
+    ZeRO-3 gathers a parameter for the module that holds it, forward and backward."""
 
     def __init__(self, head: nn.Linear, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def read_logits(
     with_entropy: bool,
     with_collisions: bool = False,
 ) -> TokenLogprobs:
-    """Return what TargetHead returns, from logits that are in memory."""
+    """Return the same as TargetHead, from logits that are in memory."""
     logits_MV = logits_MV.to(_at_least_float32(logits_MV.dtype))
     if temperature != 1.0:
         logits_MV = logits_MV / temperature

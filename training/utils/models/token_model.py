@@ -1,4 +1,4 @@
-"""What steps read from models: log-probabilities of given tokens, and scalars at given positions.
+"""Models as steps read them: log-probabilities of given tokens, and scalars at given positions.
 
 Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers each weight where it is used. Logits are
 computed only at predicting positions, in chunks if they are many (`target_head`).
@@ -47,7 +47,7 @@ class PolicyModel(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens share the probability: those of the output layer, as wide as the configuration says."""
+        """Number of tokens that share the probability: those of the output layer, as wide as the configuration says."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
@@ -129,5 +129,5 @@ def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor)
 
 
 def _hidden(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> torch.Tensor:
-    """The trunk's states, [L, H]: of every slot, and of what fills the rows."""
+    """The trunk's states, [L, H]: of every slot, padding included."""
     return model.base_model(**_inputs(model, rows, noise_NTE))[0].flatten(0, 1)

@@ -1,6 +1,6 @@
 """Samples of an evaluation on ranked responses: each row's responses, their scores, and how far the order holds.
 
-Some rows at every evaluation; before and after training as many as are useful to look for pairs that are judged worst.
+Some rows at every evaluation; before and after training enough of them to find the pairs that are judged worst.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Masked means: every character of a message is replaced by a private-use character that stands for this character of this
 text. Then the unmasked output was written by the template: a header or an end-of-turn token that a message quotes
-cannot be mistaken for the template's own. Knows nothing of turns, tokens or phases.
+cannot be mistaken for the template's. Knows nothing of turns, tokens or phases.
 
 In shapes: C characters of a rendering, M of them masked.
 """
@@ -65,7 +65,7 @@ _TRIALS: tuple[tuple[list[Message], Any], ...] = (
 
 @dataclass(frozen=True)
 class Rendering:
-    """What a template wrote. `marks`: (begin, end) characters of its `{% generation %}` blocks, in order."""
+    """A template's output. `marks`: (begin, end) characters of its `{% generation %}` blocks, in order."""
 
     text: str
     marks: list[tuple[int, int]]
@@ -217,7 +217,7 @@ class MaskedMessages:
     begins: list[int] = field(default_factory=list)
 
     def provenance(self, masked: str, plain: str) -> Provenance | None:
-        """Where masked characters come from; None where the template treated `masked` and `plain` differently."""
+        """Source of each masked character; None if the template treated `masked` and `plain` differently."""
         if len(masked) != len(plain):
             return None
         masked_C, plain_C = _code_points(masked), _code_points(plain)

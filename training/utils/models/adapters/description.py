@@ -1,4 +1,4 @@
-"""A model without its weights, as a checkpoint keeps it: configuration, tokenizer, adapter settings, dtype.
+"""A model without its weights, as a checkpoint holds it: configuration, tokenizer, adapter settings, dtype.
 
 Together with the engine's weights in the checkpoint, that is enough to make a model folder.
 """
@@ -100,7 +100,7 @@ def read_description(folder: Path) -> DescribedModel:
 
 
 def _class_of(config: Any) -> Any:
-    """Return what makes the model whose class `architectures` names."""
+    """Return the class or Auto class of the model that `architectures` names."""
     if any("SequenceClassification" in name for name in config.architectures):
         return scalar_model_class(config)
     return language_model_class(config, with_media=media_architecture(config) in config.architectures)

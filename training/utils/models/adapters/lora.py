@@ -71,7 +71,7 @@ def _set_lora_dropout(model: PreTrainedModel, rate: float) -> None:
 
 
 def is_adapter_tensor(name: str) -> bool:
-    """Whether LoRA added the tensor of this name."""
+    """True if LoRA added the tensor of this name."""
     return ".lora_" in name
 
 
@@ -81,7 +81,7 @@ def merged_name(name: str) -> str:
 
 
 def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """Return what LoRA adds to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
+    """Return LoRA's addition to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
     if not name.endswith(".base_layer.weight"):
         return None
     layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
@@ -99,7 +99,7 @@ def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Paramet
 
 
 def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
-    """Return the names of the linear layers to adapt; what is left out is noted with the model's own forward."""
+    """Return the names of the linear layers to adapt; those left out are noted with the model's own forward."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -156,7 +156,7 @@ def _in_words(reason: str, names: list[str]) -> str:
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
     """Inside, `model` computes without its adapters.
 
-    PEFT's own switch also toggles requires_grad, which breaks DeepSpeed's hooks on parameters; the flag that it sets is
+    PEFT's switch also toggles requires_grad, which breaks DeepSpeed's hooks on parameters; the flag that it sets is
     enough (peft 0.21, tuners_utils.BaseTunerLayer).
     """
     from peft.tuners.tuners_utils import BaseTunerLayer

@@ -2,7 +2,7 @@
 
 | --attn_implementation | argument | where |
 | --- | --- | --- |
-| auto | of varlen, flex_attention and sdpa the first that computes the model's own numbers (`attention_choice`) | |
+| auto | of varlen, flex_attention and sdpa the first that gives the model's own numbers (`attention_choice`) | |
 | sdpa | a boolean mask, None where causal attention is enough | everywhere; quadratic in the row |
 | sdpa, on a CPU | the runs that make up the rows (`document_attention`) | families that pass keyword arguments on |
 | varlen | lengths of the runs, and their keys (`varlen_attention`) | CUDA, half precision; such families |
@@ -28,7 +28,7 @@ BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
 
 
 def long_rows_are_free(implementation: str) -> bool:
-    """Whether the cost of attention depends on document lengths alone (with a dense mask, on the row's)."""
+    """True if the cost of attention depends on document lengths alone (with a dense mask, on the row's)."""
     return implementation in (BY_DOCUMENT, VARLEN, FLEX, *FLASH)
 
 
@@ -54,8 +54,8 @@ def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> 
 
 
 def sliding_window(model: Any) -> int | None:
-    """How many of the last tokens the layers of a transformers model see that see the last alone (Gemma 3); None where
-    it does not name such layers."""
+    """Width of the window of a transformers model's sliding layers (Gemma 3), in tokens; None if it names no such
+    layers."""
     text_config = model.config.get_text_config()
     has_some = "sliding_attention" in (getattr(text_config, "layer_types", None) or ())
     return text_config.sliding_window if has_some else None

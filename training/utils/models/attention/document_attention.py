@@ -43,8 +43,8 @@ def use_document_attention(model: PreTrainedModel) -> None:
 
 
 def share_keys_of_few_tokens() -> None:
-    """Have transformers' own SDPA, under its name, compute decoded tokens as `attention_by_document` does; all else
-    stays as it is."""
+    """Have transformers' SDPA, under its name, compute decoded tokens as `attention_by_document` does; all else stays
+    as it is."""
     AttentionInterface.register(SDPA, _sdpa_that_shares_keys)
 
 
@@ -65,8 +65,8 @@ def _sdpa_that_shares_keys(
 
 
 def _are_few_tokens(query_NATD: torch.Tensor, attention_mask: torch.Tensor | None, others: Mapping[str, Any]) -> bool:
-    """Whether a call is of one token of each row, or of a few with a mask that all heads share. others: its further
-    arguments, of which these change what it is.
+    """True for a call of one token of each row, or of a few with a mask that all heads share. others: its further
+    arguments, some of which change its meaning.
 
     Compiled blocks are those of training: there a bound on the tokens would be one compilation more."""
     if any(others.get(name) is not None for name in ("position_bias", "cache")):
@@ -80,8 +80,8 @@ def _are_few_tokens(query_NATD: torch.Tensor, attention_mask: torch.Tensor | Non
 
 @contextlib.contextmanager
 def comparisons_with_sdpa(model: PreTrainedModel) -> Iterator[list[str]]:
-    """Inside, note where a family's code compares the name of the attention function with "sdpa", which it is no longer
-    called: the files. Such a family does something else under another name, by however little its numbers show it."""
+    """Inside, note the files in which a family compares the name of the attention function with "sdpa", which is no
+    longer its name. Such a family computes something else under another name, however little its numbers show it."""
     configs = {id(config): config for module in model.modules() for config in _configs(module)}
     name, files = text_attention(model), list[str]()
     for config in configs.values():
@@ -134,9 +134,9 @@ def attention_by_document(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: return ([N, T, A, D], None).
 
-    others: `runs`, a sequence of AttentionRun, from `model_inputs`. Without it, or where a `position_bias` changes the
-    scores themselves or a paged `cache` the keys, this is transformers' own function for SDPA (a few tokens:
-    `_of_few_tokens`). The output has the queries' dtype, whatever attention was computed in.
+    others: `runs`, a sequence of AttentionRun, from `model_inputs`. Without it, or if a `position_bias` changes the
+    scores or a paged `cache` the keys, this is transformers' function for SDPA (a few tokens: `_of_few_tokens`). The
+    output has the queries' dtype, whatever attention was computed in.
     """
     runs: Sequence[AttentionRun] | None = others.pop("runs", None)
     if runs is None and _are_few_tokens(query_NATD, attention_mask, others):

@@ -43,7 +43,7 @@ def use_varlen_attention(model: PreTrainedModel) -> None:
 
 
 def why_no_kernel() -> str | None:
-    """Return None if this torch has `varlen_attn` with a scale and a window (torch 2.11), else what is missing."""
+    """Return None if this torch has `varlen_attn` with a scale and a window (torch 2.11), else the missing part."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -83,7 +83,7 @@ class VarlenAttention:
         scaling: float | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """ThreestepError for what the kernel cannot compute."""
+        """ThreestepError for arguments that the kernel cannot compute."""
         lengths: RunLengths | None = others.pop("runs", None)
         if lengths is None:
             return attention_by_document(

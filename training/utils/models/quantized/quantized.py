@@ -1,10 +1,10 @@
-"""Linear layers whose frozen weights are kept in 4 or 8 bits, and made whole again in each forward and backward.
+"""Linear layers whose frozen weights are stored in 4 or 8 bits, and made whole again in each forward and backward.
 
 QLoRA (Dettmers et al. 2023, arXiv:2305.14314): the weights of the base are rounded once, adapters in the precision of
 the training stand on them, and gradients pass through the rounded weights to the adapters. The 4-bit kinds and their
-kernels are bitsandbytes'; its layers are not used. They change their own weights on some CPUs in eval mode, and in 8
-bits they round activations too, by the outliers of a whole batch (LLM.int8()): what is computed for a token would then
-depend on what shares its batch. Here the weights alone are rounded, and the rest is a linear layer of them.
+kernels are bitsandbytes'; its layers are not used. They change their weights on some CPUs in eval mode, and in 8 bits
+they round activations too, by the outliers of a whole batch (LLM.int8()): a token's numbers would then depend on its
+neighbours in the batch. Here the weights alone are rounded, and the rest is a linear layer of them.
 
 O outputs, I inputs.
 """
@@ -34,7 +34,7 @@ class QuantizedLinear(nn.Linear):
     integers, which no cast of a model's precision changes; scales are stored by their bits.
 
     transposed: it was a Conv1D, whose weight is [I, O]
-    absent: while not None, `weight` is this, and what the layer computes does not change
+    absent: while not None, `weight` is this, and the layer's output does not change
     """
 
     def __init__(self, layer: nn.Module, quantization: Quantization, device: torch.device | None) -> None:
@@ -66,7 +66,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class _ThroughRounded(torch.autograd.Function):
-    """Keeps nothing for the backward, which makes the weight whole once more."""
+    """Saves nothing for the backward, which makes the weight whole once more."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
@@ -80,8 +80,8 @@ class _ThroughRounded(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class RoundedLayers:
-    """What was rounded. bytes_before, bytes_after: of all weights of the model. share: the root mean square of what
-    rounding changed, of that of the weights."""
+    """Figures of a rounded model. bytes_before, bytes_after: of all its weights. share: the root mean square of the
+    rounding errors, divided by that of the weights."""
 
     layers: int
     bytes_before: int
@@ -154,7 +154,7 @@ def rounded_elements(model: nn.Module) -> int:
 
 def quantized(weight_OI: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
     """Round a weight; return its parts by name: `packed` and `scale`; of scales that are quantized themselves, also
-    `scale_scale`, `scale_offset` and `scale_code`. All are integers; what is a float32 is stored by its bits."""
+    `scale_scale`, `scale_offset` and `scale_code`. All are integers; float32 numbers are stored by their bits."""
     if quantization.kind == "int8":
         scale_O = weight_OI.float().abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
         packed_OI = (weight_OI.float() / scale_O[:, None]).round_().to(torch.int8)
@@ -205,13 +205,13 @@ def dequantized(
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes that all weights of `model` take on one rank, as they are kept."""
+    """Return the bytes that all weights of `model` take on one rank, as they are stored."""
     rounded = sum(part.nbytes for _, layer in quantized_layers(model) for part in layer.buffers())
     return rounded + sum(weight.nbytes for weight in model.parameters())
 
 
 def _empty_parts(weight_OI: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
-    """What `quantized` returns, without values."""
+    """The result of `quantized`, without values."""
     outputs, inputs = weight_OI.shape
     if quantization.kind == "int8":
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
