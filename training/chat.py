@@ -27,7 +27,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import AUTO, flag, settings_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.table import RolloutEngineArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
@@ -93,7 +93,7 @@ class TalkArguments:
         settings_of(ChatArguments, self).validate(mistakes)
 
 
-GROUPS = (TalkArguments, SamplingArguments, RolloutEngineArguments, EnvironmentArguments, ConversationArguments)
+GROUPS = (TalkArguments, SamplingArguments, RolloutEngineFlags, EnvironmentArguments, ConversationArguments)
 
 
 class ChatFlags(NamedTuple):
@@ -101,7 +101,7 @@ class ChatFlags(NamedTuple):
 
     chat: TalkArguments
     sampling: SamplingArguments
-    engines: RolloutEngineArguments
+    engines: RolloutEngineFlags
     environment: EnvironmentArguments
     conversation: ConversationArguments
 
