@@ -28,7 +28,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of, settings_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.table import RolloutEngineArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
@@ -104,7 +104,7 @@ class TalkArguments:
         return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
 
 
-GROUPS = (TalkArguments, SamplingArguments, RolloutEngineArguments, EnvironmentArguments, ConversationArguments)
+GROUPS = (TalkArguments, SamplingArguments, RolloutEngineFlags, EnvironmentArguments, ConversationArguments)
 
 
 class ChatFlags(NamedTuple):
@@ -112,7 +112,7 @@ class ChatFlags(NamedTuple):
 
     chat: TalkArguments
     sampling: SamplingArguments
-    engines: RolloutEngineArguments
+    engines: RolloutEngineFlags
     environment: EnvironmentArguments
     conversation: ConversationArguments
 

@@ -22,7 +22,7 @@ from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import RolloutEngineArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
@@ -34,7 +34,7 @@ GROUPS = (
     AskedArguments,
     SamplingArguments,
     ScoringArguments,
-    RolloutEngineArguments,
+    RolloutEngineFlags,
 )
 
 

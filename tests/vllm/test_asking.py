@@ -19,7 +19,7 @@ from training.asking.talk import Talk
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import RolloutEngineArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.generation.vllm.arguments import VllmArguments
 
 VLLM = ["--rollout_engine", "vllm", "--vllm_cache_gib", "0.05"]
@@ -42,7 +42,7 @@ def folders(tmp_path_factory, tiny_tokenizer):
 @pytest.fixture(scope="module")
 def pair(folders):
     """The same model, asked by transformers and by vLLM."""
-    flags = RolloutEngineArguments(vllm=VllmArguments(vllm_cache_gib=0.05))
+    flags = RolloutEngineFlags(vllm=VllmArguments(vllm_cache_gib=0.05))
 
     def loaded(engine: str):
         start = engine_maker(SamplingArguments(rollout_engine=engine), flags, LONGEST_TOKENS)
@@ -148,7 +148,7 @@ def test_an_evaluation(folders, tmp_path):
 def test_answers_to_pictures_are_transformers_own(tmp_path):
     """In a chat also a turn later, with another picture than before, and of an evaluation's rows."""
     place = seen(tmp_path, width=64)
-    engines = RolloutEngineArguments(vllm=VllmArguments(vllm_cache_gib=0.05))
+    engines = RolloutEngineFlags(vllm=VllmArguments(vllm_cache_gib=0.05))
     start = engine_maker(SamplingArguments(rollout_engine="vllm"), engines, LONGEST_TOKENS)
     asked = load_asked_model(str(place / "model"), None, DataArguments(), torch.device("cpu"), start)
     talk = Talk([asked], SamplingArguments(temperature=0.0, max_new_tokens=5), 1)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.sources.formats.messages import Message
-    from training.utils.generation.table import RolloutEngineArguments
+    from training.utils.generation.table import RolloutEngineFlags
     from training.utils.images.data.reader import ImageReader
     from training.utils.images.data.row_pictures import RowPictures
     from training.utils.images.prompts import PromptImages
@@ -223,7 +223,7 @@ def start_alone() -> Ranks:
 
 def engine_maker(
     flags: SamplingArguments,
-    engines: RolloutEngineArguments,
+    engines: RolloutEngineFlags,
     longest_tokens: int,
     thinks: bool = False,
     acts: str | None = None,

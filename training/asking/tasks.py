@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.generation.table import RolloutEngineArguments
+    from training.utils.generation.table import RolloutEngineFlags
     from training.utils.images.data.reader import PixelReader
     from training.utils.rewards.arguments import ScoringArguments
     from training.utils.run.run_arguments import RunArguments
@@ -68,7 +68,7 @@ class Evaluated:
     asked: AskedArguments
     sampling: SamplingArguments
     reward: ScoringArguments
-    engines: RolloutEngineArguments
+    engines: RolloutEngineFlags
 
 
 def run_task(flags: Evaluated) -> list[str]:

@@ -191,7 +191,7 @@ def _rollout(
     planned = PlannedActor(weights, sent, device.is_cuda, device.memory_bytes if device.is_cuda else None)
     memory = engine.planned_memory(flags.settings_of_engine(engine), planned)
     if memory is not None:
-        drawing, always = ([MemoryLine(*line) for line in part.items()] for part in (memory.drawing, memory.always))
+        drawing, always = ([MemoryLine(*line) for line in part.items()] for part in memory)
         return drawing, always
     size = ELEMENT_BYTES[roles.dtype]
     sequences = ppo.per_device_generation_batch_size * ppo.num_samples_per_prompt

@@ -29,7 +29,7 @@ from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.flags.flags import settings_of
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import RolloutEngineArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.layout.parallel import drawn_document
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
@@ -78,7 +78,7 @@ def thinking(save_model, tiny_tokenizer, tmp_path) -> tuple[AskedModel, Scorer]:
     tokenizer.add_tokens(WRITTEN_TAGS)
     data = data_flags(max_prompt_seq_len=64, parallel_thinking=True)
     path = fond_of_tags(save_model("plain", tokenizer=tokenizer), tmp_path / "thinking")
-    start = engine_maker(PATHS, RolloutEngineArguments(), 64, thinks=True)
+    start = engine_maker(PATHS, RolloutEngineFlags(), 64, thinks=True)
     reward = save_model("reward", scalar=True, tokenizer=tokenizer)
     return load_asked_model(str(path), None, data, CPU, start), load_answer_scorer(reward, None, data, ALONE)
 
@@ -145,12 +145,12 @@ def test_a_chat_draws_and_names_them(thinking):
 
 def test_paths_without_parallel_thinking_are_refused():
     with pytest.raises(ThreestepError, match="--parallel_paths 3 is of the paths of --parallel_thinking, which is not"):
-        engine_maker(PATHS, RolloutEngineArguments(), 64)
+        engine_maker(PATHS, RolloutEngineFlags(), 64)
     with pytest.raises(ThreestepError, match="--rollout_engine vllm does not support --parallel_thinking"):
-        engine_maker(dataclasses.replace(PATHS, rollout_engine="vllm"), RolloutEngineArguments(), 64, thinks=True)
+        engine_maker(dataclasses.replace(PATHS, rollout_engine="vllm"), RolloutEngineFlags(), 64, thinks=True)
 
 
 def test_a_model_that_cannot_draw_them_is_refused(save_model, tiny_tokenizer):
-    start = engine_maker(PATHS, RolloutEngineArguments(), 64, thinks=True)
+    start = engine_maker(PATHS, RolloutEngineFlags(), 64, thinks=True)
     with pytest.raises(ThreestepError, match="--parallel_tags expects every tag to be one token, got '<Parallel>'"):
         load_asked_model(save_model("plain"), None, data_flags(parallel_thinking=True), CPU, start)

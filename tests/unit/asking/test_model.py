@@ -25,7 +25,7 @@ from training.asking.model import (
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import RolloutEngineArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.loading.configurations import positions_of
 
 TALK = [
@@ -104,7 +104,7 @@ def test_the_dtype_is_the_saved_one_unless_asked(save_model):
 
 def test_the_default_engine_answers_one_or_many():
     model = tiny_causal_lm("llama").eval()
-    engine = engine_maker(SamplingArguments(), RolloutEngineArguments(), 64)(model)
+    engine = engine_maker(SamplingArguments(), RolloutEngineFlags(), 64)(model)
     assert engine.longest_tokens is None and positions_of(model.config) == model.config.max_position_embeddings
     prompt_ids_P = torch.tensor([5, 6, 7])
     request = RolloutRequest(prompt_ids_P.unsqueeze(0), torch.ones(1, 3, dtype=torch.bool), GREEDY, [1])
@@ -122,7 +122,7 @@ def test_an_engines_own_bound_counts(asked):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda folder: engine_maker(SamplingArguments(rollout_engine="vllm"), RolloutEngineArguments(), 64),
+        lambda folder: engine_maker(SamplingArguments(rollout_engine="vllm"), RolloutEngineFlags(), 64),
         lambda folder: chat.main([folder, "--rollout_engine", "vllm"]),
         lambda folder: evaluate.main(
             f"reward --model_name_or_path {folder} --reward gsm8k --data_path embedded --rollout_engine vllm".split()
@@ -139,7 +139,7 @@ def test_without_vllm_no_model_is_loaded(ask, monkeypatch, tmp_path):
 
 def test_a_family_that_cannot_be_asked_as_others_is_asked_more_slowly(capsys):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("openai-gpt", n_embd=32, n_layer=1, n_head=2)).eval()
-    engine = engine_maker(SamplingArguments(), RolloutEngineArguments(), 64)(model)
+    engine = engine_maker(SamplingArguments(), RolloutEngineFlags(), 64)(model)
     told = capsys.readouterr()
     assert "OpenAIGPTLMHeadModel rolls out prompts of one length at a time without a cache" in told.err and not told.out
     sampling = Sampling(4, 1.0, 0, 1.0, end_token_id=-1, pad_token_id=0)
@@ -148,4 +148,4 @@ def test_a_family_that_cannot_be_asked_as_others_is_asked_more_slowly(capsys):
 
 def test_an_engine_for_training_only():
     with pytest.raises(ThreestepError, match="^--rollout_engine hybrid is for training only; use another engine"):
-        engine_maker(SamplingArguments(rollout_engine="hybrid"), RolloutEngineArguments(), 64)
+        engine_maker(SamplingArguments(rollout_engine="hybrid"), RolloutEngineFlags(), 64)

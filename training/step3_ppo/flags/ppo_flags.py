@@ -12,7 +12,7 @@ from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
-from training.utils.generation.table import RolloutEngineArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.mtp.arguments import MtpArguments
 from training.utils.opening.guests import GuestSettings
 from training.utils.report.arguments import ReportArguments
@@ -36,7 +36,7 @@ class PpoFlags(NamedTuple):
     algorithm: AlgorithmArguments
     mismatch: MismatchArguments
     reward: ScoringArguments
-    engines: RolloutEngineArguments
+    engines: RolloutEngineFlags
     mtp: MtpArguments
     environment: EnvironmentArguments
     conversation: ConversationArguments

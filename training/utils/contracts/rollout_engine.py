@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str]
 # Lends a head for multi-token prediction (`mtp.head.MtpHead`) with whole weights; every rank must enter together.
 BorrowHead = Callable[[], AbstractContextManager[Any]]
+# Bytes of a rank by name: while responses are drawn, and at all times.
+PlannedMemory = tuple[dict[str, int], dict[str, int]]
 # Weights of a model by name, whole; each is valid until the next is requested.
 Tensors = Iterator[tuple[str, torch.Tensor]]
 
@@ -223,14 +225,6 @@ class PlannedActor:
     gpu_bytes: int | None
 
 
-@dataclass(frozen=True)
-class RolloutMemory:
-    """Bytes of a rank by name: while responses are drawn, and at all times."""
-
-    drawing: Mapping[str, int]
-    always: Mapping[str, int]
-
-
 class RolloutEngine(ABC):
     """Draws responses from a model's current weights. What an engine can do is stated in its class fields.
 
@@ -281,7 +275,7 @@ class RolloutEngine(ABC):
         return False
 
     @classmethod
-    def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> RolloutMemory | None:
+    def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> PlannedMemory | None:
         """Return what it adds to a rank's memory; None if it draws by the trained model, with a cache."""
         return None
 

@@ -68,7 +68,7 @@ def _with_groups(kind: type[_Kind]) -> type[_Kind]:
 
 
 @_with_groups
-class RolloutEngineArguments:
+class RolloutEngineFlags:
     """The flags of the engines in the table, a group each."""
 
     def of(self, kind: type | None) -> Any:

@@ -17,7 +17,7 @@ from training.utils.generation.table import (
     ENGINES,
     ENGINES_HELP,
     WITH_OTHER_LOGPROBS,
-    RolloutEngineArguments,
+    RolloutEngineFlags,
     checked_engine,
     engine_class,
 )
@@ -40,10 +40,10 @@ def test_names_stand_for_engines():
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_table_says_what_a_class_says(name):
-    engine, flags = engine_class(name), getattr(RolloutEngineArguments(), name, None)
+    engine, flags = engine_class(name), getattr(RolloutEngineFlags(), name, None)
     assert engine.logprobs_are_trained_models == (name not in WITH_OTHER_LOGPROBS)
     assert (None if flags is None else type(flags)) is engine.arguments
-    assert RolloutEngineArguments().of(engine.arguments) == flags and name in ENGINES_HELP
+    assert RolloutEngineFlags().of(engine.arguments) == flags and name in ENGINES_HELP
 
 
 def test_an_engine_of_the_users(tmp_path):

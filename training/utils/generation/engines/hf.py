@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.contracts.rollout import Rollout, check_numbers
+from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     BorrowHead,
@@ -169,24 +169,14 @@ class TransformersRollout(RolloutEngine):
 
 def _together(request: RolloutRequest, parts: Sequence[tuple[list[int], Rollout]]) -> Rollout:
     """Return one rollout of rollouts whose rows are those of `request` at the given indices."""
-    prompt_ids_BP, prompt_mask_BP = request.repeated()
-    count, width = len(prompt_ids_BP), max(part.response_ids_BR.shape[1] for _, part in parts)
-    device, pad = prompt_ids_BP.device, request.sampling.pad_token_id
-    whole = Rollout(
-        prompt_ids_BP=prompt_ids_BP,
-        prompt_mask_BP=prompt_mask_BP,
-        response_ids_BR=torch.full((count, width), pad, device=device),
-        response_lengths_B=torch.zeros(count, dtype=torch.int64, device=device),
-        sampled_logprobs_BR=torch.zeros(count, width, device=device),
-        ended_B=torch.zeros(count, dtype=torch.bool, device=device),
-    )
+    responses = dict[int, Response]()
     for rows, part in parts:
-        columns = part.response_ids_BR.shape[1]
-        whole.response_ids_BR[rows, :columns] = part.response_ids_BR
-        whole.sampled_logprobs_BR[rows, :columns] = part.sampled_logprobs_BR
-        whole.response_lengths_B[rows] = part.response_lengths_B
-        whole.ended_B[rows] = part.ended_B
-    return whole
+        logprobs_BR = part.sampled_logprobs_BR.cpu()
+        for place, (row, ended) in enumerate(zip(rows, part.ended_B.tolist(), strict=True)):
+            ids = part.response_of(place).tolist()
+            responses[row] = Response(ids, logprobs_BR[place, : len(ids)].tolist(), ended)
+    ordered = [responses[row] for row in range(len(responses))]
+    return Rollout.of_responses(request.repeated(), ordered, request.sampling.pad_token_id)
 
 
 def end_check_tokens(device: torch.device) -> int:

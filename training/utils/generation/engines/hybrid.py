@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.rollout import Rollout, check_numbers
+from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     Decode,
@@ -82,23 +82,14 @@ class HybridRollout(RolloutEngine):
         assert not (sampling.min_p or sampling.bad_words), "rejected when the flags are checked"
         started = time.perf_counter()
         generated_BT = self._generated(model, request)
-        prompt_ids_BP, prompt_mask_BP = request.repeated()
-        stop = stop_strings(sampling, self._decode)
-        cut = [_cut(row, sampling.end_token_ids, stop) for row in generated_BT[:, prompt_ids_BP.shape[1] :].tolist()]
-
-        device, width = prompt_ids_BP.device, max(length for length, _ in cut)
-        lengths_B = torch.tensor([length for length, _ in cut], device=device)
-        response_mask_BR = torch.arange(width, device=device) < lengths_B.unsqueeze(1)
-        response_ids_BR = generated_BT[:, prompt_ids_BP.shape[1] :][:, :width]
-        rollout = Rollout(
-            prompt_ids_BP=prompt_ids_BP,
-            prompt_mask_BP=prompt_mask_BP,
-            response_ids_BR=response_ids_BR.masked_fill(~response_mask_BR, sampling.pad_token_id),
-            response_lengths_B=lengths_B,
-            sampled_logprobs_BR=torch.zeros(response_mask_BR.shape, device=device),
-            ended_B=torch.tensor([ended for _, ended in cut], device=device),
-        )
-        rollout.sampled_logprobs_BR[response_mask_BR] = _logprobs(model, rollout, sampling)
+        prompts, stop = request.repeated(), stop_strings(sampling, self._decode)
+        drawn = generated_BT[:, prompts[0].shape[1] :].tolist()
+        cut = [_cut(ids, sampling.end_token_ids, stop) for ids in drawn]
+        responses = [
+            Response(ids[:length], [0.0] * length, ended) for ids, (length, ended) in zip(drawn, cut, strict=True)
+        ]
+        rollout = Rollout.of_responses(prompts, responses, sampling.pad_token_id)
+        rollout.sampled_logprobs_BR[rollout.response_mask_BR] = _logprobs(model, rollout, sampling)
         check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
         return replace(rollout, seconds=time.perf_counter() - started)
 

@@ -31,8 +31,8 @@ from training.utils.contracts.rollout_engine import (
     Decode,
     Drawing,
     PlannedActor,
+    PlannedMemory,
     RolloutEngine,
-    RolloutMemory,
     RolloutRequest,
     RolloutSettings,
     Sampling,
@@ -111,7 +111,7 @@ class VllmRollout(RolloutEngine):
         return settings.beside_training and settings.own.vllm_sleep
 
     @classmethod
-    def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> RolloutMemory:
+    def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> PlannedMemory:
         """Its part of the weights and its cache, or its share of a GPU, where that bounds both; and weights on their
         way."""
         flags: VllmArguments = settings.own
@@ -126,7 +126,7 @@ class VllmRollout(RolloutEngine):
             lines = {name: own, "rollout: vLLM's key-value cache": int(cache_gib * 2**30)}
         sent = {"rollout: weights on their way to vLLM": actor.sent_bytes} if actor.sent_bytes else {}
         is_freed = actor.is_on_gpu and cls.frees_gpu_memory(settings)
-        return RolloutMemory({**lines, **sent}, {}) if is_freed else RolloutMemory(sent, lines)
+        return ({**lines, **sent}, {}) if is_freed else (sent, lines)
 
     @classmethod
     def create(cls, decode: Decode | None, settings: RolloutSettings) -> VllmRollout:

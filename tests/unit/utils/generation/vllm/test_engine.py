@@ -15,7 +15,6 @@ from training.utils.contracts.rollout_engine import (
     Drawing,
     PlannedActor,
     RolloutEngine,
-    RolloutMemory,
     RolloutRequest,
     RolloutSettings,
 )
@@ -77,11 +76,11 @@ def test_it_frees_memory_beside_training_alone():
 def test_planned_memory():
     gpu, cpu = PlannedActor(1000, 0, True, 10**6), PlannedActor(1001, 70, False, None)
     share = {"rollout: vLLM, --vllm_memory_share 0.3": 300_000}
-    assert VllmRollout.planned_memory(settings(), gpu) == RolloutMemory(share, {})
-    assert VllmRollout.planned_memory(settings(vllm_sleep=False), gpu) == RolloutMemory({}, share)
+    assert VllmRollout.planned_memory(settings(), gpu) == (share, {})
+    assert VllmRollout.planned_memory(settings(vllm_sleep=False), gpu) == ({}, share)
     kept = {"rollout: vLLM's weights, 1 / 2": 501, "rollout: vLLM's key-value cache": 2**31}
     sent = {"rollout: weights on their way to vLLM": 70}
-    assert VllmRollout.planned_memory(settings(vllm_tensor_parallel_size=2), cpu) == RolloutMemory(sent, kept)
+    assert VllmRollout.planned_memory(settings(vllm_tensor_parallel_size=2), cpu) == (sent, kept)
     assert RolloutEngine.planned_memory(RolloutSettings(64), gpu) is None
 
 
