@@ -110,7 +110,7 @@ def read_rows(number: int, families: list[Any], rows_a_file: int = 4) -> list[st
             ended.append("mistake")
             continue
         assert len(made) + sum(counts.dropped.values()) - before == 1
-        ended.append("images" if made and made[0].images else "result")
+        ended.append("images" if made and made[0].media else "result")
         for row in made:
             check(row, reader, held)
     return ended

@@ -80,7 +80,7 @@ def test_rollouts_are_drawn_from_the_models_own_log_probabilities(name):
     read, images = PolicyModel(family.model), row_images(family)
     plainly = awake(MAKE[name]())
     for row, found in enumerate(rollout.sequences()):
-        assert found.images == prompts_of(family)[row // SAMPLES].media
+        assert found.media == prompts_of(family)[row // SAMPLES].media
         sampled_r = rollout.sampled_logprobs_BR[row, : int(rollout.response_lengths_B[row])].double()
         with torch.no_grad():
             own_r = plainly.own_logprobs(plain(found))

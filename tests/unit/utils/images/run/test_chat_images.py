@@ -24,13 +24,14 @@ from transformers import (
 from tests.support.image_readers import picture
 from tests.unit.asking.conftest import CPU
 from training import chat, evaluate, new_model
-from training.asking import chat_images, web
+from training.asking import web
 from training.asking.model import AskedModel, load_asked_model
 from training.asking.talk import Talk
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
+from training.utils.images.run import chat_images
 from training.utils.images.run.chat_images import open_picture
 from training.utils.models.families.scalar_class import scalar_model_class
 
