@@ -100,7 +100,7 @@ class TalkArguments:
 
     @property
     def text(self) -> ChatArguments:
-        """How messages become text."""
+        """The settings by which messages become text."""
         return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
 
 

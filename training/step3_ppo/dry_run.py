@@ -181,7 +181,7 @@ def _rollout(
     device: PlannedDevice,
     media: PlannedMedia | None,
 ) -> tuple[list[MemoryLine], list[MemoryLine]]:
-    """What drawing responses adds, and what the engine keeps besides between rollouts. media: of a forward that
+    """Return what drawing responses adds, and what the engine keeps between rollouts. media: of a forward that
     learns."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)

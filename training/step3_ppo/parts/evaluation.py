@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class HeldOut(NamedTuple):
-    """What is evaluated. pixels: of the prompts' pictures; None where no prompt has one. samples_per_prompt: of the
+    """Prompts to evaluate. pixels: of the prompts' pictures; None where no prompt has one. samples_per_prompt: of the
     sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print."""
 
     prompts: Sequence[PromptRow]

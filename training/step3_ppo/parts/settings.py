@@ -82,7 +82,7 @@ def loop_settings(
 
 
 def _sampling(flags: PpoFlags, inputs: Inputs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-    """How responses are drawn."""
+    """Settings of the drawing of responses."""
     ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
     paths = _path_sampling(ppo, flags.data.chat, tokenizer)
     # The token that stands for images, where prompts have some, would be an image without pixels in a response.
@@ -112,7 +112,7 @@ def _rewards(flags: PpoFlags, components: Components, inputs: Inputs, tokenizer:
 
 
 def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:
-    """How sequences are laid out over all ranks."""
+    """The layout of sequences over all ranks."""
     rows, most = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
     plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
     return replace(
@@ -124,7 +124,7 @@ def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed
 
 
 def _path_sampling(ppo: PpoArguments, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> PathSampling | None:
-    """How blocks are drawn; None without --parallel_thinking."""
+    """Settings of the drawing of blocks; None without --parallel_thinking."""
     tags = parallel_tags(chat, tokenizer)
     if tags is None:
         return None
@@ -132,7 +132,7 @@ def _path_sampling(ppo: PpoArguments, chat: ChatArguments, tokenizer: PreTrained
 
 
 def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:
-    """Of the actor and, if any, of the critic. A collective."""
+    """Meters of the actor and of the critic, if there is one. A collective."""
     actor = compute_meter(roles.actor_model, ranks)
     if roles.critic_model is None:
         return (actor,)

@@ -66,7 +66,7 @@ def export_model(
 
 
 def tensors_inside(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """What of an engine's state has names that begin with `prefix`, without it."""
+    """The part of an engine's state whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 

@@ -1,4 +1,4 @@
-"""What the ranks write into a checkpoint's folder and load from it: engines, moving average, generators.
+"""The parts of a checkpoint's folder, written and loaded by all ranks: engines, moving average, generators.
 
 model/ (step 3: actor/, critic/)   DeepSpeed's own files
 models/model/, ...                 what an export needs besides: configuration, tokenizer, processor
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointParts:
-    """What a run trains and keeps. Every method but `describe` is a collective.
+    """The trained and kept parts of a run. Every method but `describe` is a collective.
 
     average: of the weights, if the run keeps one
     tokenizers: by the engines' names, for `training.export`

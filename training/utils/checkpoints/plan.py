@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """What the flags ask for.
+    """The checkpoints that the flags ask for.
 
     settings: every flag of the run, its `program` and its number of `ranks`
     resume_from: an undamaged checkpoint in `folder`; None if the run starts from the beginning

@@ -1,4 +1,4 @@
-"""What images add to the memory of a forward."""
+"""The memory that images add to a forward."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def planned_media(name_or_path: str, trust_remote_code: bool, most: int, at_once
 
 
 def kept_features_line(pictures: PlannedMedia | None, most_mb: int) -> MemoryLine:
-    """What `--kept_image_features_mb` holds at most."""
+    """The most that `--kept_image_features_mb` holds."""
     return MemoryLine("pictures: features that are kept", 0, 0 if pictures is None else most_mb * 2**20)
 
 

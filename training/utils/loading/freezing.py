@@ -1,4 +1,4 @@
-"""Which weights beside a language model train: those of a tower and its projector."""
+"""Freezing of weights beside a language model: those of a tower and its projector."""
 
 from __future__ import annotations
 

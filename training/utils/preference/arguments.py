@@ -9,6 +9,6 @@ from training.utils.flags.flags import flag
 
 @dataclass
 class PairLossArguments:
-    """Of a loss that compares a preferred response with another."""
+    """Flags of a loss that compares a preferred response with another."""
 
     label_smoothing: float = flag(0.0, "Share of pairs assumed to be labelled the wrong way round.", "0 <= share < 0.5")

@@ -67,7 +67,7 @@ class DeviceSums:
         return self._sums
 
     def totals(self, device: torch.device) -> dict[str, float]:
-        """Of all ranks (`summed_numbers`). A collective."""
+        """The sums over all ranks (`summed_numbers`). A collective."""
         return summed_numbers(self._sums, device)
 
 

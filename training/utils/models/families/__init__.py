@@ -1,1 +1,1 @@
-"""What families of models differ in that are more than a language model: classes, parts, files of a processor."""
+"""Families of models that are more than a language model: their classes, parts and files of a processor."""

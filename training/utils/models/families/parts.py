@@ -24,7 +24,7 @@ _PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner|
 
 
 def is_media_config(config: Any) -> bool:
-    """Whether a configuration is that of a model of images and text."""
+    """Return whether a configuration is that of a model of images and text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -38,7 +38,7 @@ def media_architecture(config: Any) -> str | None:
 
 
 def is_text_config(config: Any) -> bool:
-    """Whether transformers loads the model of a configuration as a causal language model."""
+    """Return whether transformers loads the model of a configuration as a causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -77,7 +77,7 @@ def is_beside_language(model: nn.Module) -> Callable[[str], bool]:
 
 
 def is_of_projector(name: str) -> bool:
-    """Whether a name of tower or projector is of the projector, which turns the tower's states into embeddings."""
+    """Return whether a name of tower or projector is of the projector, which turns the tower's states into embeddings."""
     return _PROJECTOR.search(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Which class loads and makes a scalar model: transformers' own, and for families of images and text that have none,
+"""The class that loads and makes a scalar model: transformers' own, and for families of images and text that have none,
 one with the family's body under a linear head (`score`), as transformers makes those of texts.
 
 Its folder is laid out like the family's language model, with `score.weight` for the output layer: transformers renames
