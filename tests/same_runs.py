@@ -222,6 +222,15 @@ RUNS = (
         f"{_FP32} --dropout 0.1 --save_every 1 --keep_last 0 --resume out/sft_resumed/checkpoints/step_000001",
         copies="sft_saved",
     ),
+    _sft("sft_head", f"{_FP32} --mtp_num_layers 2 --gradient_accumulation_steps 2 --eval_interval 1 --dropout 0.1"),
+    _sft("sft_head_zero3", "--mtp_num_layers 1 --zero_stage 3 --save_at_end true", ranks=2),
+    _sft(
+        "sft_mixture",
+        f"{_FP32} --mtp_num_layers 1 --mtp_detach false --gradient_accumulation_steps 2 --neftune_alpha 5 "
+        "--dropout 0.1",
+        model="start/mixture",
+    ),
+    _sft("sft_mixture_zero2", f"{_FP32} --zero_stage 2 --router_aux_loss_coef 0.1", model="start/mixture", ranks=2),
     _sft("sft_saved_zero3", "--zero_stage 3 --save_every 2", ranks=2),
     _sft("sft_resumed_zero3", "--zero_stage 3 --save_every 2 --resume", ranks=2, copies="sft_saved_zero3"),
     # step 2
@@ -243,6 +252,8 @@ RUNS = (
     _dpo("dpo_fp32", f"{_FP32} --eval_interval 1 --beta 0.2"),
     _dpo("dpo_zero3", f"{_FP32} --zero_stage 3 --label_smoothing 0.1 --sft_coef 0.5", ranks=2),
     _dpo("dpo_adapter_off", f"{_FP32} --reference adapter_off --lora_dim 4 --learning_rate 1e-2"),
+    _dpo("dpo_mixture", f"{_FP32} --max_tokens_per_micro_batch 150", model="start/mixture"),
+    _reward("reward_mixture", f"{_FP32} --max_tokens_per_micro_batch 150", model="start/mixture"),
     _dpo("dpo_ipo", f"{_FP32} --loss_type ipo", f"--data_path csv:data/pairs.csv {_SPLIT}"),
     _dpo(
         "dpo_hinge",
@@ -294,6 +305,15 @@ RUNS = (
     ),
     _ppo("ppo_stopped", f"{_FP32} {_CRITIC} --actor_dropout 0.1 --enable_ema --stop_before 1s", kept=False),
     _ppo("ppo_went_on", f"{_FP32} {_CRITIC} --actor_dropout 0.1 --enable_ema --resume", copies="ppo_stopped"),
+    _ppo("ppo_head", f"{_FP32} {_CRITIC} --mtp_num_layers 1 --speculate 2 --actor_dropout 0.1"),
+    _ppo("ppo_head_zero3", f"{_CRITIC} --mtp_num_layers 1 --actor_zero_stage 3 --save_every 1", ranks=2),
+    _ppo(
+        "ppo_mixture",
+        f"{_FP32} --critic_model_name_or_path start/mixture_scorer --critic_learning_rate 1e-3 --router_aux_loss_coef "
+        "0.1 --unsupervised_dataset_name jsonl:data/texts.jsonl --max_tokens_per_micro_batch 100 --mtp_num_layers 1 "
+        "--actor_dropout 0.1",
+        model="start/mixture",
+    ),
     _ppo("ppo_saved", f"{_CRITIC} --actor_zero_stage 2 --save_every 1", ranks=2),
     _ppo("ppo_resumed", f"{_CRITIC} --actor_zero_stage 2 --save_every 1 --resume", ranks=2, copies="ppo_saved"),
     _ppo("ppo_val_only", f"{_FP32} {_CRITIC} --val_only true --checker regex --reward_regex fig"),
@@ -663,10 +683,19 @@ def _make_own_files(place: Path) -> None:
 
 
 def _make_models(place: Path) -> None:
-    """start/: a Llama, a reward model of its shape, an OPT, a larger Llama without weights, and the first two with a
-    chat template."""
+    """start/: a Llama, a reward model of its shape, mixtures of experts of both kinds, an OPT, a larger Llama without
+    weights, and the first two with a chat template."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, OPTConfig, OPTForCausalLM
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        LlamaForSequenceClassification,
+        MixtralConfig,
+        MixtralForCausalLM,
+        MixtralForSequenceClassification,
+        OPTConfig,
+        OPTForCausalLM,
+    )
 
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
              "max_position_embeddings": 160, "initializer_range": 0.1, "tie_word_embeddings": True}  # fmt: skip
@@ -688,6 +717,13 @@ def _make_models(place: Path) -> None:
                 OPTConfig(vocab_size=384, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2,
                           num_attention_heads=2, max_position_embeddings=160, **ids)
             )  # fmt: skip
+            experts = {**shape, "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1}
+            torch.manual_seed(3)
+            models["mixture"] = MixtralForCausalLM(MixtralConfig(vocab_size=384, **experts, **ids))
+            torch.manual_seed(4)
+            models["mixture_scorer"] = MixtralForSequenceClassification(
+                MixtralConfig(vocab_size=384, num_labels=1, router_aux_loss_coef=0.05, **experts, **ids)
+            )
             large = LlamaConfig(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12,
                                 num_attention_heads=12, architectures=["LlamaForCausalLM"], **ids)  # fmt: skip
             large.save_pretrained(place / "start/large")

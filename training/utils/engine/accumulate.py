@@ -115,7 +115,7 @@ def accumulate(trainees: Sequence[Trainee], numbers: Mapping[str, float] | None 
     totals = sums.totals(trainees[0].engine.ranks.device)
     for trainee, its_guests in zip(trainees, guests, strict=True):
         for guest in its_guests:
-            own = {name: totals[f"{trainee.group} {name}"] for name in guest.sums}
+            own = {name: totals.pop(f"{trainee.group} {name}") for name in guest.sums}
             figures |= guest.end(trainee.group, own)
     return TakenStep(totals, figures)
 
