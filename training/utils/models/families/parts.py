@@ -77,7 +77,7 @@ def is_beside_language(model: nn.Module) -> Callable[[str], bool]:
 
 
 def is_of_projector(name: str) -> bool:
-    """Return whether a name of tower or projector is of the projector, which turns the tower's states into embeddings."""
+    """Return whether a name of tower or projector is of the projector, which makes embeddings of the tower's states."""
     return _PROJECTOR.search(name) is not None
 
 
