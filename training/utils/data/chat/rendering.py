@@ -97,8 +97,8 @@ class ChatTemplate:
 
     @cached_property
     def _reads_only_parts(self) -> bool:
-        """Return whether the template writes texts that are parts of a content and not one that is the content, as those
-        of some models that read more than text do."""
+        """Return whether the template writes texts that are parts of a content and not one that is the content, as
+        those of some models that read more than text do."""
         probe = "a probe"
         for content in (probe, [{"type": "text", "text": probe}]):
             try:
