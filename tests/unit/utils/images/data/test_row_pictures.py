@@ -239,7 +239,7 @@ def test_the_forms_that_people_store(name, built, pictures, readers):
     ids = getattr(made, ids) if ids else made.flipped_prompt_ids[::-1]
     start = "<|im_start|>user\n<|vision_start|><|image_pad|><|image_pad|><|vision_end|>What?<|im_end|>\n"
     assert tokenizer.decode(ids).startswith(start)
-    (image,) = made.images
+    (image,) = made.media
     assert (image.begin, image.tokens, image.sides, image.key) == (
         len(tokenizer("user\n")["input_ids"]) + 2,
         2,
@@ -249,7 +249,7 @@ def test_the_forms_that_people_store(name, built, pictures, readers):
     assert data.train.pictures[0] == RED and len(data.train.pictures) == 1
     if phase == 2:
         prompt, *_ = responses_document(made, are_targets=True).segments
-        assert prompt.tokens.media == made.images
+        assert prompt.tokens.media == made.media
 
 
 def test_pictures_are_kept_once_and_decoded_only_when_asked_for(built, monkeypatch, readers):
