@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from training.step3_ppo.advantages.inputs import AdvantageInputs
+from training.step3_ppo.advantages.inputs import AdvantageInputs, evened, spread
 from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.contracts.records import Experience, Forward, Samples, Scored, sequence_number
-from training.step3_ppo.contracts.settings import ExperienceSettings
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
+from training.step3_ppo.experience.rounding import of_kl, of_logprobs
 from training.step3_ppo.mismatch.weights import corrected
-from training.step3_ppo.roles.roles import Roles
 from training.utils.contracts.documents import first_alike
-from training.utils.contracts.rollout import Rollout
-from training.utils.engine.ranks.collectives import summed
-from training.utils.layout.rows import TokenRows
-from training.utils.models.target_head import TokenLogprobs
+from training.utils.engine.ranks.collectives import largest, summed
 from training.utils.rewards.weighted import environment_weight
 
 if TYPE_CHECKING:
@@ -59,22 +55,20 @@ def make_experience(
     if bypasses:
         old_BR = torch.where(mask_BR, sampled_BR.float(), 0.0)
     with clock.phase("5_rewards"):
-        kl_BR = read.get("kl")
-        if kl_BR is None and not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
-            kl_BR = settings.kl.estimator.estimate(old_BR, ref_BR)
-        if kl_BR is None:
-            kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
-        else:  # one for equal responses to a prompt: the rounding of their forwards differs
-            kl_BR = kl_BR[first_alike(rollout.sequences())]
         scored = samples.scored
         if turns_BR is not None:
             turns_BR = environment_weight(settings.rewards.named) * turns_BR
-        rewards_BR = shaped_rewards(scored.outcomes_B, kl_BR, lengths_B, kl_coef, turns_BR)
+        group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
+        kl = _kl_in_reward(rollout, old_BR, ref_BR, read.get("kl"), roles, settings)
+        rewards_BR = shaped_rewards(scored.outcomes_B, kl.values_BR, lengths_B, kl_coef, turns_BR)
+        # Where scores differ, they teach, however much the KL is rounded.
+        is_equal_B = spread(scored.outcomes_B, group_B) == 0.0
+        rounding_B = torch.where(is_equal_B, kl_coef * kl.rounding_BR.square().sum(dim=1).sqrt(), 0.0)
+        rewards_BR = evened(rewards_BR, lengths_B, rounding_B, group_B)
     with clock.phase("6_advantages"):
         greedy_scores_B = None
         if greedy is not None:
             greedy_scores_B = _beside(scored, greedy.scored, settings.samples_per_prompt)
-        group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
         weights_BR = kept_BR = None
         if settings.mismatch is not None and not bypasses:
             assert old_BR is not None  # reads_old_logprobs is True wherever there is a correction
@@ -111,6 +105,39 @@ def make_experience(
         reward_parts=scored.parts,
         reusable=reusable,
     )
+
+
+class _RoundedKl(NamedTuple):
+    """float32 [B, R] each: of response tokens, and how far rounding may move it; 0 elsewhere."""
+
+    values_BR: torch.Tensor
+    rounding_BR: torch.Tensor
+
+
+def _kl_in_reward(
+    rollout: Rollout,
+    old_BR: torch.Tensor | None,
+    ref_BR: torch.Tensor | None,
+    exact_BR: torch.Tensor | None,
+    roles: Roles,
+    settings: ExperienceSettings,
+) -> _RoundedKl:
+    """Return the KL to the reference, one for equal responses to a prompt: the rounding of their forwards differs. 0
+    where the KL is in the loss, and where no log-probability of the rollout, on any rank, is farther from the
+    reference's than rounding. exact_BR: of logits. A collective."""
+    mask_BR = rollout.drawn.mask_BR
+    nothing_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
+    if settings.kl.in_loss or old_BR is None or ref_BR is None:
+        return _RoundedKl(nothing_BR, nothing_BR)
+    estimator = settings.kl.estimator
+    nats_BR = of_logprobs(ref_BR, roles.actor_model.dtype)
+    differs = int(((old_BR - ref_BR).abs() > nats_BR)[mask_BR].any())
+    if not largest(differs, mask_BR.device):
+        return _RoundedKl(nothing_BR, nothing_BR)
+    kl_BR = estimator.estimate(old_BR, ref_BR) if exact_BR is None else exact_BR
+    rounding_BR = of_kl(estimator, old_BR, ref_BR, kl_BR, nats_BR)
+    first_B = first_alike(rollout.sequences())
+    return _RoundedKl(kl_BR[first_B], torch.where(mask_BR, rounding_BR, 0.0)[first_B])
 
 
 def _beside(scored: Scored, greedy: Scored, samples_per_prompt: int) -> torch.Tensor:

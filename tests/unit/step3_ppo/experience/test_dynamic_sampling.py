@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from training.step3_ppo.contracts.records import Samples, Scored
+from training.step3_ppo.experience import dynamic_sampling
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, equal_groups, with_differing_groups
-from training.step3_ppo.experience.experience import dynamic_sampling
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
 from training.utils.images.spans import ImageSpan

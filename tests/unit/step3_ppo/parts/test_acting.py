@@ -13,6 +13,7 @@ import torch
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
+from tests.unit.step3_ppo.experience.test_experience import how
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.records import Samples, Scored
@@ -40,8 +41,6 @@ from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock
 
-from .test_experience import how
-
 EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
 ENVIRONMENT = Rewards((Reward("environment", 1.0, None),), 30.0)
 
@@ -59,6 +58,7 @@ def values(rows: TokenRows, **_: object) -> torch.Tensor:
 
 ROLES = SimpleNamespace(
     actor=says, critic=values, reading=torch.no_grad, reward_model=None,
+    actor_model=SimpleNamespace(dtype=torch.float32),
     reference=lambda rows, *_, **__: says(rows)._replace(logprobs_M=-0.3 - (rows.target_ids_M % 4) / 10),
 )  # fmt: skip
 
