@@ -288,7 +288,7 @@ def watch_draws(path: Path) -> None:
     the token that it drew."""
     import torch
 
-    from training.utils.generation import sampling
+    from training.utils.generation.decoding import sampling
 
     drawn, nearest = sampling._inverted_at, float("inf")
 

@@ -512,7 +512,7 @@ def of_equal_scores(rollout: Rollout, roles, settings: ExperienceSettings, kl_co
     """Two groups of two texts each."""
     tensors = ("prompt_ids_BP", "prompt_mask_BP", "response_ids_BR", "response_lengths_B", "sampled_logprobs_BR")
     four = Rollout(**{**vars_of(rollout), **{name: getattr(rollout, name)[:4] for name in (*tensors, "ended_B")}})
-    scores_B = torch.tensor([0.0, 0.0, 0.3, 0.3])
+    scores_B = torch.tensor([0.0, 0.0, 0.3, 0.3]) if settings.estimator.needs_groups else torch.full((4,), 0.3)
     samples = Samples((), four, lambda: Scored(scores_B, scores_B, torch.zeros(4), {}))
     greedy = samples if settings.estimator.needs_greedy else None
     return make_experience(samples, greedy, roles, settings, kl_coef, PhaseClock())

@@ -159,9 +159,13 @@ def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange)
 @pytest.mark.parametrize(
     ("weights", "penalty", "what"),
     [
-        ((2e37, 2e37), 0.0, r"got inf for 1 of 4 .* row 1 \(uid .*: large 2e\+38, also 2e\+38; give smaller weights"),
-        ((1e38, 1.0), 0.0, r"got inf for 1 of 4 .*: large inf, also 10; "),
-        ((1e38, -1e38), 0.0, r"got nan for 1 of 4 .*: large inf, also -inf; "),
+        (
+            (2e37, 2e37),
+            0.0,
+            r"got inf for 1 of 4 .* row 1 \(uid .* are large 2e\+38, also 2e\+38; give smaller weights",
+        ),
+        ((1e38, 1.0), 0.0, r"got inf for 1 of 4 .* are large inf, also 10; "),
+        ((1e38, -1e38), 0.0, r"got nan for 1 of 4 .* are large inf, also -inf; "),
         ((-3e37, 0.0), 3e38, "got -inf for 1 of 4 .* or smaller rewards and penalties"),  # what its end takes off
     ],
 )

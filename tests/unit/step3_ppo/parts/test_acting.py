@@ -41,7 +41,7 @@ from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
+EXAMPLES = Path(__file__).parents[4] / "examples" / "environments"
 ENVIRONMENT = Rewards((Reward("environment", 1.0, None),), 30.0)
 
 
