@@ -51,7 +51,7 @@ def runs(place: Path, start: Path, scorer: Path, pairs_file: Path) -> dict[str, 
         "unwatched": [*flags, "--eval_fraction", 0, "--max_train_steps", 1],
     }
     (root / "sized.py").write_text(REWARD)
-    best = "--advantage grpo --kl_coef 0 --val_samples 2 --eval_interval 1 --load_best_model_at_end"
+    best = "--advantage reinforce++ --kl_coef 0 --val_samples 2 --eval_interval 1 --load_best_model_at_end"
     wanted["best"] = [
         *["--actor_model_name_or_path", start, *data, *FLAGS.replace("--critic_learning_rate 1e-3 ", "").split()],
         *["--data_output_path", root / "cache", "--reward", f"{root}/sized.py:sized", *best.split()],

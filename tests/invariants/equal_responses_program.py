@@ -120,7 +120,12 @@ def unmoved_batches(ranks: Any, dtype: Any, packed: bool, every: bool) -> list[d
         apart_B1 = (made[0].old_logprobs_BR - made[0].ref_logprobs_BR).abs().amax(dim=1, keepdim=True)
         parts = gathered({"apart": apart_B1, "advantages": made[0].advantages_BR, "without": made[1].advantages_BR})
         found.append(
-            {"estimator": estimator, "kl": kl, "has_moved": has_moved}
+            {
+                "estimator": estimator,
+                "kl": kl,
+                "has_moved": has_moved,
+                "moved_ids": group_at((number + 1) * BATCH - 1)[1],
+            }
             | {name: interleaved([part[name] for part in parts]) for name in parts[0]}
         )
     return found
