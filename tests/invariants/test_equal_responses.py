@@ -56,7 +56,8 @@ def no_advantage_from_rounding(batch: dict, layout: str) -> None:
         is_one = all(ids == batch["moved_ids"][0] for ids in batch["moved_ids"])
         assert not still.any() and (is_one or batch["advantages"][-1].any()), where
     else:
-        assert batch["apart"].any() or batch["kl"] == "full", where
+        # In padded rows of the same shapes bfloat16 rounds alike; the exact KL is of logits of the same rows.
+        assert batch["apart"].any() or "padded" in layout or batch["kl"] == "full", where
         assert still.equal(batch["without"]) and (batch["estimator"] == "gae") == bool(still.any()), where
 
 
