@@ -280,6 +280,9 @@ def tried(setting: Setting, place: Path) -> Outcome:
             return outcome
     for name, folder in ended[1:]:
         _compare(outcome, setting, name, ended[0][1], folder)
+    failures = sum(line.get("conversation/aborted_share", 0.0) for line in _lines(ended[0][1]))
+    if failures:
+        outcome.problems.append("its environment failed, so that conversations paid nothing")
     return outcome
 
 
@@ -288,7 +291,7 @@ def watch_draws(path: Path) -> None:
     the token that it drew."""
     import torch
 
-    from training.utils.generation import sampling
+    from training.utils.generation.decoding import sampling
 
     drawn, nearest = sampling._inverted_at, float("inf")
 
@@ -340,13 +343,16 @@ def _compare(outcome: Outcome, setting: Setting, name: str, first: Path, other: 
 
 def _counts(folder: Path) -> dict[str, Any]:
     """What was counted in each rollout."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         f"{line['step']} {name}": round(value, 6)
-        for line in lines
+        for line in _lines(folder)
         for name, value in line.items()
         if name.startswith(COUNTS) and not name.endswith("_std")
     }
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def main(argv: Sequence[str]) -> int:

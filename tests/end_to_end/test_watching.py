@@ -21,6 +21,18 @@ SAMPLES = 3  # of evaluation alone
 PHASES = ("1_prompts", "2_rollout", "3_score", "4_read", "5_rewards", "6_advantages", "7_learn", "other")
 
 
+# At first of 0 and 1 alone, so that the best of two is also the share of prompts with a right answer.
+REWARD = """
+calls = 0
+
+
+def sized(prompts, responses, **columns):
+    global calls
+    calls += 1
+    return [float(len(text) % 2) if calls == 1 else len(text) % 5 / 4 for text in responses]
+"""
+
+
 @pytest.fixture(scope="module")
 def runs(place: Path, start: Path, scorer: Path, pairs_file: Path) -> dict[str, Path]:  # noqa: F811
     """Two data sources with the same prompts, so that their evaluations differ in nothing but the seeds."""
@@ -38,9 +50,16 @@ def runs(place: Path, start: Path, scorer: Path, pairs_file: Path) -> dict[str, 
         "stopped": stopped,
         "unwatched": [*flags, "--eval_fraction", 0, "--max_train_steps", 1],
     }
+    (root / "sized.py").write_text(REWARD)
+    best = "--advantage reinforce++ --kl_coef 0 --val_samples 2 --eval_interval 1 --load_best_model_at_end"
+    wanted["best"] = [
+        *["--actor_model_name_or_path", start, *data, *FLAGS.replace("--critic_learning_rate 1e-3 ", "").split()],
+        *["--data_output_path", root / "cache", "--reward", f"{root}/sized.py:sized", *best.split()],
+        *["--metric_for_best_model", "reward_best@2"],
+    ]
     runs = [(MODULES[3], own, root / name) for name, own in wanted.items()]
     runs.append((MODULES[3], [*stopped, "--resume"], root / "stopped"))
-    assert run_program(root, "watched", 1, runs) == ["done"] * 5
+    assert run_program(root, "watched", 1, runs) == ["done"] * 6
     return {name: root / name for name in wanted}
 
 
@@ -66,6 +85,18 @@ def test_evaluation_alone(runs):
     assert line["eval_greedy_one.jsonl/response_tokens"] == line["eval_greedy_two.jsonl/response_tokens"]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["reward_after"] == pytest.approx(line["eval/reward"]) and "reward_before" not in summary
+
+
+def test_the_best_of_two_decides_by_one_name_over_a_whole_run(runs):
+    """Also where rewards stop to be 0 and 1."""
+    lines = [line for line in figures(runs["best"]) if "eval/reward" in line]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert all("eval/reward_best@2" in line for line in lines) and not any("pass@" in name for name in lines[0])
+    rewards = [sample["reward"] for sample in figures(runs["best"], "samples.jsonl")]
+    assert any(reward not in (0.0, 1.0) for reward in rewards)
+    best = max(lines[1:], key=lambda line: line["eval/reward_best@2"])  # a checkpoint follows a rollout
+    summary = json.loads((runs["best"] / "summary.json").read_text())
+    assert summary["reward_after"] == pytest.approx(best["eval/reward"])
 
 
 def test_every_phase_has_its_time_and_a_chosen_rollout_its_trace(runs):

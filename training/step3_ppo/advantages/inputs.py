@@ -110,18 +110,37 @@ def group_std(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
 def settled(values_B: torch.Tensor, rounding_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
     """Return the values; in a group whose values are no farther apart than the largest rounding of one of them, their
     mean in float32's 24 bits for all of them. rounding_B: what a difference may be without meaning anything, >= 0."""
-    _, place_B = torch.unique(group_B, return_inverse=True)
-
-    def of_group(each_B: torch.Tensor, reduction: str) -> torch.Tensor:
-        # At most B groups.
-        found_G = torch.zeros_like(each_B).scatter_reduce(0, place_B, each_B, reduction, include_self=False)
-        return found_G[place_B]
-
-    is_equal_B = of_group(values_B, "amax") - of_group(values_B, "amin") <= of_group(rounding_B, "amax")
-    mean_B = of_group(values_B.double(), "mean")
+    is_equal_B = spread(values_B, group_B) <= _of_group(rounding_B, group_B, "amax")
+    mean_B = _of_group(values_B.double(), group_B, "mean")
     scaled_B = mean_B * _SPLITTER
     mean_B = scaled_B - (scaled_B - mean_B)
     return torch.where(is_equal_B, mean_B.to(values_B.dtype), values_B)
+
+
+def spread(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """Return for each sequence how far the values of its group are apart."""
+    return _of_group(values_B, group_B, "amax") - _of_group(values_B, group_B, "amin")
+
+
+def _of_group(values_B: torch.Tensor, group_B: torch.Tensor, reduction: str) -> torch.Tensor:
+    _, place_B = torch.unique(group_B, return_inverse=True)
+    # At most B groups.
+    found_G = torch.zeros_like(values_B).scatter_reduce(0, place_B, values_B, reduction, include_self=False)
+    return found_G[place_B]
+
+
+def evened(
+    rewards_BR: torch.Tensor, response_lengths_B: torch.Tensor, rounding_B: torch.Tensor, group_B: torch.Tensor
+) -> torch.Tensor:
+    """Return the rewards; in a group whose sums are apart, but no farther than the largest rounding of one of them, the
+    last reward of each response makes its sum theirs. Arguments as of AdvantageInputs and `settled`."""
+    inside_BR = torch.arange(rewards_BR.shape[1], device=rewards_BR.device) < response_lengths_B.unsqueeze(1)
+    sums_B = torch.where(inside_BR, rewards_BR, 0.0).double().sum(dim=1)
+    missing_B = settled(sums_B, rounding_B.double(), group_B) - sums_B
+    missing_B = torch.where(spread(sums_B, group_B) > 0.0, missing_B, 0.0)
+    last_B1 = (response_lengths_B - 1).unsqueeze(1)
+    ends_B1 = rewards_BR.gather(1, last_B1).double() + missing_B.unsqueeze(1)
+    return rewards_BR.scatter(1, last_B1, ends_B1.to(rewards_BR.dtype))
 
 
 def rewards_to_go(inputs: AdvantageInputs, gamma: float) -> torch.Tensor:

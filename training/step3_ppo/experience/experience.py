@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from training.step3_ppo.advantages.inputs import AdvantageInputs
+from training.step3_ppo.advantages.inputs import AdvantageInputs, evened, spread
 from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.contracts.records import Experience, Forward, Samples, Scored, sequence_number
-from training.step3_ppo.contracts.settings import ExperienceSettings
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
+from training.step3_ppo.experience.rounding import of_kl, of_logprobs
 from training.step3_ppo.mismatch.weights import corrected
-from training.step3_ppo.roles.roles import Roles
 from training.utils.contracts.documents import first_alike
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.engine.ranks.collectives import summed
+from training.utils.engine.ranks.collectives import gathered, summed
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import environment_weight
 
@@ -59,22 +58,21 @@ def make_experience(
     if bypasses:
         old_BR = torch.where(mask_BR, sampled_BR.float(), 0.0)
     with clock.phase("5_rewards"):
-        kl_BR = read.get("kl")
-        if kl_BR is None and not settings.kl.in_loss and old_BR is not None and ref_BR is not None:
-            kl_BR = settings.kl.estimator.estimate(old_BR, ref_BR)
-        if kl_BR is None:
-            kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
-        else:  # one for equal responses to a prompt: the rounding of their forwards differs
-            kl_BR = kl_BR[first_alike(rollout.sequences())]
         scored = samples.scored
         if turns_BR is not None:
             turns_BR = environment_weight(settings.rewards.named) * turns_BR
+        group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
+        kl = _kl_in_reward(rollout, old_BR, ref_BR, read.get("kl"), roles, settings)
+        if kl is not None:
+            kl = _meaning(kl, scored.outcomes_B, group_B, settings)
+        kl_BR = torch.zeros(mask_BR.shape, device=mask_BR.device) if kl is None else kl.values_BR
         rewards_BR = shaped_rewards(scored.outcomes_B, kl_BR, lengths_B, kl_coef, turns_BR)
+        if kl is not None:
+            rewards_BR = evened(rewards_BR, lengths_B, kl_coef * kl.rounding_B, group_B)
     with clock.phase("6_advantages"):
         greedy_scores_B = None
         if greedy is not None:
             greedy_scores_B = _beside(scored, greedy.scored, settings.samples_per_prompt)
-        group_B = torch.arange(len(lengths_B), device=lengths_B.device) // settings.samples_per_prompt
         weights_BR = kept_BR = None
         if settings.mismatch is not None and not bypasses:
             assert old_BR is not None  # reads_old_logprobs is True wherever there is a correction
@@ -111,6 +109,50 @@ def make_experience(
         reward_parts=scored.parts,
         reusable=reusable,
     )
+
+
+class _RoundedKl(NamedTuple):
+    """values_BR: float32, of response tokens. rounding_B: float32, how far rounding may move their sums.
+    is_rounding: no log-probability of this rank is farther from the reference's than rounding."""
+
+    values_BR: torch.Tensor
+    rounding_B: torch.Tensor
+    is_rounding: bool
+
+
+def _kl_in_reward(
+    rollout: Rollout,
+    old_BR: torch.Tensor | None,
+    ref_BR: torch.Tensor | None,
+    exact_BR: torch.Tensor | None,
+    roles: Roles,
+    settings: ExperienceSettings,
+) -> _RoundedKl | None:
+    """Return the KL to the reference, None where it is in the loss; one for equal responses to a prompt: the rounding
+    of their forwards differs. exact_BR: of logits."""
+    if settings.kl.in_loss or old_BR is None or ref_BR is None:
+        return None
+    mask_BR, estimator = rollout.drawn.mask_BR, settings.kl.estimator
+    nats_BR = of_logprobs(ref_BR, roles.actor_model.dtype)
+    kl_BR = estimator.estimate(old_BR, ref_BR) if exact_BR is None else exact_BR
+    rounding_BR = torch.where(mask_BR, of_kl(estimator, old_BR, ref_BR, kl_BR, nats_BR), 0.0)
+    is_rounding = not bool(((old_BR - ref_BR).abs() > nats_BR)[mask_BR].any())
+    first_B = first_alike(rollout.sequences())
+    return _RoundedKl(kl_BR[first_B], rounding_BR.square().sum(dim=1).sqrt()[first_B], is_rounding)
+
+
+def _meaning(
+    kl: _RoundedKl, outcomes_B: torch.Tensor, group_B: torch.Tensor, settings: ExperienceSettings
+) -> _RoundedKl:
+    """Return 0 where the KL is rounding on all ranks and no outcomes are compared that differ; otherwise the KL, with
+    no rounding where outcomes of a group differ: they teach, however much the KL is rounded. A collective."""
+    is_apart_B = spread(outcomes_B, group_B) > 0.0
+    compared_B = is_apart_B.float() if settings.estimator.needs_groups else outcomes_B
+    ranks = gathered((kl.is_rounding, float(compared_B.amin()), float(compared_B.amax()), bool(is_apart_B.any())))
+    all_rounding, least, most, are_apart = zip(*ranks, strict=True)
+    if all(all_rounding) and min(least) == max(most) and not any(are_apart):
+        return kl._replace(values_BR=torch.zeros_like(kl.values_BR))
+    return kl._replace(rounding_B=torch.where(is_apart_B, 0.0, kl.rounding_B))
 
 
 def _beside(scored: Scored, greedy: Scored, samples_per_prompt: int) -> torch.Tensor:

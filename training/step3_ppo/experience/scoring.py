@@ -17,6 +17,7 @@ from training.step3_ppo.advantages.inputs import settled
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.reward_shaping import missing_eos_punishment, overlong_punishment
+from training.step3_ppo.experience.rounding import share
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import gathered, largest
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
 
 SHOWN_IDS = 24  # of a response, in an error
-# What a reward model's scores of one text in packed and in padded rows differ by, as a share of the score: units in the
-# last place of the model's dtype, in which states are stored, and of float32, in which products are summed. Measured on
-# Llama, GPT-2 and OPT of random weights, 720 texts each: in float32 1.5 units as a median and 31 at most; in bfloat16
-# the median is 0.1 and one in a hundred differs by 3 to 4, where more of these would be differences that a model means.
-_STORED_UNITS, _SUMMED_UNITS = 2, 32
 
 
 def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Samples:
@@ -69,6 +65,7 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
         scores_B = sum(summands, nothing_B)
         outcomes_B = outcome_scores(rollout, scores_B, settings.length)
         rounding_B = rounding_B + rounding_of_sums(torch.stack([*summands, outcomes_B - scores_B], dim=1))
+        _check_sums(outcomes_B, summands, rows, settings)
         group_B = torch.arange(len(scores_B), device=device) // max(len(scores_B) // len(rows), 1)
         return Scored(scores_B, settled(outcomes_B, rounding_B, group_B), rounding_B, parts)
 
@@ -132,7 +129,7 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
     )
     places = {place: at for at, place in enumerate(once)}
     scores_B = read["score"][[places[first] for first in first_B]]
-    rounding_B = _units(roles) * scores_B.abs()
+    rounding_B = share(torch.float32 if roles.scorer is None else roles.scorer.dtype) * scores_B.abs()
     if settings.score_scale is not None:
         scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std
         rounding_B = rounding_B / settings.score_scale.std
@@ -141,10 +138,25 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
     return Rounded(torch.where(scores_B.isfinite(), clipped_B, scores_B), rounding_B)  # infinite is reported later
 
 
-def _units(roles: Roles) -> float:
-    """The most that rounding may move a reward model's score, as a share of it."""
-    dtype = torch.float32 if roles.scorer is None else roles.scorer.dtype
-    return _STORED_UNITS * torch.finfo(dtype).eps + _SUMMED_UNITS * torch.finfo(torch.float32).eps
+def _check_sums(
+    outcomes_B: torch.Tensor, summands: Sequence[torch.Tensor], rows: Sequence[PromptRow], settings: ExperienceSettings
+) -> None:
+    """ThreestepError on every rank if an outcome of any rank's sample overflows, of summands that do not. A
+    collective."""
+    faulty = (~outcomes_B.isfinite()).nonzero().flatten().tolist()
+    if not largest(len(faulty), outcomes_B.device):
+        return
+    problem = None
+    if faulty:
+        row = rows[faulty[0] // (len(outcomes_B) // len(rows))]
+        shares = zip(settings.rewards.named, summands, strict=True)
+        told = ", ".join(f"{reward.name} {float(each_B[faulty[0]]):.3g}" for reward, each_B in shares)
+        problem = (
+            f"expected a score that is finite in float32, got {float(outcomes_B[faulty[0]])} for {len(faulty)} of "
+            f"{len(outcomes_B)} samples, the first of them row {row.row_id} (uid {row.uid}), whose rewards times their "
+            f"weights are {told}; give smaller weights in --reward, or smaller rewards and penalties"
+        )
+    raise ThreestepError(next(found for found in gathered(problem) if found is not None))
 
 
 def _check_scores(scores_B: torch.Tensor, rows: Sequence[PromptRow], rollout: Rollout) -> None:

@@ -17,6 +17,7 @@ from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSetti
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.step3_ppo.experience.experience import make_experience
+from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.experience.scoring import outcome_scores, score
 from training.step3_ppo.experience.sequences import training_sequences
 from training.step3_ppo.kl import KL_ESTIMATORS
@@ -38,8 +39,10 @@ IN_LOSS = KlSettings(KlControl(0.1), in_loss=True, estimator=KL_ESTIMATORS["k1"]
 @pytest.fixture(scope="module")
 def roles() -> SimpleNamespace:
     """Four small models that differ, in place of the engines; `reading` notes that it was entered."""
+    policy = tiny_causal_lm("llama", seed=1)
     state = SimpleNamespace(
-        actor=PolicyModel(tiny_causal_lm("llama", seed=1)),
+        actor=PolicyModel(policy),
+        actor_model=policy,
         reference=PolicyModel(tiny_causal_lm("llama", seed=2)),
         critic=ScalarModel(tiny_scalar_model("llama", seed=3)),
         reward_model=ScalarModel(tiny_scalar_model("llama", seed=4)),
@@ -487,3 +490,62 @@ def test_a_response_of_paths_is_as_long_as_its_longest(with_paths):
     punished_B = outcome_scores(rollout, torch.zeros(8), settings)
     assert torch.allclose(punished_B, -rollout.paths.positions_B.float() / 24)
     assert (rollout.response_lengths_B > rollout.paths.positions_B).any()
+
+
+def beside(roles, off) -> SimpleNamespace:
+    """The policy is the reference, of which log-probabilities and every second logit are read `off(target_ids_M)` units
+    of float32 beside."""
+
+    def reference(rows, temperature, with_logits=False):
+        found = roles.actor(rows, temperature, False, with_logits=with_logits)
+        off_M = off(rows.target_ids_M) * 2.0**-23 * (1.0 + found.logprobs_M.abs())
+        logits_MV = None
+        if found.logits_MV is not None:
+            logits_MV = found.logits_MV.clone()
+            logits_MV[:, ::2] += off_M.unsqueeze(1)
+        return found._replace(logprobs_M=found.logprobs_M + off_M, logits_MV=logits_MV)
+
+    return SimpleNamespace(**{**vars(roles), "reference": reference})
+
+
+def of_equal_scores(rollout: Rollout, roles, settings: ExperienceSettings, kl_coef: float):
+    """Two groups of two texts each."""
+    tensors = ("prompt_ids_BP", "prompt_mask_BP", "response_ids_BR", "response_lengths_B", "sampled_logprobs_BR")
+    four = Rollout(**{**vars_of(rollout), **{name: getattr(rollout, name)[:4] for name in (*tensors, "ended_B")}})
+    scores_B = torch.tensor([0.0, 0.0, 0.3, 0.3]) if settings.estimator.needs_groups else torch.full((4,), 0.3)
+    samples = Samples((), four, lambda: Scored(scores_B, scores_B, torch.zeros(4), {}))
+    greedy = samples if settings.estimator.needs_greedy else None
+    return make_experience(samples, greedy, roles, settings, kl_coef, PhaseClock())
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("advantage", list(ESTIMATORS))
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs", "full"])
+def test_a_kl_that_is_rounding_is_none(rollout, roles, estimator, advantage, whiten):
+    """Or it would be divided by the spread of returns, which is rounding too."""
+    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS[estimator])
+    how_to = how(kl=kl, estimator=ESTIMATORS[advantage], samples_per_prompt=2, whiten_advantages=whiten)
+    if ESTIMATORS[advantage].needs_greedy:
+        how_to = dataclasses.replace(how_to, samples_per_prompt=1)
+    unmoved = beside(roles, lambda ids_M: ids_M % 7 - 3.0)
+    with_kl, without = (of_equal_scores(rollout, unmoved, how_to, coefficient) for coefficient in (0.1, 0.0))
+    assert with_kl.rewards_BR.equal(without.rewards_BR) and with_kl.advantages_BR.equal(without.advantages_BR)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce++_baseline"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs", "full"])
+def test_a_group_whose_kl_differs_by_rounding_has_no_advantage(rollout, roles, estimator, advantage):
+    """Its scores are equal. Those of the other group are too, whose KL is one."""
+    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS[estimator])
+    how_to = how(kl=kl, estimator=ESTIMATORS[advantage], samples_per_prompt=2)
+    ids = rollout.response_ids_BR[:2].flatten().unique()
+    moved = beside(roles, lambda ids_M: torch.where(torch.isin(ids_M, ids), ids_M % 7 - 3.0, 1e6))
+    made = of_equal_scores(rollout, moved, how_to, 0.1)
+    assert not made.advantages_BR[:2].any()
+    assert made.rewards_BR[:2].any() or estimator == "k3"  # exp(d) - d - 1 is 0 in float32
+    other_BR = made.advantages_BR[2:, 0]
+    assert float(other_BR.abs().max()) > 1e-4
+    kl_BR = kl.estimator.estimate(made.old_logprobs_BR, made.ref_logprobs_BR) if estimator != "full" else None
+    if kl_BR is not None:  # the rewards of the other group are as they were
+        lengths_B = torch.tensor(RESPONSES[:4])
+        assert made.rewards_BR[2:].equal(shaped_rewards(made.scores_B, kl_BR, lengths_B, 0.1)[2:])

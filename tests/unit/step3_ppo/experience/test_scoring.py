@@ -124,7 +124,7 @@ def test_the_function_works_while_the_forwards_go_on(model):
     roles = SimpleNamespace(
         actor=lambda *given, **more: forward(forwards[0], *given),
         reference=lambda *given, **more: forward(forwards[1], *given),
-        critic=None, reading=lambda: reading,
+        critic=None, reading=lambda: reading, actor_model=SimpleNamespace(dtype=torch.float32),
     )  # fmt: skip
     from training.step3_ppo.advantages import ESTIMATORS
 
@@ -154,3 +154,28 @@ def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange)
         f"the reward model's score is {strange} for 1 of 4 samples, the first of them row 1 (uid {ROWS[1].uid}), whose "
         "prompt ends 'prompt 1', with the response ids [3]: "
     )
+
+
+@pytest.mark.parametrize(
+    ("weights", "penalty", "what"),
+    [
+        (
+            (2e37, 2e37),
+            0.0,
+            r"got inf for 1 of 4 .* row 1 \(uid .* are large 2e\+38, also 2e\+38; give smaller weights",
+        ),
+        ((1e38, 1.0), 0.0, r"got inf for 1 of 4 .* are large inf, also 10; "),
+        ((1e38, -1e38), 0.0, r"got nan for 1 of 4 .* are large inf, also -inf; "),
+        ((-3e37, 0.0), 3e38, "got -inf for 1 of 4 .* or smaller rewards and penalties"),  # what its end takes off
+    ],
+)
+def test_a_sum_that_overflows_names_its_sample(weights, penalty, what):
+    """Each number is finite."""
+
+    def large(prompts, responses, **columns):
+        return [0.0, 0.0, 0.0, 10.0]
+
+    how_to = settings(Reward("large", weights[0], large), Reward("also", weights[1], large))
+    how_to = dataclasses.replace(how_to, length=dataclasses.replace(how_to.length, missing_eos_penalty=penalty))
+    with pytest.raises(ThreestepError, match=what):
+        _ = start_scoring(ROWS, rollout(), None, how_to).scored

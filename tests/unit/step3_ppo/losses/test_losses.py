@@ -3,6 +3,7 @@ sequences are ordered and dealt over micro-batches and ranks."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -331,3 +332,15 @@ def test_rounding_of_the_same_policy_pulls_no_token_of_kl_cov():
     loss_M, _ = POLICY_LOSSES["kl_cov"].loss(tokens, HOW)
     loss_M.sum().backward()
     assert rounded_M.grad.abs().max() < 1e-3 * HOW.kl_cov_coef
+
+
+def test_the_pull_of_kl_cov_by_hand():
+    """coefficient x (d / 1e-3)^2 of d's sign, from 1e-3 nats on the coefficient."""
+    difference_M = torch.tensor([0.0, 1e-6, 5e-4, -5e-4, 1e-3, -2e-3, 3.0], dtype=torch.float64)
+    logprobs_M, nothing_M = difference_M.clone().requires_grad_(), torch.zeros_like(difference_M)
+    tokens = PolicyTokens(logprobs_M, nothing_M, nothing_M, nothing_M.long(), nothing_M == 0)
+    loss_M, _ = POLICY_LOSSES["kl_cov"].loss(tokens, dataclasses.replace(HOW, kl_cov_coef=2.0))
+    loss_M.sum().backward()
+    torch.testing.assert_close(loss_M.detach(), 2.0 * difference_M.abs())
+    expected = [0.0, 2e-6, 0.5, -0.5, 2.0, -2.0, 2.0]
+    torch.testing.assert_close(logprobs_M.grad, torch.tensor(expected, dtype=torch.float64))

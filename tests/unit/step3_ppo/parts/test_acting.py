@@ -58,6 +58,7 @@ def values(rows: TokenRows, **_: object) -> torch.Tensor:
 
 ROLES = SimpleNamespace(
     actor=says, critic=values, reading=torch.no_grad, reward_model=None,
+    actor_model=SimpleNamespace(dtype=torch.float32),
     reference=lambda rows, *_, **__: says(rows)._replace(logprobs_M=-0.3 - (rows.target_ids_M % 4) / 10),
 )  # fmt: skip
 

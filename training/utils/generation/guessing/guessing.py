@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,12 +125,15 @@ class Guessing:
         return f"warning: {self._how.flag} does not pay: {measured} (auto switches it off where it does not)"
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides which rollouts guess, and among which tokens: others would round otherwise."""
-        return {"pace": self._pace.state_dict(), "frequent": self._frequent.state_dict()}
+        """What decides which rollouts guess, and among which tokens: others would round otherwise; and what the next
+        figures count."""
+        state = {"pace": self._pace.state_dict(), "frequent": self._frequent.state_dict()}
+        return {**state, "counts": asdict(self._counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._pace.load_state_dict(state["pace"])
         self._frequent.load_state_dict(state["frequent"])
+        self._counts = GuessCounts(**state.get("counts", {}))  # checkpoints of before had none
 
     def figures(self) -> dict[str, float]:
         """Metrics since the last call."""

@@ -121,6 +121,7 @@ def test_a_resumed_engine_guesses_as_the_unbroken_one(llama, through):
     states = [engine.state_dict() for engine in (resumed, unbroken)]
     assert states[0]["frequent"] == states[1]["frequent"]
     assert [[known["count"] for known in state["pace"]] for state in states] == [[6], [6]]
+    assert states[0]["counts"] == states[1]["counts"]  # the next figures are of the rollouts before the stop too
 
 
 def test_ngrams_need_no_head(llama):
