@@ -150,7 +150,7 @@ def experience_settings(
         reuses_forwards=ppo.reuse_forwards,
         reports_variance=ppo.report_variance,
         with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
-        defaults=("images",),
+        defaults=("media",),
     )
 
 
