@@ -1,4 +1,4 @@
-"""How far rounding alone may move scores, log-probabilities and their KL divergence. Pure tensors.
+"""The most that rounding alone may move scores, log-probabilities and their KL divergence. Pure tensors.
 
 B sequences, R response tokens.
 """
@@ -23,7 +23,7 @@ _EVALUATED_UNITS = 2  # of float32 at 1, of an estimator: exp(d) - d - 1 where d
 
 
 def share(dtype: torch.dtype) -> float:
-    """How far rounding may move what a model of this dtype says, as a share of it."""
+    """Return the most that rounding may move the output of a model of this dtype, as a share of it."""
     return _STORED_UNITS * torch.finfo(dtype).eps + _SUMMED_UNITS * torch.finfo(torch.float32).eps
 
 
