@@ -140,8 +140,11 @@ def start_digests(paths: Mapping[str, str], cache_dir: str) -> dict[str, Callabl
 
 def _saved(parts: CheckpointParts) -> dict[str, SavedModel]:
     """Models that are saved, by the engines' names."""
-    found = ((name, engine.module.model, parts.tokenizers.get(name)) for name, engine in parts.engines.items())
-    return {name: SavedModel(model, tokenizer) for name, model, tokenizer in found if tokenizer is not None}  # type: ignore[arg-type]
+    return {
+        name: SavedModel(engine.module.model, tokenizer)  # type: ignore[arg-type]
+        for name, engine in parts.engines.items()
+        if (tokenizer := parts.tokenizers.get(name)) is not None  # a guest's engine has none
+    }
 
 
 def _write_models(final: FinalModels, parts: CheckpointParts, guests: Guests) -> None:
