@@ -50,7 +50,7 @@ def _program(*words: str) -> str:
 def _run_one(in_background: bool, flags: list[str]) -> None:
     """Train, and print the medians of the steps after the first two."""
     from training.step1_sft.main import main as sft
-    from training.utils.opening import training_run
+    from training.utils.setup import training_run
 
     run: Any = training_run.TrainingRun
     loop: Any = training_run.TrainingLoop

@@ -40,7 +40,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "from training.utils.base.errors import ThreestepError",
     ),
     (rooms.rooms_look_down, "training.utils.data.rows.views", "from ..cache import cache", "from . import phases"),
-    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.asking.web", "import training"),
+    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.inference.web", "import training"),
     (rooms.rooms_look_down, "training.utils.base.seeds", "from ..layout import rows", "from . import errors"),
     (rooms.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),
     (
@@ -60,7 +60,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (
         rooms.steps_keep_apart,
         "training.step1_sft.main",
-        "from training import asking",
+        "from training import inference",
         "from training import __version__",
     ),
     (
@@ -89,7 +89,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     ),
     (
         rooms.programs_import_no_step,
-        "training.asking.answers",
+        "training.inference.answers",
         "def f():\n    from training.step3_ppo import scoring",
         "from training.utils.flags.step import known_steps",
     ),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from training.asking.arguments import AskedArguments
+from training.inference.arguments import AskedArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
@@ -35,7 +35,7 @@ from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
-    from training.asking.talk import Talk
+    from training.inference.talk import Talk
 
 LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the longest
 
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
     for path in (*chat.model_name_or_path, *([chat.reward_model] if chat.reward_model is not None else [])):
         check_model_folder(path)
     if chat.web:
-        from training.asking.web import serve
+        from training.inference.web import serve
 
         serve(loaded(flags), chat.web_port, lambda address: print(address, flush=True))
     elif sys.stdin.isatty():
@@ -157,10 +157,10 @@ def check_acting(flags: ChatFlags) -> None:
 
 def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     """Load the models once; return a function that starts a conversation with them."""
-    from training.asking.acting import load_acting
-    from training.asking.model import engine_maker, load_asked_model, start_alone
-    from training.asking.scorer import load_answer_scorer, why_pictures_unscored
-    from training.asking.talk import Talk, columns_of
+    from training.inference.acting import load_acting
+    from training.inference.model import engine_maker, load_asked_model, start_alone
+    from training.inference.scorer import load_answer_scorer, why_pictures_unscored
+    from training.inference.talk import Talk, columns_of
     from training.utils.generation.table import engine_class
 
     chat, sampling, environment = flags.chat, flags.sampling, flags.environment

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.asking.arguments import AskedArguments
+from training.inference.arguments import AskedArguments
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     task, flags = task_of(argv)
     groups = parse_arguments(GROUPS, flags, __doc__ or "")
 
-    from training.asking.tasks import Evaluated, run_task
+    from training.inference.tasks import Evaluated, run_task
 
     for line in run_task(Evaluated(task, *groups)):
         print(line)

@@ -99,7 +99,7 @@ def engine_of(arguments: argparse.Namespace, ranks: Any) -> Any:
     from training.utils.models.own_forward import read_own_forward
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
 
     settings = EngineSettings(dtype=arguments.dtype, zero_stage=arguments.zero_stage, offload=arguments.offload)
     where = None if arguments.zero_stage == 3 else ranks.device  # born sharded: DeepSpeed puts it where it belongs

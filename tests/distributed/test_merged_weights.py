@@ -44,7 +44,7 @@ SCRIPT = """
     from training.utils.loading import models
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.models.settings import ModelSettings
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     measured = {}

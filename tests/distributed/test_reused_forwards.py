@@ -23,7 +23,7 @@ SCRIPT = """
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.utils.opening.guests import GuestSettings
+    from training.utils.setup.guests import GuestSettings
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.contracts.documents import TokenSequence

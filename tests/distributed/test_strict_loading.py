@@ -45,7 +45,7 @@ SCRIPT = """
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.models.settings import ModelSettings
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
     from training.utils.base.errors import ThreestepError
     from safetensors.torch import load_file
 

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.browser import chromium, opened_browser
-from training.asking import web
-from training.asking.model import Answer
-from training.asking.talk import Talk
+from training.inference import web
+from training.inference.model import Answer
+from training.inference.talk import Talk
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.serving import asgi
 from training.utils.serving.asgi import listening, server_of

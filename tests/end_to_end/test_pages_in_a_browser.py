@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.browser import Browser, chromium, opened_browser
 from tests.support.image_readers import picture
-from training.asking.pairs_page import page as pairs_page
+from training.inference.pairs_page import page as pairs_page
 from training.utils.report.live import LivePage, make_server
 from training.utils.report.pages.rows_page import PageRow, rows_page
 from training.utils.report.writing import write_report

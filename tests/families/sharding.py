@@ -30,7 +30,7 @@ from training.utils.layout.rows import padded_rows
 from training.utils.models.adapters.one_precision import ROUNDS
 from training.utils.models.layout_check import notes_on
 from training.utils.models.token_model import PolicyModel
-from training.utils.opening.setup import load_under, may_pack
+from training.utils.setup.setup import load_under, may_pack
 
 CASES = tuple((stage, dtype) for dtype in ("fp32", "bf16") for stage in (0, 3))
 

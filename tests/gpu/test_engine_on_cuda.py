@@ -16,7 +16,7 @@ from training.utils.engine.ranks.startup import started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
-from training.utils.opening.setup import load_under
+from training.utils.setup.setup import load_under
 
 pytestmark = pytest.mark.gpu
 

@@ -97,7 +97,7 @@ def offloaded(models: Path, ranks: Any) -> dict[str, float]:
     from training.utils.engine.frozen import FrozenModel
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.token_model import PolicyModel
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
 
     how = engine_program.model_settings(engine_program.Case("frozen"), models)
     rows = engine_program._laid(tiny.sentences(3, seed=2))

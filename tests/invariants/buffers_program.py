@@ -83,7 +83,7 @@ def loaded(folder: Path, stage: int, ranks: Any) -> Any:
     from tests.families.configs import VOCABULARY
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.settings import ModelSettings
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
 
     asked = ModelSettings(str(folder), dropout=0.0)
     return load_under(settings(stage), ranks, lambda dtype: load_causal_lm(asked, dtype, VOCABULARY))

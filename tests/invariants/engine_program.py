@@ -260,7 +260,7 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
     from training.utils.loading.models import load_causal_lm, load_scalar_model
     from training.utils.models.compiled import compile_blocks
     from training.utils.models.token_model import PolicyModel, ScalarModel
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
 
     recipe = Recipe()
     settings = EngineSettings(
@@ -319,13 +319,13 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
 def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.data_flags import data_flags
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.opening.guests import GuestSettings
-    from training.utils.opening.one_model_run import loop_settings
-    from training.utils.opening.setup import may_pack
-    from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
+    from training.utils.setup.guests import GuestSettings
+    from training.utils.setup.one_model_run import loop_settings
+    from training.utils.setup.setup import may_pack
+    from training.utils.setup.training_run import TrainingRun
 
     engine, model = make_engine(case, models, ranks)
     train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)

@@ -191,12 +191,12 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.data.rows.documents import responses_document, sentence_document
     from training.utils.engine.config.arguments import EngineArguments
     from training.utils.images.run.row_images import images_of, with_kept_features
-    from training.utils.opening.one_model_run import loop_settings
-    from training.utils.opening.setup import may_pack
-    from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
+    from training.utils.setup.one_model_run import loop_settings
+    from training.utils.setup.setup import may_pack
+    from training.utils.setup.training_run import TrainingRun
 
     case = CASES[ranks.world_size][name]
     family, of_pairs = FAMILIES[case.family](), case.kind != "sft"
@@ -277,7 +277,7 @@ def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any,
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.token_model import PolicyModel, ScalarModel
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
 
     recipe = Recipe(total_steps=STEPS)
     settings = EngineSettings(

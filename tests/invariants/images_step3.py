@@ -115,8 +115,8 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.images.run.row_images import images_of
     from training.utils.models.own_forward import own_forward_of
-    from training.utils.opening.guests import GuestSettings
     from training.utils.run.metrics import MetricsWriter
+    from training.utils.setup.guests import GuestSettings
 
     flags = RolesArguments(
         str(models / case.family),

@@ -58,7 +58,7 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, s
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.adapters.lora import add_lora
     from training.utils.models.settings import ModelSettings
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
 
     # Sizes that two ranks divide, so that DeepSpeed pads nothing.
     shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)

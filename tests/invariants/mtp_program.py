@@ -78,12 +78,12 @@ def trained(
     from training.step1_sft.trainer import SftTrainer
     from training.utils.engine.config.arguments import EngineArguments
     from training.utils.mtp.settings import MtpSettings
-    from training.utils.opening.guests import GuestSettings
-    from training.utils.opening.one_model_run import loop_settings
-    from training.utils.opening.training_run import TrainingRun
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
+    from training.utils.setup.guests import GuestSettings
+    from training.utils.setup.one_model_run import loop_settings
+    from training.utils.setup.training_run import TrainingRun
 
     settings, path = GuestSettings(mtp=MtpSettings(layers, COEF, detach=detach)), str(models / case.model)
     engine, model = make_engine(

@@ -96,7 +96,7 @@ def run_case(number: int, kind: str, tokenizer: Any) -> Case:
 def run_cases(numbers: range, tokenizer: Any) -> list[Case]:
     """Run cases of all kinds in turn, each in the same folder, which is emptied as it goes."""
     kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
-    import training.utils.opening.setup  # noqa: F401 (a first import, of minutes on a busy machine, is no case's)
+    import training.utils.setup.setup  # noqa: F401 (a first import, of minutes on a busy machine, is no case's)
 
     cases, home = [], os.getcwd()
     with tempfile.TemporaryDirectory(prefix="threestep_mutations_") as folder:
@@ -367,7 +367,7 @@ def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> Non
     random.seed(by_name["RunArguments"].seed)
     torch.Generator().manual_seed(by_name["RunArguments"].seed)
     if "EngineArguments" in by_name:
-        from training.utils.opening.setup import whole_steps
+        from training.utils.setup.setup import whole_steps
 
         engine = by_name["EngineArguments"]
         deepspeed_config(engine.settings(1e-3), 1, 100, False)

@@ -131,9 +131,9 @@ def make_trainer(
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.layout.planner import PlanSettings
-    from training.utils.opening.guests import GuestSettings
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
+    from training.utils.setup.guests import GuestSettings
 
     ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
     flags = RolesArguments(

@@ -28,7 +28,7 @@ from threestep.command import ALONE, PROGRAMS
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.launcher_flags import as_variables
 from training.utils.flags import arguments as settings
-from training.utils.opening import one_model
+from training.utils.setup import one_model
 
 ROOT = Path(__file__).parents[2]
 _OF_BENCHMARKS = [

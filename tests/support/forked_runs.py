@@ -265,7 +265,7 @@ def _tell_parts(writer: int) -> None:
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.checkpoints.loop import RunCheckpoints
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.opening import one_model_run
+    from training.utils.setup import one_model_run
 
     def told(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -311,7 +311,7 @@ def import_everything() -> None:
     import training.step3_ppo.run
     import training.utils.checkpoints.loop
     import training.utils.models.adapters.saving
-    import training.utils.opening.one_model_run  # noqa: F401
+    import training.utils.setup.one_model_run  # noqa: F401
 
     gc.collect()
     gc.freeze()

@@ -82,7 +82,7 @@ QUESTIONS_REMAIN = (
     "training.utils.layout",
     "training.utils.models.arguments",
     "training.utils.mtp",
-    "training.utils.opening",
+    "training.utils.setup",
     "training.utils.report.arguments",
     "training.utils.rewards.arguments",
     "training.utils.routers",

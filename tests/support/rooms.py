@@ -68,13 +68,13 @@ mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.
     engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
 generation.guessing: mtp generation.decoding models contracts base
-opening: outputs mtp dry_run checkpoints routers report images.run engine loading engine.ranks data.build
+setup: outputs mtp dry_run checkpoints routers report images.run engine loading engine.ranks data.build
     models.adapters images.data models data.chat data.cache models.quantized models.attention images.models data.rows
     layout divergence run engine.config contracts flags models.families images data.files base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models models.tensors contracts
     flags images base
-preference: opening engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
+preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
     layout run engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
@@ -99,7 +99,7 @@ GUESTS = {
         ("training.export", "training.utils.generation.guessing", "training.utils.generation.vllm"),
     ),
 }
-TABLE_OF_GUESTS = "training.utils.opening.guests"
+TABLE_OF_GUESTS = "training.utils.setup.guests"
 FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")  # modules of flags, and rooms of them
 # Rollout engines with words of their own, and where these may stand: the engine's room, the table of engines, modules
 # of flags, and what is listed: `--mtp vllm` writes a folder for it, and no program sends usage data.
@@ -147,11 +147,11 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_imag
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 ROOMS_WITH_IMAGES = frozenset(
     """
-training training.asking training.inspect training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
+training training.inference training.inspect training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
 training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.rows
 training.utils.data.sources training.utils.data.sources.formats training.utils.data.sources.made
 training.utils.dry_run training.utils.generation.decoding training.utils.generation.engines
-training.utils.generation.vllm training.utils.models.families training.utils.opening training.utils.report
+training.utils.generation.vllm training.utils.models.families training.utils.setup training.utils.report
 training.utils.report.figures training.utils.report.pages training.utils.run
 """.split()
 )
@@ -174,7 +174,7 @@ def step_of(module: str) -> str | None:
 def is_program_file(module: str) -> bool:
     """A module directly in the package, such as training.preview: it may look at everything but steps."""
     parts = plain_name(module).split(".")
-    return len(parts) == 2 and parts[1] not in ("utils", "asking") and not step_of(module)
+    return len(parts) == 2 and parts[1] not in ("utils", "inference") and not step_of(module)
 
 
 # --- rules on one module

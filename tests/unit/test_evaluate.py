@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import evaluate
-from training.asking import tasks
+from training.inference import tasks
 from training.utils.base.errors import ThreestepError
 
 WORDS = ("fig", "pear", "apple", "plum", "quince", "lemon", "cherry", "date")

@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     from training.utils.mtp.lending import WholeHead
     from training.utils.mtp.opening import open_head
     from training.utils.mtp.settings import MtpSettings
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
 
     with started_process_group() as ranks:
         settings = EngineSettings(dtype="fp32", zero_stage=3, learning_rate=3e-3, lr_scheduler_type="constant")

@@ -45,7 +45,7 @@ def run_case(
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
-    from training.utils.opening.setup import load_under
+    from training.utils.setup.setup import load_under
 
     torch.manual_seed(0)
     settings = EngineSettings(dtype="fp32", zero_stage=zero_stage, learning_rate=1e-2, lr_scheduler_type="constant")

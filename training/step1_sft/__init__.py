@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.step1_sft.arguments import SftArguments
 from training.utils.compat.deepspeed_chat_flags import SFT_OLD_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
-from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
+from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
 STEP = Step(
     name="step1_sft",

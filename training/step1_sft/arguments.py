@@ -12,7 +12,7 @@ from training.utils.mtp.arguments import MtpArguments
 from training.utils.mtp.settings import MtpSettings, check_mtp
 
 if TYPE_CHECKING:
-    from training.utils.opening.flags import OneModelFlags
+    from training.utils.setup.flags import OneModelFlags
 
 
 @dataclass

@@ -7,7 +7,7 @@ The loss falls on the tokens of the responses, or of whole conversations (--loss
 
 from training.step1_sft import STEP
 from training.step1_sft.arguments import SftArguments, check_noise
-from training.utils.opening.one_model import OpenedModel, TrainingResult, one_model_program
+from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
 
 
 def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:

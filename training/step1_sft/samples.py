@@ -24,12 +24,12 @@ from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens
-from training.utils.opening.samples import EvaluationSamples, sample_uid
+from training.utils.setup.samples import EvaluationSamples, sample_uid
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.opening.opened_model import OpenedModel
+    from training.utils.setup.opened_model import OpenedModel
 
 MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few forwards
 

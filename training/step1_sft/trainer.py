@@ -30,13 +30,13 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.with_media import lacks_media, laid_out
-from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
+from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.opening.result import TrainingResult
+    from training.utils.setup.result import TrainingResult
 
 
 @dataclass(frozen=True)

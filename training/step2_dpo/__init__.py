@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.step2_dpo.arguments import DpoArguments
 from training.utils.compat.deepspeed_chat_flags import DPO_OLD_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
-from training.utils.opening.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
+from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
 STEP = Step(
     name="step2_dpo",

@@ -11,7 +11,7 @@ from training.utils.flags.flags import flag, flag_of
 from training.utils.preference.arguments import PairLossArguments
 
 if TYPE_CHECKING:
-    from training.utils.opening.flags import OneModelFlags
+    from training.utils.setup.flags import OneModelFlags
 
 LOSS_TYPES = ("sigmoid", "ipo", "hinge")
 REFERENCES = ("cached", "adapter_off")

@@ -5,7 +5,7 @@ python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jso
 
 from training.step2_dpo import STEP
 from training.step2_dpo.arguments import DpoArguments, check_reference
-from training.utils.opening.one_model import OpenedModel, TrainingResult, one_model_program
+from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
 
 
 def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:

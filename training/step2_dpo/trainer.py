@@ -22,7 +22,6 @@ from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.ranked import sequence_sums
-from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.preference.batches import (
     PreferenceBatch,
     PreferenceStep,
@@ -32,11 +31,12 @@ from training.utils.preference.batches import (
 from training.utils.preference.reference import References, read_reference
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
+from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
-    from training.utils.opening.result import TrainingResult
     from training.utils.preference.evaluation import ScoredResponses
+    from training.utils.setup.result import TrainingResult
 
 
 @dataclass(frozen=True)

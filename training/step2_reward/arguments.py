@@ -13,7 +13,7 @@ from training.utils.preference.arguments import PairLossArguments
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
-    from training.utils.opening.flags import OneModelFlags
+    from training.utils.setup.flags import OneModelFlags
 
 
 LOSS_FROM = ("end", "first_difference")

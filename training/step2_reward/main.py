@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from training.step2_reward import STEP
 from training.step2_reward.arguments import RewardModelArguments, check_margins, check_sharing
-from training.utils.opening.one_model import OpenedModel, TrainingResult, one_model_program
+from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
 
 
 def train(opened: OpenedModel, reward: RewardModelArguments) -> TrainingResult:

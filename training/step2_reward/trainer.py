@@ -19,7 +19,6 @@ from training.step2_reward.report import gain_sentence
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.layout.order import ShuffledStream
-from training.utils.opening.training_run import NextStep, TrainingLoop, TrainingRun
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, train_batches
 from training.utils.preference.evaluation import (
     RewardEvaluation,
@@ -31,10 +30,11 @@ from training.utils.preference.evaluation import (
 )
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import chosen_alone, score_responses
+from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
-    from training.utils.opening.result import TrainingResult
+    from training.utils.setup.result import TrainingResult
 
 
 def closing_figures(before: RewardEvaluation, after: RewardEvaluation) -> dict[str, float | None]:

@@ -15,8 +15,8 @@ from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.flags.arguments import resolved_settings
-from training.utils.opening.flags import RunFlags
-from training.utils.opening.opened_run import planned_run, start_digests
+from training.utils.setup.flags import RunFlags
+from training.utils.setup.opened_run import planned_run, start_digests
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components

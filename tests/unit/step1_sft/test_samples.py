@@ -20,7 +20,7 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.spans import ImageSpan
-from training.utils.opening.samples import EvaluationSamples, sample_uid
+from training.utils.setup.samples import EvaluationSamples, sample_uid
 
 CPU = torch.device("cpu")
 NEVER = VOCABULARY + 1

@@ -14,10 +14,10 @@ from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.mtp.arguments import MtpArguments
-from training.utils.opening.guests import GuestSettings
 from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
+from training.utils.setup.guests import GuestSettings
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutSettings

@@ -19,7 +19,7 @@ from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import set_stop_tokens
-from training.utils.opening.setup import may_pack
+from training.utils.setup.setup import may_pack
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.opening.guests import GuestSettings
+    from training.utils.setup.guests import GuestSettings
 
 
 def open_rollout_engine(

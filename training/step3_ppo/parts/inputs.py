@@ -27,7 +27,7 @@ from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
-from training.utils.opening.opened_run import RunData
+from training.utils.setup.opened_run import RunData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

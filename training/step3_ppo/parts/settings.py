@@ -17,8 +17,8 @@ from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
-from training.utils.opening.setup import compute_meter
 from training.utils.rewards.weighted import Rewards
+from training.utils.setup.setup import compute_meter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

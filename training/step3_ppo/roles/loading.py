@@ -15,7 +15,7 @@ from training.utils.loading.models import load_causal_lm, load_scalar_model, pre
 from training.utils.loading.score_scale import set_score_scale
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.opening.setup import load_under
+from training.utils.setup.setup import load_under
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

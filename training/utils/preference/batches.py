@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.opening.training_run import TrainingRun
+    from training.utils.setup.training_run import TrainingRun
 
 _FORWARDS_AT_A_TIME = 16  # of each rank, where a whole split is read: enough to balance and to sort
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.settings import ModelSettings
-    from training.utils.opening.opened_model import OpenedModel
-    from training.utils.opening.training_run import LoopSettings, TrainingRun
+    from training.utils.setup.opened_model import OpenedModel
+    from training.utils.setup.training_run import LoopSettings, TrainingRun
 
 # PreferenceBatch -> float32 [B], the summed log-probability of each of its sequences; in eval mode, without gradients.
 Reference = Callable[[PreferenceBatch], torch.Tensor]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.utils.opening.samples import EvaluationSamples, sample_uid
+from training.utils.setup.samples import EvaluationSamples, sample_uid
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
-    from training.utils.opening.training_run import TrainingRun
     from training.utils.preference.evaluation import ScoredResponses
+    from training.utils.setup.training_run import TrainingRun
 
 MOST_ROWS = 1000  # written before and after training
 

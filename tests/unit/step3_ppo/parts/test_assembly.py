@@ -16,7 +16,7 @@ from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError
 from training.utils.layout.planner import PlanSettings
 from training.utils.loading.score_scale import ScoreScale, set_score_scale
-from training.utils.opening.guests import GuestSettings
+from training.utils.setup.guests import GuestSettings
 
 
 @pytest.mark.parametrize(

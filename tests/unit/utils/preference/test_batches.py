@@ -13,12 +13,12 @@ from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter, ModelShape
-from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import (
     margin_levels,
     preference_batches,
     train_batches,
 )
+from training.utils.setup.training_run import LoopSettings, TrainingRun
 
 
 def ranks(world_size: int = 1, rank: int = 0) -> Ranks:

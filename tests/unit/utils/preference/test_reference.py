@@ -17,7 +17,6 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
-from training.utils.opening.training_run import LoopSettings, TrainingRun
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.reference import (
     adapter_off_references,
@@ -28,6 +27,7 @@ from training.utils.preference.reference import (
 )
 from training.utils.preference.reference_file import ReferenceFile
 from training.utils.run.metrics import MetricsWriter
+from training.utils.setup.training_run import LoopSettings, TrainingRun
 
 
 class OneRank:

@@ -11,10 +11,10 @@ import pytest
 
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.images.spans import ImageSpan
-from training.utils.opening.samples import EvaluationSamples
 from training.utils.preference import samples as ranked
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.preference.samples import least_margin, ranked_samples, write_ranked_samples
+from training.utils.setup.samples import EvaluationSamples
 
 TEXT = EvaluationSamples(2, decode=lambda ids: "-".join(map(str, ids)), end_token_ids=frozenset({1}))
 

@@ -22,11 +22,11 @@ from transformers import (
 )
 
 from tests.support.image_readers import picture
-from tests.unit.asking.conftest import CPU
+from tests.unit.inference.conftest import CPU
 from training import chat, evaluate, new_model
-from training.asking import web
-from training.asking.model import AskedModel, load_asked_model
-from training.asking.talk import Talk
+from training.inference import web
+from training.inference.model import AskedModel, load_asked_model
+from training.inference.talk import Talk
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments

@@ -14,8 +14,8 @@ from training.utils.images.run import sample_pictures
 from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.images.spans import ImageSpan
 from training.utils.images.stored import HeldPictures
-from training.utils.opening.samples import EvaluationSamples
 from training.utils.run.run_folder import RunFolder
+from training.utils.setup.samples import EvaluationSamples
 
 LARGE, SMALL = picture(560, 280), picture(56, 28, (0, 0, 200))
 

@@ -1,0 +1,108 @@
+"""What could not be saved at the end of a run, or would be loaded as something else, is refused before its start."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
+from training.utils.base.errors import ThreestepError
+from training.utils.setup.saving_check import SavedModel, check_saving
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer) -> Any:
+    return copy.deepcopy(tiny_tokenizer)
+
+
+def model_for(tokenizer: Any, scalar: bool = False) -> Any:
+    model = (tiny_scalar_model if scalar else tiny_causal_lm)("llama", vocab_size=len(tokenizer))
+    model.name_or_path = "START"
+    return model
+
+
+def check(folder: Path, model: Any, tokenizer: Any, processor: Sequence[Path] = ()) -> None:
+    check_saving(folder, [SavedModel(model, tokenizer)], processor, False, True)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_what_can_be_saved_leaves_nothing(tmp_path, tokenizer, scalar, capsys):
+    tokenizer.chat_template = "{{ messages }}"
+    check(tmp_path, model_for(tokenizer, scalar), tokenizer)
+    assert "START" not in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_what_is_mended_is_said(tmp_path, tokenizer, capsys):
+    model = model_for(tokenizer)
+    model.generation_config.temperature = 0.9
+    check(tmp_path, model, tokenizer)
+    said = capsys.readouterr().out
+    assert "warning: 'START': its settings of generation have temperature 0.9, which transformers ignores" in said
+    assert model.generation_config.temperature is None
+
+
+def test_no_weights_are_written(tmp_path, tokenizer, monkeypatch):
+    written: set[str] = set()
+
+    def note_files(files: Any, folder: Path) -> None:
+        written.update(path.name for path in folder.iterdir())
+
+    monkeypatch.setattr("training.utils.setup.saving_check.copy_files", note_files)
+    check(tmp_path, model_for(tokenizer), tokenizer)
+    assert written == {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_settings_that_cannot_be_written(tmp_path, tokenizer):
+    model = model_for(tokenizer)
+    model.config.odd = object()
+    with pytest.raises(
+        ThreestepError, match="'START': a model trained from it could not be saved and loaded again .TypeError: "
+    ):
+        check(tmp_path, model, tokenizer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_processor_that_is_gone(tmp_path, tokenizer):
+    with pytest.raises(ThreestepError, match="could not be saved and loaded again .FileNotFoundError: .*gone.json"):
+        check(tmp_path, model_for(tokenizer), tokenizer, [tmp_path / "gone.json"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: one.add_tokens(["<more>"]), r"its tokenizer has \d+ tokens, not \d+, or other numbers for some"),
+        (lambda one: setattr(one, "eos_token", "a"), r"its tokenizer has the eos_token_id \d+, not \d+"),
+        (lambda one: setattr(one, "pad_token", "a"), r"its tokenizer has the pad_token_id \d+, not \d+"),
+        (lambda one: setattr(one, "chat_template", "x"), "its tokenizer has another chat template"),
+        (lambda one: one.backend_tokenizer.model.__setattr__("dropout", 1.0), "cuts a text into other tokens"),
+    ],
+)
+def test_a_tokenizer_that_is_loaded_as_another(tmp_path, tokenizer, monkeypatch, change, words):
+    """What is written is not what is trained with."""
+    write = PreTrainedTokenizerBase.save_pretrained
+
+    def write_another(self: Any, folder: Any, **options: Any) -> Any:
+        other = copy.deepcopy(self)
+        change(other)
+        return write(other, folder, **options)
+
+    monkeypatch.setattr(type(tokenizer), "save_pretrained", write_another)
+    with pytest.raises(
+        ThreestepError, match=f"would not be loaded as it was trained: .*{words}; save its folder again"
+    ):
+        check(tmp_path, model_for(tokenizer), tokenizer)
+
+
+def test_a_configuration_that_is_read_as_another(tmp_path, tokenizer, monkeypatch):
+    def mistral(files: Any, folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(file.read_text().replace('"llama"', '"mistral"'))
+
+    monkeypatch.setattr("training.utils.setup.saving_check.copy_files", mistral)
+    with pytest.raises(ThreestepError, match="its config.json is read as a MistralConfig, not a LlamaConfig"):
+        check(tmp_path, model_for(tokenizer), tokenizer)

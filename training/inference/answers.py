@@ -1,0 +1,113 @@
+"""Answers many prompts in batches, and scores the answers by --reward: a reward model, rules, or a weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from training.inference.model import Answer, AskedModel, check_room
+from training.inference.sharing import ALONE, Sharers
+from training.utils.base.seeds import derived_seed
+from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
+from training.utils.data.rows.collate import collate_prompts
+from training.utils.loading.tokenizers import same_tokenizer
+from training.utils.rewards.calling.running import start_rules
+from training.utils.run.progress import progress_bar
+
+if TYPE_CHECKING:
+    from training.inference.scorer import Scorer
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.generation.arguments import SamplingArguments
+    from training.utils.rewards.weighted import Reward
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One number for each answer. total: the weighted sum. parts: each reward by its name, and its function's further
+    values as NAME/KEY."""
+
+    total: list[float]
+    parts: dict[str, list[float]]
+
+
+def answers_to(
+    asked: AskedModel,
+    rows: Sequence[PromptRow],
+    flags: SamplingArguments,
+    seed: int,
+    rows_per_batch: int,
+    shared: tuple[Sharers, str] = (ALONE, ""),
+    samples: int = 1,
+) -> list[Answer]:
+    """`samples` adjacent answers to each prompt, with the seeds of step 3's evaluation: equal flags give the samples
+    that it wrote.
+
+    shared: processes that take batches in turns, and this call's name among them. The batches are those of one process,
+        and so are the answers; ranks other than the first get none.
+    """
+    longest = asked.data.rows.max_prompt_seq_len + flags.max_new_tokens
+    check_room(asked, longest, "--max_prompt_seq_len and --max_new_tokens")
+    sampling, device = asked.sampling(flags), asked.model.device
+    sharers, name = shared
+    batches = [range(first, min(first + rows_per_batch, len(rows))) for first in range(0, len(rows), rows_per_batch)]
+    mine = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
+    with progress_bar(mine, f"answers of {asked.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
+
+        def answered(piece: int) -> list[dict[str, Any]]:
+            places = batches[piece]
+            own = [rows[place] for place in places]
+            batch = collate_prompts(own, sampling.pad_token_id)
+            # The first sample has the seed that it has where it is the only one.
+            indices = [(place, sample) for place in places for sample in range(samples)]
+            seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
+            ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=asked.images_of(own))
+            rollout = rolled_out(asked.engine, asked.model, request)
+            bar.update(len(places))
+            return [vars(answer) for answer in asked.answers_of(rollout, sampling.end_token_ids)]
+
+        found = sharers.results(name, len(batches), answered)
+    return [
+        Answer(**{**given, "token_ids": tuple(given["token_ids"]), "paths": tuple(given["paths"])})
+        for batch in found
+        for given in batch
+    ]
+
+
+def scores_of(
+    asked: AskedModel,
+    rows: Sequence[PromptRow],
+    answers: Sequence[Answer],
+    rewards: Sequence[Reward],
+    scorer: Scorer | None,
+    timeout_seconds: float,
+) -> Scores:
+    """The rewards of each answer, as many adjacent ones to each prompt. scorer: required if one of the rewards is the
+    model."""
+    texts = [answer.text for answer in answers]
+    rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
+    columns = sorted({name for row in rows for name in row.columns})
+    found = start_rules(rules, rows, texts, columns, timeout_seconds, asked.model.device)()
+    each = len(answers) // len(rows)
+    parts: dict[str, list[float]] = {}
+    for reward in rewards:
+        if reward.rule is None:
+            assert scorer is not None
+            parts[reward.name] = _model_scores(asked, [row for row in rows for _ in range(each)], answers, scorer)
+        else:
+            own, values = found[reward.name]
+            parts |= {reward.name: own, **{f"{reward.name}/{key}": given for key, given in values.items()}}
+    total = [sum(reward.weight * parts[reward.name][place] for reward in rewards) for place in range(len(answers))]
+    return Scores(total, parts)
+
+
+def _model_scores(
+    asked: AskedModel, rows: Sequence[PromptRow], answers: Sequence[Answer], scorer: Scorer
+) -> list[float]:
+    if same_tokenizer(asked.tokenizer, scorer.tokenizer):
+        prompts = [row.flipped_prompt_ids[::-1].tolist() for row in rows]
+        responses = [list(answer.token_ids) for answer in answers]
+        return scorer.score_ids(prompts, responses, [row.media for row in rows], asked.images)
+    pairs = [scorer.ids_of_text(row.prompt_text, answer.text) for row, answer in zip(rows, answers, strict=True)]
+    return scorer.score_ids([prompt for prompt, _ in pairs], [response for _, response in pairs])

@@ -1,0 +1,306 @@
+"""The tasks of `python -m training.evaluate`: draw and score answers, or read perplexity; write the results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.inference.answer_figures import answer_figures, answer_samples
+from training.inference.answers import Scores, answers_to, scores_of
+from training.inference.model import (
+    Answer,
+    AskedFolder,
+    AskedModel,
+    engine_maker,
+    load_opened,
+    open_asked,
+    start_alone,
+)
+from training.inference.pairs_page import page
+from training.inference.perplexity import row_losses
+from training.inference.scorer import load_answer_scorer, why_pictures_unscored
+from training.inference.sharing import ALONE, Sharers, sharers
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.contracts.rows import PromptRow, SentenceRow
+from training.utils.data.build.build import build_phase
+from training.utils.data.build.unsupervised import build_unsupervised
+from training.utils.data.rows.documents import prompt_document, sentence_document
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.table import engine_class
+from training.utils.images.run.image_reader import why_unread
+from training.utils.images.run.row_images import images_of
+from training.utils.images.run.sample_pictures import keep_pictures
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.rewards.intervals import Figure, ratio
+from training.utils.rewards.sample_figures import Sample, value_names
+from training.utils.rewards.weighted import Reward, named_rewards, reads_model
+from training.utils.run.run_folder import RunFolder
+from training.utils.run.run_paths import check_place
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.inference.arguments import AskedArguments
+    from training.utils.contracts.documents import Document
+    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.generation.table import RolloutEngineFlags
+    from training.utils.images.data.reader import PixelReader
+    from training.utils.rewards.arguments import ScoringArguments
+    from training.utils.run.run_arguments import RunArguments
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A parsed command line."""
+
+    task: str
+    run: RunArguments
+    data: DataArguments
+    asked: AskedArguments
+    sampling: SamplingArguments
+    reward: ScoringArguments
+    engines: RolloutEngineFlags
+
+
+def run_task(flags: Evaluated) -> list[str]:
+    """Evaluate, write files, and return the lines to print."""
+    if flags.task == "gsm8k":
+        flags = replace(flags, reward=replace(flags.reward, reward="gsm8k"))
+    rewards = checked_rewards(flags)
+    for ending in ("json", "jsonl", "html"):
+        check_place("--output_dir", os.path.join(flags.run.output_dir, f"{flags.task}.{ending}"))
+    for path in (flags.asked.model_name_or_path, flags.asked.baseline, flags.asked.reward_model):
+        if path is not None:
+            check_model_folder(path)
+    with sharers() as together:
+        if flags.task == "perplexity":
+            return evaluate_perplexity(flags, together)
+        return evaluate_answers(flags, rewards, together)
+
+
+def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
+    """Return the rewards of --reward; ThreestepError, before a model loads, for flags that exclude each other."""
+    mistakes = Mistakes()
+    if flags.task == "perplexity":
+        mistakes.require(
+            flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
+            "--rollout_engine draws answers, and perplexity draws none; leave it out",
+        )
+        mistakes.require(
+            flags.asked.val_samples == 1,
+            f"--val_samples {flags.asked.val_samples} draws answers, and perplexity draws none; leave it out",
+        )
+        mistakes.raise_if_any()
+        return ()
+    rewards = named_rewards(flags.reward, mistakes)
+    mistakes.require(
+        flags.asked.reward_model is not None or not reads_model(rewards),
+        "--reward contains the reward model, which expects --reward_model, got none; give it, or a rule (--reward "
+        "gsm8k)",
+    )
+    mistakes.require(
+        (flags.asked.baseline is not None) == (flags.task == "win_rate"),
+        "win_rate expects the other model as --baseline, got none"
+        if flags.task == "win_rate"
+        else f"--baseline is only for win_rate, and {flags.task} compares with nothing; leave it out",
+    )
+    mistakes.require(
+        flags.asked.val_samples == 1 or flags.sampling.temperature > 0,
+        f"--val_samples {flags.asked.val_samples} draws several answers, and --temperature 0 picks the same one each "
+        "time; give a temperature, or leave --val_samples out",
+    )
+    mistakes.raise_if_any()
+    return rewards
+
+
+def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sharers = ALONE) -> list[str]:
+    """Let each model answer the same prompts, score the answers, write figures and samples. The first rank scores all
+    answers and writes; the others return no line."""
+    task, start_engine = flags.asked, _engine_of(flags)
+    paths = [task.model_name_or_path, *([task.baseline] if task.baseline else [])]
+    folders = [_folder(flags, path) for path in paths]
+    built = [_built(flags, 3, folder) for folder in folders]
+    seen = next((side.images for side in built if side.images is not None), None)
+    if reads_model(rewards) and seen is not None:
+        _check_scores_pictures(flags, folders)
+    prompts = shared_prompts([side.rows for side in built])
+    models = [load(flags, folder, start_engine, side.images) for folder, side in zip(folders, built, strict=True)]
+    scorer = None
+    if task.reward_model is not None and reads_model(rewards) and together.is_main:
+        scorer = load_answer_scorer(task.reward_model, flags.sampling.dtype, flags.data, start_alone(), seen)
+    answers: list[list[Answer]] = []
+    scores: list[Scores] = []
+    for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
+        shared = (together, f"answers of {place}")
+        batch, each = task.per_device_eval_batch_size, task.val_samples
+        drawn = answers_to(model, rows, flags.sampling, flags.run.seed, batch, shared, each)
+        if not together.is_main:
+            continue
+        answers.append(drawn)
+        scores.append(scores_of(model, rows, drawn, rewards, scorer, flags.reward.reward_timeout))
+    if not together.is_main:
+        return []
+    sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
+    samples = side_by_side(sides, [list(row.picture_digests) for row in prompts[0]])
+    keep_pictures(RunFolder(flags.run.output_dir, is_main_rank=True), built[0].pixels, prompts[0])
+    return write(flags, paths, answer_figures(sides, flags.run.seed), samples)
+
+
+def _check_scores_pictures(flags: Evaluated, folders: Sequence[AskedFolder]) -> None:
+    """ThreestepError if the reward model does not score answers about the pictures that the models see."""
+    assert flags.asked.reward_model is not None, "checked with the flags"
+    sides = [(folder.tokenizer, folder.reader) for folder in folders if folder.reader is not None]
+    unread = why_pictures_unscored(flags.asked.reward_model, sides)
+    if unread is not None:
+        raise ThreestepError(
+            f"--reward contains the reward model, and rows of the data have images: {unread}; give another, a rule "
+            "(--reward exact_match) or a function"
+        )
+
+
+def side_by_side(sides: Sequence[Sequence[Sample]], pictures: Sequence[list[str]]) -> list[dict[str, Any]]:
+    """The lines of TASK.jsonl. sides: each model's samples. pictures: the sha256 of each prompt's."""
+    return [
+        {
+            "prompt": of_all[0]["prompt"],
+            **({"images": named} if (named := pictures[of_all[0]["prompt_index"]]) else {}),
+            "ground_truth": of_all[0]["ground_truth"],
+            "answers": [sample["response"] for sample in of_all],
+            "scores": [sample["reward"] for sample in of_all],
+            "rewards": [{name: sample[name] for name in value_names([sample])} for sample in of_all],
+            "ended": [sample["ended"] for sample in of_all],
+            **({"paths": [sample["paths"] for sample in of_all]} if "paths" in of_all[0] else {}),
+            "uid": of_all[0]["uid"],
+            "sample": of_all[0]["sample"],
+        }
+        for of_all in zip(*sides, strict=True)
+    ]
+
+
+def _engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:
+    """See `engine_maker`."""
+    longest_tokens = flags.data.rows.max_prompt_seq_len + flags.sampling.max_new_tokens
+    # Perplexity draws nothing, and its texts may have paths of any kind.
+    thinks = flags.data.chat.parallel_thinking and flags.task != "perplexity"
+    return engine_maker(flags.sampling, flags.engines, longest_tokens, thinks)
+
+
+def _folder(flags: Evaluated, path: str) -> AskedFolder:
+    """All of a model but its weights; without its images where the engine reads text alone."""
+    folder = open_asked(path, flags.data)
+    return folder if engine_class(flags.sampling.rollout_engine).supports_images else replace(folder, reader=None)
+
+
+def load(
+    flags: Evaluated,
+    folder: AskedFolder,
+    start_engine: Callable[[PreTrainedModel], RolloutEngine],
+    images: RunMedia | None,
+) -> AskedModel:
+    """Load a model that answers in the prompt style of the data flags. images: of the rows; None if no row has one."""
+    return load_opened(folder, flags.sampling.dtype, start_alone().device, start_engine, images)
+
+
+@dataclass(frozen=True)
+class Built:
+    """rows: of one phase, for one model. images: of the rows; None if no row has one. pixels: of their pictures."""
+
+    rows: Any
+    images: RunMedia | None
+    pixels: PixelReader | None
+
+
+def _built(flags: Evaluated, phase: int, folder: AskedFolder) -> Built:
+    unread = why_unread(folder.name)
+    built = build_phase(
+        phase, flags.data, folder.tokenizer, flags.run.seed, log=note, images=folder.reader, unread=unread
+    )
+    rows = _checked_rows(getattr(built, flags.asked.split), flags)
+    images = images_of(rows, built.pixels_of, prompt_document if phase == 3 else sentence_document)
+    return Built(rows, images, built.pixels_of)
+
+
+def _checked_rows(rows: Any, flags: Evaluated) -> Any:
+    if len(rows) == 0:
+        raise ThreestepError(
+            f"--split {flags.asked.split} has no rows; raise --eval_fraction (now {flags.data.split.eval_fraction:g}), "
+            "or evaluate --split train"
+        )
+    return rows
+
+
+def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]]:
+    """The prompts that every model has, in one order: some may be too long in one tokenizer."""
+    by_id = [{row.row_id: row for row in rows} for rows in sides]
+    both = [row_id for row_id in by_id[0] if all(row_id in side for side in by_id)]
+    left_out = max(len(side) for side in by_id) - len(both)
+    if left_out:
+        note(f"{left_out} prompts are left out: in one of the tokenizers they exceed --max_prompt_seq_len")
+    if not both:
+        raise ThreestepError("the two models share no prompt; raise --max_prompt_seq_len")
+    return [[side[row_id] for row_id in both] for side in by_id]
+
+
+def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str]:
+    """The exponential of the mean loss per token, of responses or of text."""
+    longest, seed = flags.data.rows.max_seq_len, flags.run.seed
+    start_engine, folder = _engine_of(flags), _folder(flags, flags.asked.model_name_or_path)
+    documents, images = _documents(flags, folder, longest)
+    model = load(flags, folder, start_engine, images)
+    losses, targets, accuracy = row_losses(
+        model, documents, longest, flags.asked.per_device_eval_batch_size, "--max_seq_len", together
+    )
+    if not together.is_main:
+        return []
+    loss = ratio(losses, targets, seed)  # nats per token, resampled by rows
+    perplexity = Figure(*(math.exp(end) for end in (loss.value, loss.low, loss.high)))
+    figures = {"rows": len(losses), "tokens": sum(targets), "perplexity": perplexity, "loss": loss}
+    return write(flags, [model.name], {**figures, "token_accuracy": accuracy}, None)
+
+
+def _documents(flags: Evaluated, folder: AskedFolder, longest: int) -> tuple[list[Document], RunMedia | None]:
+    """Step 1's sentences with their images, or blocks of text if --unsupervised_dataset_name is given."""
+    if flags.data.source.unsupervised_dataset_name is None:
+        built = _built(flags, 1, folder)
+        return [sentence_document(row) for row in built.rows], built.images
+    blocks = build_unsupervised(flags.data, folder.tokenizer, longest, flags.run.seed, log=note)
+    targets = np.arange(longest) > 0
+    rows = [SentenceRow(block.row_id, block.input_ids, targets) for block in blocks]
+    return [sentence_document(row) for row in _checked_rows(rows, flags)], None
+
+
+def write(
+    flags: Evaluated, paths: Sequence[str], figures: dict[str, Any], samples: list[dict[str, Any]] | None
+) -> list[str]:
+    """Write TASK.json and, for samples, TASK.jsonl and TASK.html; return the lines to print."""
+    task, folder = flags.task, RunFolder(flags.run.output_dir, is_main_rank=True)
+    plain = {name: asdict(value) if isinstance(value, Figure) else value for name, value in figures.items()}
+    data_path = flags.data.source.data_path
+    setting: dict[str, Any] = {"models": list(paths), "data_path": data_path, "split": flags.asked.split}
+    shown = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in figures.items()}
+    files = {}
+    if samples is not None:
+        setting |= {
+            **asdict(flags.sampling),
+            "val_samples": flags.asked.val_samples,
+            "seed": flags.run.seed,
+            "reward": flags.reward.reward,
+        }
+        setting["reward_model"] = flags.asked.reward_model
+        lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples, folder.path)
+        files = {f"{task}.jsonl": lines, f"{task}.html": html}
+    folder.write_json(f"{task}.json", {"task": task, **setting, **plain})
+    for name, text in files.items():
+        (folder.path / name).write_text(text, encoding="utf-8")
+    written = ", ".join([f"{task}.json", *files])
+    return [*(f"{name:<24} {value}" for name, value in shown.items()), f"written to {folder.path}: {written}"]

@@ -1,0 +1,54 @@
+"""`--dry_run` of the steps that train one model: build it without weights, plan its batches, estimate its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.utils.dry_run.device import planned_device
+from training.utils.dry_run.media import kept_features_line, planned_media
+from training.utils.dry_run.meta import model_on_meta
+from training.utils.dry_run.plan import (
+    LargestForward,
+    plan_training,
+    rows_at_most,
+)
+from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks_of_dry_run
+from training.utils.engine.ranks.startup import DTYPES
+from training.utils.loading.configurations import check_positions, check_trains
+
+if TYPE_CHECKING:
+    from training.utils.setup.flags import OneModelFlags
+
+
+def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
+    """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
+    engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
+    ranks = ranks_of_dry_run(flags.run.num_ranks)
+    device = planned_device(flags.run.device, flags.run.device_memory_gb)
+    settings = engine.settings(flags.own.learning_rate)
+    check_positions(model, max_seq_len, "--max_seq_len")
+    check_trains(model, generates=not scalar)
+    built = model_on_meta(model, DTYPES[settings.dtype], scalar)
+    sequences = engine.per_device_train_batch_size
+    rows = rows_at_most(sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, responses)
+    tokens = rows * max_seq_len
+    together = tokens * engine.gradient_accumulation_steps
+    media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
+    forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media)
+    planned = plan_training(built, forward, model, settings, ranks, device)
+    head = flags.guests.planned(built, settings, ranks, device)
+    sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
+    batches = (
+        f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
+        f"({sequences} x {ranks} ranks x {engine.gradient_accumulation_steps}); a forward of one rank holds at most "
+        f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
+    )
+    kept = kept_features_line(media, flags.model.kept_image_features_mb)
+    sentences, held, moments = [*planned.sentences], [*planned.engine.held, kept], [*planned.moments]
+    if head is not None:
+        sentence, memory = head
+        sentences.append(sentence)
+        held += memory.held
+        moments.append(Moment("in the head's optimizer step", (memory.stepping,)))
+    print_plan(flags.step.program, ranks, flags.settings, [*sentences, batches])
+    print_memory(held, moments, device.verdict)

@@ -1,0 +1,92 @@
+"""Flags of a run, and of a step that trains one model, as records. Cheap to import: `--help` reaches this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, get_type_hints
+
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.data.build.arguments import DataArguments
+from training.utils.engine.config.arguments import EngineArguments
+from training.utils.flags.arguments import resolved_settings
+from training.utils.flags.step import Step
+from training.utils.models.arguments import ModelArguments
+from training.utils.models.settings import ModelSettings
+from training.utils.mtp.settings import MtpSettings
+from training.utils.report.arguments import ReportArguments
+from training.utils.run.run_arguments import FaultArguments, RunArguments
+from training.utils.setup.guests import GuestSettings
+
+
+class RunFlags(NamedTuple):
+    """The flags that every run has.
+
+    settings: every value by its flag's name
+    trains: False evaluates alone, and saves no model
+    """
+
+    step: Step
+    run: RunArguments
+    checkpoints: CheckpointArguments
+    faults: FaultArguments
+    settings: dict[str, Any]
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class OneModelFlags:
+    """The parsed flags of a step: all groups, each of them by name, and the step's own.
+
+    settings: every value by its flag's name
+    """
+
+    step: Step
+    groups: tuple[Any, ...]
+    run: RunArguments
+    checkpoints: CheckpointArguments
+    faults: FaultArguments
+    report: ReportArguments
+    data: DataArguments
+    model: ModelArguments
+    engine: EngineArguments
+    own: Any
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return resolved_settings(self.groups)
+
+    @property
+    def of_run(self) -> RunFlags:
+        return RunFlags(self.step, self.run, self.checkpoints, self.faults, self.settings)
+
+    @property
+    def start(self) -> ModelSettings:
+        """How the model that is trained is loaded."""
+        new_head = getattr(self.own, "new_head", False)  # of the step that trains reward models
+        return replace(self.model.settings(), takes_media=self.step.reads_media, new_head=new_head)
+
+    @property
+    def guests(self) -> GuestSettings:
+        """What trains beside the model, or adds to its loss; a head, of steps that can train one."""
+        return GuestSettings(self.model.router_aux_loss_coef, getattr(self.own, "mtp", MtpSettings()))
+
+
+# From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.
+ONE_MODEL_GROUPS: tuple[type, ...] = tuple(get_type_hints(OneModelFlags).values())[2:-1]
+
+# What a first run of such a step needs, in the order of `--help`.
+FIRST_FLAGS = (
+    "model_name_or_path",
+    "data_path",
+    "output_dir",
+    "data_split",
+    "max_seq_len",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "num_train_epochs",
+    "lora_dim",
+    "eval_interval",
+    "num_ranks",
+    "config",
+)

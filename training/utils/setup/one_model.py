@@ -1,0 +1,88 @@
+"""The program of a step that trains one model: its flags, its dry run, its run.
+
+Cheap to import: `--help` reaches this module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.arguments import parse_arguments
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
+from training.utils.run.program import run_program
+from training.utils.setup.flags import OneModelFlags
+from training.utils.setup.opened_model import OpenedModel
+from training.utils.setup.result import TrainingResult
+
+if TYPE_CHECKING:
+    from training.utils.flags.step import Step
+
+__all__ = ["OpenedModel", "TrainingResult", "one_model_program"]
+
+
+def one_model_program(
+    module: str,
+    step: Step,
+    train: Callable[[OpenedModel, Any], TrainingResult],
+    phase: int,
+    scores: bool = False,
+    rereads_start: bool = False,
+    check: Callable[[OneModelFlags], None] | None = None,
+    check_rows: Callable[[Sequence[Any], Any], None] | None = None,
+) -> Callable[[Sequence[str]], None]:
+    """Return a step's main(argv), and call it now if `module`, the caller's `__name__`, is what `python -m` runs.
+
+    main parses the command line, with the module's docstring for `--help`. It prints the plan and ends with
+    `--dry_run`; otherwise it opens the run (folder, tokenizer, rows, model, engine, metrics), calls train(opened, own
+    flags), and saves the model, the closing figures and the report.
+
+    phase: the rows to train on, 1 (sentences) or 2 (ranked responses)
+    scores: the model is a reward model; otherwise it predicts tokens
+    rereads_start: a resumed run reads the start model's own weights again, as a reference does
+    check: raises ThreestepError for flags of several groups that contradict each other
+    check_rows: the same for the training rows and the step's own flags, before the model loads
+    """
+    description = sys.modules[module].__doc__ or ""
+
+    def main(argv: Sequence[str]) -> None:
+        groups = parse_arguments(step.groups, argv, description, step.old_flags, step.first_flags)
+        flags = OneModelFlags(step, groups, *groups)
+        _check_model_flags(flags)
+        if check is not None:
+            check(flags)
+        if scores and flags.model.head_chunk_mb:
+            raise ThreestepError(
+                f"--head_chunk_mb is of a language model's output layer, got {flags.model.head_chunk_mb} for a reward "
+                "model, which has a score for each sequence instead; leave it out"
+            )
+        check_model_folder(flags.model.model_name_or_path)
+        if flags.run.dry_run:
+            from training.utils.setup.dry_run import dry_run
+
+            dry_run(flags, scores, responses=2 if phase == 2 else 1)
+        else:
+            from training.utils.setup.one_model_run import run_one_model
+
+            run_one_model(flags, train, phase, scores, rereads_start, check_rows)
+
+    if module == "__main__":
+        run_program(main, output_is_log=True)
+    return main
+
+
+def _check_model_flags(flags: OneModelFlags) -> None:
+    """ThreestepError if base weights shall be quantized that cannot be, or adapters trained with a head's loss."""
+    mistakes = Mistakes()
+    others = {
+        "--zero_stage 3": NOT_SHARDED if flags.engine.zero_stage == 3 else None,
+        **flags.guests.beside_quantization(),
+    }
+    check_beside_quantization(mistakes, flags.model, others)
+    flags.guests.check(mistakes, flags.model.lora_dim)
+    if not flags.run.dry_run:
+        check_package(mistakes, flags.model)
+    mistakes.raise_if_any()

@@ -1,0 +1,252 @@
+"""A run that trains one model: everything before and after the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.utils.base.console import log, started_as_main_rank
+from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.data.build.build import PhaseData, build_phase
+from training.utils.data.chat.chat import PromptStyle, adopt_style
+from training.utils.data.rows.documents import responses_document, sentence_document
+from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.images.data.shown import counting_placeholders
+from training.utils.images.run.image_reader import processor_of, reader_of_model, why_unread
+from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
+from training.utils.images.run.sample_pictures import SamplePictures
+from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
+from training.utils.loading.configurations import check_positions, check_trains
+from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
+from training.utils.models.attention.attention import plan_for
+from training.utils.models.quantized.quantized import count_weights
+from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
+from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.setup.opened_model import OpenedModel
+from training.utils.setup.opened_run import RunData, planned_run, start_digests
+from training.utils.setup.samples import EvaluationSamples
+from training.utils.setup.setup import compute_meter, load_under, may_pack, whole_steps
+from training.utils.setup.training_run import LoopSettings, TrainingRun
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.utils.contracts.media import RunMedia
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.images.data.reader import ImageReader
+    from training.utils.images.models.pictured import RowImages
+    from training.utils.models.settings import ModelSettings
+    from training.utils.run.run_folder import RunFolder
+    from training.utils.setup.flags import OneModelFlags
+    from training.utils.setup.result import TrainingResult
+
+
+def run_one_model(
+    flags: OneModelFlags,
+    train: Callable[[OpenedModel, Any], TrainingResult],
+    phase: int,
+    scores: bool,
+    rereads_start: bool,
+    check_rows: Callable[[Sequence[Any], Any], None] | None,
+) -> None:
+    """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
+    arguments are."""
+    data = flags.data
+    with planned_run(flags.of_run) as planned:
+        ranks = planned.ranks
+        check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
+        check_trains(flags.start, generates=not scores)
+        tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
+        run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
+        log(style.sentence, ranks.is_main)
+        rows = build_phase(phase, data, tokenizer, flags.run.seed, ranks.is_main, log, *_reader(flags, tokenizer))
+        images = _checked_images(flags, rows, phase, check_rows)
+        steps = whole_steps(flags.engine, len(rows.train), ranks)
+        # A reference that is read again, or is the model with its adapters off, is the whole start model.
+        start = replace(run.model, trains_adapter_on=not rereads_start)
+        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
+        ends, inside = _ends(rows, tokenizer, style)
+        if not scores:
+            unused = unused_stop_tokens(stop_tokens(model), tokenizer)
+            if unused is not None:
+                log(unused, ranks.is_main)
+            set_stop_tokens(model, tokenizer, ends, inside)
+        read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
+        packed = may_pack(
+            flags.engine.padded,
+            model,
+            engine,
+            read,
+            data.rows.max_seq_len,
+            log,
+            sharing=phase == 2 or flags.engine.share_beginnings > 0,
+            needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
+        )
+        images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
+        [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
+        loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
+        processor = processor_of(start.name_or_path, model)
+        parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
+        read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
+        digests = start_digests({"model_name_or_path": read_again}, data.cache.cache_dir)
+        read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
+        with run.recorded(parts, read_data, digests) as records:
+            training = TrainingRun(
+                flags.step.label,
+                engine,
+                rows.train,
+                rows.eval,
+                loop,
+                *records,
+                guests,
+                _samples(flags, run.folder, rows, tokenizer, ends),
+                images,
+            )
+            result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.own)
+        said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
+        closing = f"{said}; the model is in {run.folder.model}{result.signs}"
+        run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
+
+
+def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:
+    """What reads images of rows for the start model, None where the model or the step reads text alone; and why, for
+    the sentence on a row with some."""
+    start = (flags.start.name_or_path, flags.start.trust_remote_code)
+    return reader_of_model(*start, tokenizer) if flags.step.reads_media else None, why_unread(*start)
+
+
+def _checked_images(
+    flags: OneModelFlags, rows: PhaseData, phase: int, check_rows: Callable[[Sequence[Any], Any], None] | None
+) -> RowImages | None:
+    """The images of the rows; ThreestepError if the run cannot train on these rows or their images."""
+    if check_rows is not None:
+        check_rows(rows.train, flags.own)
+    document_of = sentence_document if phase == 1 else partial(responses_document, are_targets=True)
+    images = images_of(chain(rows.train, rows.eval), rows.pixels_of, document_of)
+    if images is not None:
+        check_beside_images(flags.settings)
+    return images
+
+
+def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyle) -> tuple[list[int], set[int]]:
+    """The tokens that end a response, and those of them that stand inside responses too."""
+    ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
+    return [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside)
+
+
+def _samples(
+    flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
+) -> EvaluationSamples:
+    """What samples of held-out rows are made with. ends: tokens that end a response."""
+    pixels, decode = rows.pixels_of, tokenizer.decode
+    if pixels is None:
+        return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends))
+    decode = counting_placeholders(decode, pixels.reader.family.placeholder)
+    pictures = SamplePictures(folder, pixels)
+    return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends), pictures)
+
+
+class _Added(NamedTuple):
+    """How many tokens the tokenizer gained here: those that are trained, and a pad token."""
+
+    tokens: int
+    pad: int
+
+
+def _tokenizer(
+    flags: OneModelFlags, scores: bool, began_with: str | None
+) -> tuple[PreTrainedTokenizerBase, _Added, PromptStyle]:
+    """The start model's tokenizer, how many tokens it gained here, and the style that is saved with it.
+
+    began_with: the style of the run that is resumed
+    """
+    model, chat = flags.model, flags.data.chat
+    path, trust = model.model_name_or_path, model.trust_remote_code
+    tokenizer, added_pad = load_padding_tokenizer(path, model.pad_token, trust)
+    if added_pad:
+        log(
+            f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
+            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)",
+            started_as_main_rank(),
+        )
+    added = add_tokens(tokenizer, chat.tokens_in_need)
+    style = adopt_style(tokenizer, chat, began_with)
+    if scores:
+        tokenizer = with_pad_apart(tokenizer, style.end_token)
+    return tokenizer, _Added(added, added_pad), style
+
+
+def _engine(
+    flags: OneModelFlags,
+    start: ModelSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    added: _Added,
+    scores: bool,
+    total_steps: int,
+    ranks: Ranks,
+    media: RunMedia | None,
+) -> tuple[PreTrainedModel, TrainingEngine]:
+    """The transformers model, and the engine that trains it."""
+    settings = flags.engine.settings(flags.own.learning_rate)
+    reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "media": media}
+
+    def load(dtype: torch.dtype) -> PreTrainedModel:
+        if scores:
+            return load_scalar_model(start, dtype, tokenizer, False, added.tokens, **reading)
+        return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
+
+    model = load_under(settings, ranks, load)
+    if scores:
+        return model, TrainingEngine(ScalarModel(model), settings, ranks, total_steps)
+    beside = flags.guests.inside(start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks)
+    return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, beside), settings, ranks, total_steps)
+
+
+def loop_settings(
+    flags: OneModelFlags,
+    steps: tuple[int, int],
+    model: PreTrainedModel,
+    packed: bool,
+    ranks: Ranks,
+    pad_token_id: int,
+) -> LoopSettings:
+    """Settings of the training loop. steps: optimizer steps, and sequences of each. A collective with `--report_mfu`,
+    which measures the matmul rate."""
+    engine = flags.engine
+    weights = count_weights(model)
+    overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
+    if engine.share_beginnings and not packed:
+        log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
+
+    def plan(sequences: int) -> PlanSettings:
+        most = engine.max_tokens_per_micro_batch
+        return plan_for(
+            model,
+            sequences,
+            flags.data.rows.max_seq_len,
+            packed=packed,
+            ranks=ranks.world_size,
+            max_tokens_per_micro_batch=most,
+            forward_tokens=overhead,
+        )
+
+    return LoopSettings(
+        total_steps=steps[0],
+        items_per_step=steps[1],
+        train_plan=replace(plan(engine.per_device_train_batch_size), least_shared_tokens=engine.share_beginnings),
+        eval_plan=plan(engine.per_device_eval_batch_size),
+        eval_interval=engine.eval_interval,
+        eval_epochs=engine.eval_epochs,
+        pad_token_id=pad_token_id,
+        seed=flags.run.seed,
+        shuffle=flags.run.shuffle,
+        meter=compute_meter(model, ranks) if engine.report_mfu else None,
+        traces=flags.run.traces(),
+        log_pace=flags.report.pace(),
+    )

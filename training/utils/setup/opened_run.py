@@ -1,0 +1,162 @@
+"""A run of any step: its ranks, its folder, where it resumes, what its loop reports to, and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.utils.base.console import log
+from training.utils.checkpoints.loop import checkpointed_run
+from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
+from training.utils.checkpoints.run_lock import only_run_in
+from training.utils.data.files.digests import digest_files
+from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.ranks.startup import Ranks, started_process_group
+from training.utils.loading.configurations import model_files
+from training.utils.models.adapters.saving import save_model
+from training.utils.models.families.processors import write_beside
+from training.utils.outputs.final_models import FinalModels
+from training.utils.outputs.room import check_room
+from training.utils.report.writing import close_run
+from training.utils.run.run_folder import BAD_STEPS, RunFolder
+from training.utils.setup.saving_check import SavedModel, check_saving
+from training.utils.setup.setup import start_run, with_head_chunk
+
+if TYPE_CHECKING:
+    from training.utils.checkpoints.parts import CheckpointParts
+    from training.utils.contracts.checkpoints import Checkpoints
+    from training.utils.contracts.guests import Guests
+    from training.utils.data.cache.reports import BuildReport
+    from training.utils.models.settings import ModelSettings
+    from training.utils.run.metrics import MetricsWriter
+    from training.utils.setup.flags import RunFlags
+
+
+@contextlib.contextmanager
+def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRun]:
+    """Start the ranks, lock the run's folder, and find the checkpoint that the run resumes from.
+
+    shares_gpu: as in `started_process_group`
+    """
+    run, step = flags.run, flags.step
+    with started_process_group(flags.faults.rank_timeout, shares_gpu) as ranks, only_run_in(run.output_dir, ranks):
+        plan = plan_checkpoints(
+            flags.checkpoints,
+            run.output_dir,
+            step.program,
+            flags.settings,
+            ranks,
+            step.defaults,
+            may_change=step.may_change,
+        )
+        yield PlannedRun(flags, ranks, plan)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that has not written anything yet."""
+
+    flags: RunFlags
+    ranks: Ranks
+    plan: CheckpointPlan
+
+    def opened(self, prompt_style: str, model: ModelSettings, dtype: str, predicts_tokens: bool = True) -> OpenedRun:
+        """Decide the settings that the flags left open, and write all of them to the run's folder. A collective.
+
+        model, dtype: of the model that is trained. predicts_tokens: False for a reward model
+        """
+        plan = self.plan.decided({"prompt_style": prompt_style})
+        if predicts_tokens:
+            plan = with_head_chunk(plan, model, dtype, self.ranks)
+        folder = start_run(self.flags.run, plan.flags_in_use, self.ranks)
+        model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
+        return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype)
+
+
+class RunData(NamedTuple):
+    """The rows of a run. report: of their build. fingerprint: of those to train on. steps_per_epoch: not rounded."""
+
+    report: BuildReport
+    fingerprint: str
+    steps_per_epoch: float
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run with its folder. model, dtype: of the model that is trained."""
+
+    flags: RunFlags
+    ranks: Ranks
+    plan: CheckpointPlan
+    folder: RunFolder
+    model: ModelSettings
+    dtype: str
+
+    @contextlib.contextmanager
+    def recorded(
+        self, parts: CheckpointParts, data: RunData, digests: Mapping[str, Callable[[], str]]
+    ) -> Iterator[tuple[MetricsWriter, Checkpoints, BadSteps]]:
+        """Check that the models can be saved, and give what records the loop; inside, signals wait for the end of a
+        step. A collective.
+
+        parts: what is trained and saved. digests: `start_digests` of the models that a resumed run loads again
+        """
+        folder, flags, is_main = self.folder, self.flags, self.ranks.is_main
+        folder.write_json("data_report.json", asdict(data.report))
+        if flags.trains:
+            trust = self.model.trust_remote_code
+            check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main)
+            check_room(folder.path, flags.checkpoints, parts)
+        with checkpointed_run(self.plan, folder, parts, data.fingerprint, digests, data.steps_per_epoch) as records:
+            yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
+
+    def finish(
+        self, parts: CheckpointParts, guests: Guests, figures: Mapping[str, dict[str, Any]], closing: str
+    ) -> None:
+        """Write the models, and then all else that a run leaves. A collective, and the last use of the models.
+
+        guests: of the first model. figures: closing figures, by file. closing: the last line of the log
+        ThreestepError if a model is not where it belongs.
+        """
+        final = FinalModels(self.folder.path, self.flags.checkpoints, self.ranks)
+        if self.flags.trains:
+            _write_models(final, parts, guests)
+        for name, content in figures.items():
+            self.folder.write_figures(name, content)
+        close_run(self.folder, self.flags.settings, self.flags.trains)
+        final.check()
+        log(closing, self.folder.is_main_rank)
+
+
+def start_digests(paths: Mapping[str, str], cache_dir: str) -> dict[str, Callable[[], str]]:
+    """Return what digests the files of models that a run loads at each start, by flag. paths: of the models; "" for one
+    that a resumed run does not read again."""
+    files = {flag: model_files(path) if path else [] for flag, path in paths.items()}
+    return {flag: partial(digest_files, found, cache_dir) for flag, found in files.items()}
+
+
+def _saved(parts: CheckpointParts) -> dict[str, SavedModel]:
+    """Models that are saved, by the engines' names."""
+    return {
+        name: SavedModel(engine.module.model, tokenizer)  # type: ignore[arg-type]
+        for name, engine in parts.engines.items()
+        if (tokenizer := parts.tokenizers.get(name)) is not None  # a guest's engine has none
+    }
+
+
+def _write_models(final: FinalModels, parts: CheckpointParts, guests: Guests) -> None:
+    """Write model/, further engines' folders by their names and, of an average, model_ema/. A collective; the average
+    takes the place of the first engine's weights."""
+    saved = _saved(parts)
+    first = next(iter(saved))
+    folders = {"model" if name == first else name: name for name in saved}
+    for folder, name in {**folders, **({} if parts.average is None else {"model_ema": first})}.items():
+        if folder == "model_ema" and parts.average is not None:
+            parts.average.put_in_place()
+        model, tokenizer = saved[name]
+        tensors = parts.engines[name].full_state(model)
+        beside = partial(write_beside, guests.model_writer() if folder == "model" else None, parts.processor)
+        final.write(folder, partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
