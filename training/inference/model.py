@@ -183,7 +183,6 @@ class AskedModel:
         return settings_of(
             Sampling,
             flags,
-            defaults=("stop", "end_check_tokens"),
             end_token_id=self.end_token_id,
             pad_token_id=pad_id,
             ends=Ends(token_ids=more),

@@ -95,7 +95,7 @@ def test_paths_are_drawn_and_scored_as_in_step_3(thinking):
         end_token_id=asked.end_token_id,
         pad_token_id=asked.tokenizer.pad_token_id,
         paths=PathSampling(tags, 3, 6),
-        defaults=("bad_words", "stop", "end_check_tokens", "more_end_token_ids"),
+        defaults=("bad_words", "ends"),
     )
     batch = collate_prompts(rows, asked.tokenizer.pad_token_id)
     seeds = [derived_seed(1, "evaluation", *index) for row in range(len(rows)) for index in ((row,), (row, 1))]

@@ -152,7 +152,10 @@ def settings_of(
     """Return a record of `kind`, each field from the flag ROLE_NAME or NAME. others: fields from elsewhere. defaults:
     fields without a flag, which keep their default; a field that is none of these is an AssertionError."""
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    unknown = set(defaults) - {field.name for field in fields}
+    assert not unknown, f"{kind.__name__} has no {', '.join(sorted(unknown))}"
+    for field in fields:
         sources = {name: getattr(flags, name) for name in (f"{role}_{field.name}", field.name) if hasattr(flags, name)}
         if field.name in others:
             values[field.name] = others.pop(field.name)

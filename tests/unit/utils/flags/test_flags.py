@@ -114,6 +114,8 @@ def test_no_field_is_left_at_its_default_in_silence():
         settings_of(Settings, renamed, defaults=("path", "depth"))
     with pytest.raises(TypeError, match="width"):
         settings_of(Settings, renamed, width=7, defaults=("path",))
+    with pytest.raises(AssertionError, match="Settings has no paths"):
+        settings_of(Settings, renamed, defaults=("paths",))
 
 
 def test_the_flag_of_a_role_goes_before_that_of_all():
