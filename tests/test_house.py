@@ -217,6 +217,16 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         {"training.utils.compat.x": "from training.utils.base import y", "training.utils.base.y": ""},
     ),
     (
+        rooms.imports_find_what_they_name,
+        {"a.b": "def f():\n    from a.c import x", "a.c": "y = 1"},
+        {"a.b": "def f():\n    from a.c import x\nimport torch", "a.c": "x = 1"},
+    ),
+    (
+        rooms.imports_find_what_they_name,
+        {"a.b": "def f():\n    import a.d", "a.c": ""},
+        {"a.b": "def f():\n    import a.c", "a.c": ""},
+    ),
+    (
         rooms.rooms_close_no_circle,
         {
             "training.a.x": "import training.b.x",
@@ -316,7 +326,8 @@ def test_the_package_keeps(rule):
 
 @pytest.mark.parametrize("rule", house.PACKAGE_RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps_as_a_whole(rule):
-    problems = rule({**MODULES, **USERS} if rule is rooms.every_file_serves_somebody else MODULES)
+    with_users = rule in (rooms.every_file_serves_somebody, rooms.imports_find_what_they_name)
+    problems = rule({**MODULES, **USERS} if with_users else MODULES)
     assert not problems, "\n".join([rule.__doc__ or rule.__name__, *problems])
 
 

@@ -143,11 +143,10 @@ def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str, me
 def _plain_model(model: Any, folder: Path) -> Any:
     """The model that transformers makes of the folder's configuration, without weights: of the object's kind, or a
     language model."""
-    from training.utils.images.models.scalar_class import scalar_model_class
-    from training.utils.images.models.vision import language_model_class
-
     from training.utils.loading.configurations import load_config
     from training.utils.loading.rehearsal import empty_model
+    from training.utils.models.families.parts import language_model_class
+    from training.utils.models.families.scalar_class import scalar_model_class
 
     config = load_config(str(folder))
     kinds = [lambda: language_model_class(config, False), lambda: language_model_class(config, True)]

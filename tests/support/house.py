@@ -257,6 +257,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
 )
 PACKAGE_RULES: tuple[PackageRule, ...] = (
     rooms.no_import_circles,
+    rooms.imports_find_what_they_name,
     rooms.rooms_have_floors,
     rooms.rooms_close_no_circle,
     rooms.rooms_stay_small,

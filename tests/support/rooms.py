@@ -358,6 +358,27 @@ def no_import_circles(sources: Mapping[str, str]) -> list[str]:
     return [" -> ".join(circle) for circle in circles(import_graph(sources))]
 
 
+def imports_find_what_they_name(sources: Mapping[str, str]) -> list[str]:
+    """An import of this project's finds its module and its name there, also inside functions, which no program may have
+    run. `sources` are all that import each other."""
+    defined = {module: {name for name, _ in _names(source)} for module, source in sources.items()}
+    problems = []
+    for module, source in sources.items():
+        for found in imports(module, source):
+            if found.module.split(".")[0] not in {name.split(".")[0] for name in sources}:
+                continue
+            place, _, name = found.module.rpartition(".")
+            files = [one for one in (place, f"{place}.__init__") if one in defined]
+            is_module = found.module in defined or f"{found.module}.__init__" in defined
+            if not (is_module or any(name in defined[file] for file in files) or _is_folder(found.module, sources)):
+                problems.append(f"{module}:{found.line} imports {found.module}, which is not there")
+    return problems
+
+
+def _is_folder(name: str, sources: Mapping[str, str]) -> bool:
+    return any(module.startswith(f"{name}.") for module in sources)
+
+
 def rooms_close_no_circle(sources: Mapping[str, str]) -> list[str]:
     """Rooms have floors, those of a step too: none imports itself by way of others."""
     rooms: dict[str, set[str]] = {}
