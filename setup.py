@@ -53,7 +53,7 @@ setup(
     package_data={
         "": ["configs/*.yaml", "README.md"],  # of whatever package has them
         "training": ["py.typed"],
-        "training.utils.report": ["*.js"],
+        "training.utils.report.pages": ["*.js"],
         "threestep": ["py.typed"],
     },
     install_requires=INSTALL_REQUIRES,

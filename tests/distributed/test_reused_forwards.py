@@ -32,7 +32,8 @@ SCRIPT = """
 
     def roles_of(place, family, **changes):
         flags = RolesArguments(
-            f"{place}/{family}", f"{place}/{family}_scalar", dtype="fp32", actor_gradient_checkpointing=True,
+            actor_model_name_or_path=f"{place}/{family}", critic_model_name_or_path=f"{place}/{family}_scalar",
+            dtype="fp32", actor_gradient_checkpointing=True,
             critic_gradient_checkpointing=True, **changes,
         )
         tokenizers = Tokenizers(NoTokenizer(), NoTokenizer())

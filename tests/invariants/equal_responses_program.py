@@ -180,7 +180,7 @@ def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) 
     drawn = [group_at(group) for group in groups]
     rows = [PromptRow(group, np.array(ids, np.int32), "", None) for group, (ids, _) in zip(groups, drawn, strict=True)]
     samples = start_scoring(rows, rollout_of(drawn), roles, settings)
-    made = make_experience(samples, None, roles, settings, settings.kl.control.coefficient, PhaseClock())
+    made = make_experience(samples, None, roles, settings, settings.kl.control.kl_coef, PhaseClock())
     return {"outcomes": samples.scored.outcomes_B.unsqueeze(1), "advantages": made.advantages_BR}
 
 

@@ -119,8 +119,8 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from training.utils.setup.guests import GuestSettings
 
     flags = RolesArguments(
-        str(models / case.family),
-        str(models / f"{case.family}_scalar"),
+        actor_model_name_or_path=str(models / case.family),
+        critic_model_name_or_path=str(models / f"{case.family}_scalar"),
         actor_learning_rate=ACTOR_RATE,
         critic_learning_rate=CRITIC_RATE,
         actor_weight_decay=DECAY,

@@ -137,8 +137,8 @@ def make_trainer(
 
     ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
     flags = RolesArguments(
-        str(models / actor),
-        str(models / critic),
+        actor_model_name_or_path=str(models / actor),
+        critic_model_name_or_path=str(models / critic),
         actor_learning_rate=ACTOR_RATE,
         critic_learning_rate=CRITIC_RATE,
         actor_weight_decay=decay,
