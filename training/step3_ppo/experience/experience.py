@@ -19,10 +19,7 @@ from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.experience.rounding import of_kl, of_logprobs
 from training.step3_ppo.mismatch.weights import corrected
 from training.utils.contracts.documents import first_alike
-from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.token_rows import TokenRows
 from training.utils.engine.ranks.collectives import gathered, summed
-from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import environment_weight
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class NumberedRow(Protocol):
     def row_id(self) -> int: ...
 
 
-Row = TypeVar("Row", bound=NumberedRow)
+Row = TypeVar("Row", bound=NumberedRow, covariant=True)
 Prepared = TypeVar("Prepared")
 
 
