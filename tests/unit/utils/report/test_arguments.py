@@ -9,6 +9,7 @@ import pytest
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments
 from training.utils.report.arguments import ReportArguments, trackers_in
+from training.utils.report.trackers.table import TRACKERS_HELP
 
 
 def parsed(*words: str) -> ReportArguments:
@@ -42,7 +43,7 @@ def test_mistakes(monkeypatch):
     only_lacking(monkeypatch, "wandb")
     with pytest.raises(ThreestepError, match="--report_to wandb needs the package wandb: pip install wandb"):
         parsed("--report_to", "wandb")
-    wanted = "--report_to expects tensorboard, .*, your own Tracker as FILE.py:NAME, separated by commas, or none alone, got "
+    wanted = f"--report_to expects {TRACKERS_HELP}, separated by commas, or none alone, got "
     with pytest.raises(ThreestepError, match=wanted + r"'tensorbord'; did you mean 'tensorboard'\?"):
         parsed("--report_to", "tensorbord")
     with pytest.raises(ThreestepError, match=wanted + "'none'"):
