@@ -1,1 +1,1 @@
-"""Trackers, one per file, and the table of their names. Each serves --report_to; its package is imported when opened."""
+"""Trackers, one per file, and the table of their names. Each serves --report_to, and imports its package when made."""
