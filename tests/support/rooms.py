@@ -27,14 +27,15 @@ flags: compat base
 contracts: flags images base
 data.sources: flags data.sources.formats data.files base
 engine.config: flags base
-run: flags compat base
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
-divergence: run base
 layout: contracts base
 models.tensors: contracts
+report.trackers: contracts flags base
+run: contracts flags compat base
 data.rows: layout contracts flags images base
+divergence: run base
 images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
@@ -52,15 +53,16 @@ engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 report.figures: images.data run flags base
-engine: engine.ranks models.adapters models.quantized models.tensors run engine.config contracts flags base
+engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
 report.pages: report.figures images.data
 rewards.calling: engine.ranks contracts base
-images.run: engine loading data.build images.data models images.models data.rows models.tensors layout run contracts
+images.run: engine loading data.build images.data models images.models data.rows run models.tensors layout contracts
     models.families images base
-report: report.pages report.figures run flags serving base
+report: report.pages report.figures run report.trackers contracts flags serving base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks contracts base
-checkpoints: report engine engine.ranks models.adapters models.tensors layout run contracts flags models.families base
+checkpoints: report engine engine.ranks models.adapters run report.trackers models.tensors layout contracts flags
+    models.families base
 dry_run: images.run engine loading engine.ranks models models.quantized models.attention engine.config models.families
     images base
 rewards: rewards.rules rewards.calling contracts flags base
@@ -69,13 +71,13 @@ mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.
 outputs: checkpoints engine.ranks models.tensors base
 generation.guessing: mtp generation.decoding models contracts base
 setup: outputs mtp dry_run checkpoints routers report images.run engine loading engine.ranks data.build
-    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models data.rows
-    layout divergence run engine.config contracts flags models.families images data.files base
+    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
+    data.rows run layout engine.config contracts flags models.families images data.files base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models models.tensors contracts
     flags images base
 preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
-    layout run engine.config contracts flags data.files base
+    run layout engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())

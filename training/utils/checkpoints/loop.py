@@ -32,7 +32,7 @@ from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
-from training.utils.report.trackers import open_trackers
+from training.utils.report.tracking import open_trackers
 from training.utils.run.metrics import MetricsWriter
 
 if TYPE_CHECKING:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.console import LogPace
-from training.utils.base.errors import Mistakes, nearest_names
 from training.utils.flags.flags import flag
+from training.utils.report.trackers.table import NO_TRACKERS, TRACKERS_HELP, check_tracker
 
-NO_TRACKERS = "none"
-# By their packages' names. Services send data away and are used only on request; TensorBoard reads the run's folder.
-PACKAGES = ("tensorboard", "wandb", "trackio", "mlflow")
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
 
 
 @dataclass
@@ -25,8 +23,8 @@ class ReportArguments:
 
     report_to: str = flag(
         "tensorboard",
-        f"Trackers that receive the metrics, separated by commas: {', '.join(PACKAGES)}; or {NO_TRACKERS}. "
-        "wandb, trackio and mlflow read their own environment variables.",
+        f"Trackers that receive the metrics, separated by commas: {TRACKERS_HELP}; or {NO_TRACKERS}. Services read "
+        "their own environment variables.",
         "names",
     )
     report_samples: int = flag(
@@ -58,7 +56,7 @@ class ReportArguments:
         return LogPace(self.logging_steps, self.logging_seconds)
 
     def validate(self, mistakes: Mistakes) -> None:
-        """Collect unknown names, missing packages, and an upload without a name."""
+        """Collect unknown trackers, missing packages, and an upload without a name."""
         mistakes.require(
             bool(self.hub_model_id) == self.push_to_hub,
             "--push_to_hub expects --hub_model_id OWNER/NAME, the repository to upload to, got none; name it"
@@ -67,13 +65,8 @@ class ReportArguments:
         )
         names = [word.strip() for word in self.report_to.split(",")]
         for name in names:
-            if name == NO_TRACKERS and len(names) == 1:
-                continue
-            if name not in PACKAGES:
-                names_or_none = f"{', '.join(PACKAGES)}, separated by commas, or {NO_TRACKERS} alone"
-                mistakes.add(f"--report_to expects {names_or_none}, got '{name}'{nearest_names(name, PACKAGES)}")
-            elif importlib.util.find_spec(name) is None:
-                mistakes.add(f"--report_to {name} needs the package {name}: pip install {name}")
+            if names != [NO_TRACKERS]:
+                mistakes.note(check_tracker, name)
 
 
 def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,27 +7,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.run.run_folder import METRICS
 from training.utils.run.run_log import RunLog
 
-
-class Tracker(Protocol):
-    """A place other than metrics.jsonl that receives a run's metrics, such as TensorBoard."""
-
-    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record plain numbers at a step."""
-
-    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Record some of a step's samples, as text."""
-
-    def flush(self) -> None:
-        """Write everything to disk; nothing to do for trackers that write by themselves."""
-
-    def close(self, ended_well: bool) -> None:
-        """End the run."""
+if TYPE_CHECKING:
+    from training.utils.contracts.trackers import Tracker
 
 
 class MetricsWriter:

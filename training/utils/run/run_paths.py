@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.run.run_folder import LOGS, SAMPLE_PICTURES
 
 _REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end
-_FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "tensorboard", "profile", SAMPLE_PICTURES)
+_FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "profile", SAMPLE_PICTURES)
 _FILES = (
     *LOGS, "config.yaml", "data_report.json", "environment.json", "report.html", "reward_report.json", "summary.json",
-    "tracker_runs.json", ".running", "checkpoints/latest",
+    ".running", "checkpoints/latest",
 )  # fmt: skip
 
 
-def make_output_dir(output_dir: str | Path) -> None:
-    """Make the folder of a run and check its content. ThreestepError if a run could not end there."""
+def make_output_dir(output_dir: str | Path, also: Sequence[str] = ()) -> None:
+    """Make the folder of a run and check its content. ThreestepError if a run could not end there.
+
+    also: names of what else the run writes in it; a folder's ends with a slash
+    """
     folder = Path(output_dir)
     if os.path.lexists(folder) and not folder.is_dir():
         raise ThreestepError(
@@ -36,7 +39,7 @@ def make_output_dir(output_dir: str | Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ThreestepError(f"--output_dir {output_dir} cannot be written to (Permission denied)")
     mistakes = Mistakes()
-    for sentence in _unfit(folder):
+    for sentence in _unfit(folder, also):
         mistakes.add(sentence)
     mistakes.raise_if_any()
 
@@ -60,15 +63,17 @@ def check_place(name: str, place: str | Path, is_folder: bool = False) -> None:
         raise ThreestepError(f"{name} '{path}' cannot be written: {path.parent}: {refused}; name another place")
 
 
-def _unfit(folder: Path) -> Iterator[str]:
+def _unfit(folder: Path, also: Sequence[str]) -> Iterator[str]:
     """A sentence for each thing that a run cannot write over."""
     steps = sorted((folder / "checkpoints").glob("step_*"))
-    for path in (*(folder / name for name in _FOLDERS), *steps):
+    folders = (*_FOLDERS, *(name for name in also if name.endswith("/")))
+    files = (*_FILES, *(name for name in also if not name.endswith("/")))
+    for path in (*(folder / name for name in folders), *steps):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             yield _instead(path, "a folder")
         elif path.exists() and not os.access(path, os.W_OK | os.X_OK):
             yield f"--output_dir: {path} cannot be written to (Permission denied); change that, or name another folder"
-    for path in (folder / name for name in _FILES):
+    for path in (folder / name for name in files):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             yield _instead(path, "a file")
         elif path.name in LOGS and path.exists() and not os.access(path, os.W_OK):

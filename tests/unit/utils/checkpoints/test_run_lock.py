@@ -84,3 +84,12 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "try_lock", refused)
     with only_run(tmp_path), only_run(tmp_path):
         pass
+
+
+def test_what_trackers_write_is_the_runs_own(tmp_path):
+    (tmp_path / "tensorboard").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(
+        ThreestepError, match="--output_dir expects a folder of the run's own at .*/tensorboard, or nothing"
+    ):
+        with only_run(tmp_path):
+            pass

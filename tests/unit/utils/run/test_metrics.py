@@ -8,7 +8,7 @@ import math
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training.utils.report.trackers import open_trackers
+from training.utils.report.tracking import open_trackers
 from training.utils.run.metrics import MetricsWriter
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from training.utils.base.errors import ThreestepError
+from training.utils.report.trackers.table import WRITTEN
 from training.utils.run.run_paths import check_place, make_output_dir
 
 FOLDERS = ("model", "critic", "model_ema", "checkpoints", "tensorboard", "profile", "sample_pictures")
 FILES = (
     "metrics.jsonl", "samples.jsonl", "bad_steps.jsonl", "config.yaml", "summary.json", "report.html", ".running",
-    "checkpoints/latest",
+    "checkpoints/latest", "tracker_runs.json",
 )  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def test_nothing_is_followed_or_overwritten(tmp_path, name, kind):
     with pytest.raises(
         ThreestepError, match=f"--output_dir expects {expected} of the run's own at {path}.* {kind_got}"
     ):
-        make_output_dir(run)
+        make_output_dir(run, WRITTEN)
     assert kind == "pipe" or contents(tmp_path) == before
 
 

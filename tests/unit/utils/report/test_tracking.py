@@ -14,8 +14,10 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.trackers import TrackedRun
 from training.utils.flags.step import UNKNOWN_STEP, known_steps
-from training.utils.report.trackers import chart_layout, open_trackers, run_name, sample_table, shown_samples
+from training.utils.report.trackers.tensorboard import chart_layout
+from training.utils.report.tracking import open_trackers
 from training.utils.run.metrics import MetricsWriter
 
 SETTINGS = {"learning_rate": 0.1, "data_path": ["a"], "limit": None, "padded": False}
@@ -104,7 +106,7 @@ def test_wandb(tmp_path, monkeypatch):
     written(tmp_path, [])  # another run in the same folder
     assert not (tmp_path / "tracker_runs.json").exists()
     first, again = (named for _, named in wandb.named("init"))
-    assert (first["project"], first["name"], first["config"]) == ("mine", run_name(tmp_path, {}), SETTINGS)
+    assert (first["project"], first["name"], first["config"]) == ("mine", TrackedRun(tmp_path, {}, 8).name, SETTINGS)
     assert (first["id"], first["resume"]) == (None, None)
     assert (again["id"], again["resume"]) == ("abc", "allow")  # a resumed run goes on
     assert run.named("define_metric")[0] == (("*",), {"step_metric": "step"})
@@ -113,28 +115,6 @@ def test_wandb(tmp_path, monkeypatch):
         {"step": 1, "samples": "table"},
     ]  # fmt: skip
     assert run.named("finish")[0] == ((), {"exit_code": 0})
-
-
-def test_the_table_of_samples():
-    """Columns that some sample has, then each reward's; JSON stands for what is neither number nor text."""
-    samples = [
-        {
-            "prompt": "p",
-            "response": "r",
-            "reward": 1.0,
-            "sample": 0,
-            "ground_truth": ["a"],
-            "reward/rule": 1.0,
-            "step": 3,
-        },
-        {"prompt": "p", "response": "s", "reward": 0.5, "sample": 1, "ground_truth": None, "reward/rule/key": 2.0},
-        {"prompt": "q", "response": "t", "reward": 0.0, "sample": 0, "check": 1.0},
-    ]
-    columns, rows = sample_table(samples, 2)
-    assert columns == ["prompt", "sample", "response", "ground_truth", "reward", "reward/rule", "reward/rule/key"]
-    assert rows == [["p", 0, "r", '["a"]', 1.0, 1.0, None], ["p", 1, "s", None, 0.5, None, 2.0]]
-    assert "check" in sample_table(samples, 3)[0] and sample_table([], 8) == ([], [])
-    assert shown_samples({}) == 8 and shown_samples({"report_samples": 3}) == 3
 
 
 def test_trackio(tmp_path, monkeypatch):
@@ -160,7 +140,7 @@ def test_mlflow(tmp_path, monkeypatch):
     written(tmp_path, ["mlflow"], **{"train/gap": float("inf")})
     written(tmp_path, ["mlflow"], done_steps=1)
     first, again = (named for _, named in mlflow.named("start_run"))
-    assert (first["run_id"], first["run_name"]) == (None, run_name(tmp_path, {}))
+    assert (first["run_id"], first["run_name"]) == (None, TrackedRun(tmp_path, {}, 8).name)
     assert again["run_id"] == "r1"
     (params,) = mlflow.named("log_params")  # a resumed run's are there already
     assert params[0][0] == {"learning_rate": "0.1", "data_path": '["a"]', "limit": "null", "padded": "False"}
@@ -213,6 +193,33 @@ def test_they_hear_how_it_ended(tmp_path, monkeypatch, error, status):
     assert mlflow.named("end_run") == [((status,), {})]
 
 
-def test_a_run_with_a_name_has_it_in_place_of_its_folder(tmp_path):
-    assert run_name(tmp_path / "quickstart" / "step1_sft", {"run_name": None}) == "quickstart/step1_sft"
-    assert run_name(tmp_path, {"run_name": "mine"}) == "mine"
+OWN = """
+from training.utils.contracts.trackers import Tracker
+
+class Lines(Tracker):
+    def __init__(self, run):
+        super().__init__(run)
+        self.known_as = run.known_as or f"lines-{run.samples}"
+        (run.folder / "lines.txt").open("a").write(f"{run.done_steps} {run.known_as}\\n")
+
+    def metrics(self, step, metrics):
+        (self.run.folder / "lines.txt").open("a").write(f"{step} {metrics}\\n")
+"""
+
+
+def test_a_users_own_receives_the_same(tmp_path):
+    """Only `metrics` has to be written; what the class is known as comes back to a resumed run."""
+    (tmp_path / "own.py").write_text(OWN)
+    address = f"{tmp_path}/own.py:Lines"
+    written(tmp_path, [address])
+    written(tmp_path, [address], done_steps=1)
+    assert (tmp_path / "lines.txt").read_text().splitlines() == [
+        "0 None", "0 {'eval/loss': 3.0, 'eval/perplexity': 20.0}", "1 {'train/loss': 2.0}",
+        "1 lines-8", "1 {'eval/loss': 3.0, 'eval/perplexity': 20.0}", "2 {'train/loss': 2.0}",
+    ]  # fmt: skip
+
+
+def test_report_samples_reach_a_tracker(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    (tracker,) = open_trackers([f"{tmp_path}/own.py:Lines"], tmp_path, {"report_samples": 3}, 0)
+    assert tracker.known_as == "lines-3"
