@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import Ran, run_step, save_start
+from training.step2_dpo.losses import LOSSES
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -53,7 +54,7 @@ MISTAKES = [
         "too_few_rows", 1, [*ONE, "--per_device_train_batch_size", "4000"], ["4000", "--per_device_train_batch_size"]
     ),
     Mistake("float16_on_a_cpu", 1, [*ONE, "--dtype", "fp16"], ["--dtype fp16", "GPU", "bf16"]),
-    Mistake("no_such_loss", "dpo", [*ONE, "--loss_type", "sigmod"], ["sigmoid, ipo, hinge", "did you mean 'sigmoid'"]),
+    Mistake("no_such_loss", "dpo", [*ONE, "--loss_type", "sigmod"], [", ".join(LOSSES), "did you mean 'sigmoid'"]),
     Mistake("adapters_to_turn_off", "dpo", [*ONE, "--reference", "adapter_off"], ["adapter_off", "--lora_dim"]),
     Mistake(
         "batch_that_does_not_divide",

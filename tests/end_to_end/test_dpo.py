@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.conftest import Ran, run_module, run_step
 from training import all_steps
+from training.utils.contracts.rows import ResponsesRow
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -49,6 +52,25 @@ def said_of_reference(ran: Ran) -> list[str]:
     return [line for line in ran.stdout.splitlines() if line.startswith("reference: ")]
 
 
+def embedded_rows(cache: Path, tokenizer) -> Sequence[ResponsesRow]:
+    """The evaluation rows of these runs."""
+    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.build.build import build_phase
+    from training.utils.flags.arguments import parse_arguments
+
+    (data,) = parse_arguments([DataArguments], [*DATA, "--data_output_path", str(cache)], "")
+    return build_phase(2, data, tokenizer, seed=1234).eval
+
+
+def mean_logprob(model, row: ResponsesRow, response) -> float:
+    """The log-probability of a response, a token's mean, by plain transformers."""
+    import torch
+
+    ids = torch.tensor([[*row.prompt_ids, *response]], dtype=torch.int64)
+    labels = torch.where(torch.arange(ids.shape[1]) < len(row.prompt_ids), -100, ids)
+    return -model(ids, labels=labels).loss.item()
+
+
 def test_the_accuracy_rises(trained):
     folder, ran = trained
     summary = json.loads((folder / "summary.json").read_text())
@@ -74,21 +96,14 @@ def test_plain_transformers_finds_the_same_rewards(trained, start: Path, place: 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.build.build import build_phase
-    from training.utils.flags.arguments import parse_arguments
-
     folder, _ = trained
-    (data,) = parse_arguments([DataArguments], [*DATA, "--data_output_path", str(place / "dpo_cache")], "")
-    rows = build_phase(2, data, AutoTokenizer.from_pretrained(folder / "model"), seed=1234).eval
+    rows = embedded_rows(place / "dpo_cache", AutoTokenizer.from_pretrained(folder / "model"))
     policy, reference = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (folder / "model", start))
     rewards = []
     with torch.no_grad():
         for row in rows:
             for response in row.response_ids:
-                ids = torch.tensor([[*row.prompt_ids, *response]], dtype=torch.int64)
-                labels = torch.where(torch.arange(ids.shape[1]) < len(row.prompt_ids), -100, ids)
-                now, then = (-model(ids, labels=labels).loss.item() * len(response) for model in (policy, reference))
+                now, then = (mean_logprob(model, row, response) * len(response) for model in (policy, reference))
                 rewards.append(BETA * (now - then))
     summary = json.loads((folder / "summary.json").read_text())
     chosen, rejected = rewards[::2], rewards[1::2]
@@ -124,6 +139,45 @@ def test_adapters_off_read_no_reference_before(start: Path, place: Path):
     assert json.loads((folder / "summary.json").read_text())["eval_loss_before"] == pytest.approx(math.log(2))
     steps = [line for line in lines(folder) if "train/loss" in line]
     assert steps[0]["train/loss"] == pytest.approx(math.log(2)) and abs(steps[1]["train/reward_margin"]) > 1e-6
+
+
+def test_a_loss_without_a_reference_asks_for_none(trained, start: Path, place: Path):
+    """Nothing is read before training, and a resumed run takes the weights of its checkpoint, not of the start."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, folder, cache = place / "planted_start", place / "dpo_planted", place / "planted_cache"
+    shutil.copytree(start, model)
+    given = ["--model_name_or_path", model, "--data_output_path", cache, "--output_dir", folder]
+    given += [
+        *DATA,
+        "--dtype",
+        "fp32",
+        "--loss_type",
+        "planted",
+        "--beta",
+        "2",
+        "--learning_rate",
+        "2e-3",
+        "--max_train_steps",
+    ]
+    first = run_module("tests.end_to_end.planted_loss", [*given, "2", "--save_every", "1"])
+    assert first.code == 0, first.words
+    assert said_of_reference(first) == [] and not list(cache.rglob("reference-*"))
+    assert not [line for line in lines(folder) if "reference/pairs_per_second" in line]
+
+    policy, losses = AutoModelForCausalLM.from_pretrained(model).eval(), []
+    with torch.no_grad():
+        for row in embedded_rows(cache, AutoTokenizer.from_pretrained(model)):
+            better, worse = (mean_logprob(policy, row, response) for response in row.response_ids)
+            losses.append(math.log1p(math.exp(-2 * (better - worse))))
+    before = next(line for line in lines(folder) if "eval/loss" in line)
+    assert before["eval/loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+
+    (model / "model.safetensors").write_bytes((place / "dpo_trained/model/model.safetensors").read_bytes())
+    resumed = run_module("tests.end_to_end.planted_loss", [*given, "3", "--resume"])
+    assert resumed.code == 0 and "no checkpoint" not in resumed.stdout, resumed.words
+    assert [line["step"] for line in lines(folder) if "train/loss" in line] == [1, 2, 3]
 
 
 def test_sft_and_dpo_from_one_file(start: Path, place: Path, monkeypatch, capsys):

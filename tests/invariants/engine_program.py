@@ -375,8 +375,8 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
 
 def make_trainer(case: Case, run: Any, model: Any) -> Any:
+    from tests.support.objectives import objective
     from training.step1_sft.trainer import SftTrainer
-    from training.step2_dpo.loss import Objective
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
@@ -384,7 +384,9 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
 
     if case.kind in PREFERENCES:
         references = adapter_off_references(run.engine, model) if case.adapter_off else known_references(run, None)
-        return DpoTrainer(run, references, Objective(*PREFERENCES[case.kind]))
+        loss_type, beta, smoothing, sft_coef = PREFERENCES[case.kind]
+        own = {"label_smoothing": smoothing} if smoothing else {}
+        return DpoTrainer(run, references, objective(loss_type, beta, sft_coef, **own))
     if case.kind == "sft":
         return SftTrainer(run, neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
     return RewardTrainer(run, LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions())

@@ -236,8 +236,8 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
 
 def make_trainer(case: Case, run: Any) -> Any:
+    from tests.support.objectives import objective
     from training.step1_sft.trainer import SftTrainer
-    from training.step2_dpo.loss import Objective
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
@@ -247,7 +247,7 @@ def make_trainer(case: Case, run: Any) -> Any:
         return SftTrainer(run)
     if case.kind == "reward":
         return RewardTrainer(run, LossOptions())
-    return DpoTrainer(run, known_references(run, None), Objective("sigmoid", BETA, 0.0, 0.0))
+    return DpoTrainer(run, known_references(run, None), objective("sigmoid", BETA))
 
 
 def counted_lacking(trainer: Any, of_pairs: bool) -> int:

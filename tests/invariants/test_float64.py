@@ -11,9 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.support.objectives import objective
 from tests.unit.step3_ppo.losses.test_losses import FORMULAS, HOW
 from training.step1_sft import loss as sft
-from training.step2_dpo import loss as dpo
+from training.step2_dpo.losses import LOSSES
+from training.step2_dpo.losses import pairs as dpo
 from training.step2_reward import loss as reward
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
@@ -197,16 +199,16 @@ def test_values():
     judge(lambda: value_loss(drawn(9), drawn(9, seed=1), drawn(9, seed=2), 0.3))
 
 
-@pytest.mark.parametrize("loss_type", ["sigmoid", "ipo", "hinge"])
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_preferences(loss_type):
     better_Q, worse_Q, weight_Q = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2]), drawn(3, seed=2).abs()
-    objective = dpo.Objective(loss_type, 0.1, 0.1 if loss_type == "sigmoid" else 0.0, 0.3)
+    how = objective(loss_type, 0.1, 0.3, **({"label_smoothing": 0.1} if loss_type == "sigmoid" else {}))
 
     def compute() -> Any:
-        ratios_B = dpo.log_ratios(drawn(3), drawn(3, seed=1), torch.tensor([3, 5, 7]), loss_type)
+        ratios_B = dpo.log_ratios(drawn(3), drawn(3, seed=1), torch.tensor([3, 5, 7]), how.loss)
         best = dpo.best_response_loss(drawn(3), torch.tensor([3, 5, 7]), torch.tensor([True, False, False]), 3.0)
         options = reward.LossOptions(0.3, 0.1, 0.7)
         ranking = reward.ranking_loss(drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, 3.0, options)
-        return dpo.preference_loss(ratios_B, better_Q, worse_Q, weight_Q, 3.0, objective), best, ranking
+        return dpo.preference_loss(ratios_B, better_Q, worse_Q, weight_Q, 3.0, how), best, ranking
 
     judge(compute)

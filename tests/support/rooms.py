@@ -120,7 +120,7 @@ MATHS = {
     "training.step1_sft.neftune": (),
     "training.step2_reward.loss": (),
     "training.step2_reward.first_difference": (),
-    "training.step2_dpo.loss": (),
+    "training.step2_dpo.losses": (),
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),
     "training.step3_ppo.measures": (),
@@ -138,7 +138,12 @@ MATHS = {
     "training.utils.images.prompts": (),
     "training.utils.mtp.layout": (),
 }
-MATHS_MAY_IMPORT = ("training.utils.base.errors", "training.utils.base.tables", "training.utils.flags.flags")
+MATHS_MAY_IMPORT = (
+    "training.utils.base.errors",
+    "training.utils.base.tables",
+    "training.utils.flags.flags",
+    "training.utils.preference.arguments",
+)
 # What rooms hand to each other: the files that importing one of them may load, itself included.
 CONTRACTS = ("training.utils.contracts",)
 MOST_FILES_OF_A_CONTRACT = 5

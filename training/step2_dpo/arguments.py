@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
+from training.step2_dpo.losses import LOSSES, OwnFlags
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import RateArguments
 from training.utils.flags.flags import flag, flag_of
-from training.utils.preference.arguments import PairLossArguments
 
 if TYPE_CHECKING:
     from training.utils.setup.flags import OneModelFlags
 
-LOSS_TYPES = ("sigmoid", "ipo", "hinge")
 REFERENCES = ("cached", "adapter_off")
 
 
 @dataclass
-class DpoArguments:
-    """Direct preference optimisation."""
-
-    topic: ClassVar[str] = "loss"
+class _LossArguments:
+    """The rate and the loss; a loss's own flags come next."""
 
     learning_rate: float = flag_of(RateArguments, "Peak learning rate (Rafailov et al. 2023, app. B).", default=1e-6)
     beta: float = flag(
@@ -31,13 +28,17 @@ class DpoArguments:
     )
     loss_type: str = flag(
         "sigmoid",
-        "'sigmoid' is DPO (Rafailov et al. 2023); 'ipo' is the squared loss on log-probabilities per token (Azar "
-        "et al. 2023); 'hinge' is SLiC's (Zhao et al. 2023).",
-        choices=LOSS_TYPES,
+        "; ".join(f"'{name}' {loss.note}" for name, loss in LOSSES.items()) + ".",
+        choices=LOSSES,
     )
-    label_smoothing: float = flag_of(
-        PairLossArguments, "'sigmoid' only: share of pairs assumed to be ranked the wrong way round (conservative DPO)."
-    )
+
+
+@dataclass
+class DpoArguments(OwnFlags, _LossArguments):
+    """Direct preference optimisation."""
+
+    topic: ClassVar[str] = "loss"
+
     sft_coef: float = flag(
         0.0,
         "Weight of the chosen response's negative log-likelihood per token (Pang et al. 2024); 0 leaves it out.",
@@ -52,11 +53,24 @@ class DpoArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
-        smoothing = self.label_smoothing
+        chosen = LOSSES.get(self.loss_type)
+        for name, loss in LOSSES.items():
+            for field in fields(loss.flags) if loss.flags else ():
+                value = getattr(self, field.name)
+                mistakes.require(
+                    loss is chosen or value == field.default,
+                    f"--{field.name} {value} needs --loss_type {name}: '{self.loss_type}' has no such form",
+                )
         mistakes.require(
-            smoothing == 0 or self.loss_type == "sigmoid",
-            f"--label_smoothing {smoothing} needs --loss_type sigmoid: '{self.loss_type}' has no such form",
+            chosen is None or chosen.needs_reference or self.reference == "cached",
+            f"--reference {self.reference} is of losses with a reference, and --loss_type {self.loss_type} has none; "
+            "leave it out",
         )
+
+
+def needs_reference(dpo: DpoArguments) -> bool:
+    """True for a loss that compares the policy with the start model."""
+    return LOSSES[dpo.loss_type].needs_reference
 
 
 def check_reference(flags: OneModelFlags) -> None:

@@ -4,19 +4,22 @@ python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jso
 """
 
 from training.step2_dpo import STEP
-from training.step2_dpo.arguments import DpoArguments, check_reference
+from training.step2_dpo.arguments import DpoArguments, check_reference, needs_reference
+from training.step2_dpo.losses import LOSSES
+from training.utils.flags.flags import settings_of
 from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
 
 
 def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
     """Read the reference, train on pairs."""
-    from training.step2_dpo.loss import Objective
+    from training.step2_dpo.losses.pairs import Objective
     from training.step2_dpo.trainer import DpoTrainer
     from training.utils.preference.reference import open_references
 
-    objective = Objective(dpo.loss_type, dpo.beta, dpo.label_smoothing, dpo.sft_coef)
-    references = open_references(dpo.reference, opened)
+    loss = LOSSES[dpo.loss_type]
+    objective = Objective(loss, dpo.beta, dpo.sft_coef, loss.flags and settings_of(loss.flags, dpo))
+    references = open_references(dpo.reference if loss.needs_reference else None, opened)
     return DpoTrainer(opened.training, references, objective).train()
 
 
-main = one_model_program(__name__, STEP, train, phase=2, rereads_start=True, check=check_reference)
+main = one_model_program(__name__, STEP, train, phase=2, rereads_start=needs_reference, check=check_reference)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from training.step2_dpo.loss import Objective, best_response_loss, log_ratios, preference_loss
-from training.utils.divergence.signs import EQUAL_PAIRS
+from training.step2_dpo.losses.pairs import Objective, best_response_loss, log_ratios, preference_loss
+from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.ranked import sequence_sums
@@ -84,9 +84,7 @@ class DpoTrainer:
 
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
-        plain = self.objective.loss_type == "sigmoid" and not self.objective.sft_coef
-        uniform = EQUAL_PAIRS if plain else None
-        loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved), uniform)
+        loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved), _uniform(self.objective))
         for step in loop.steps(lambda taken: train_batches(self.run, taken, are_targets=True)):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)
@@ -139,7 +137,7 @@ class DpoTrainer:
             sequence_sums(values_M, rows.sequence_M, rows.end_B.numel())
             for values_M in (logprobs_M, torch.ones_like(logprobs_M))
         )
-        ratios_B = log_ratios(logprobs_B, reference_B, tokens_B, objective.loss_type)
+        ratios_B = log_ratios(logprobs_B, reference_B, tokens_B, objective.loss)
         loss = preference_loss(ratios_B, ranked.better_Q, ranked.worse_Q, ranked.weight_Q, prompts, objective)
         if objective.sft_coef > 0:
             loss = loss + objective.sft_coef * best_response_loss(logprobs_B, tokens_B, batch.is_best_B, prompts)
@@ -153,6 +151,14 @@ class DpoTrainer:
             "rejected_reward": worse_Q.sum(),
         }
         return MicroLoss(loss, figures, rewards_B)
+
+
+def _uniform(objective: Objective) -> Uniform | None:
+    """The loss of a model to which both responses are alike; None for an objective of which that says nothing."""
+    nats = objective.loss.loss_of_equal_pairs
+    if nats is None or objective.sft_coef:
+        return None
+    return replace(EQUAL_PAIRS, nats=nats(objective), begins_there=objective.loss.needs_reference)
 
 
 def _gathered_rewards(read: Sequence[tuple[np.ndarray, torch.Tensor]]) -> ScoredResponses:

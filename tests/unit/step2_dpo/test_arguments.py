@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
-from training.step2_dpo.arguments import DpoArguments, check_reference
+from training.step2_dpo.arguments import DpoArguments, check_reference, needs_reference
+from training.step2_dpo.losses import LOSSES
+from training.step2_dpo.losses.pairs import PreferenceLoss
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
 from training.utils.models.arguments import ModelArguments
@@ -20,7 +23,27 @@ def sentences(**given) -> list[str]:
 
 def test_the_defaults_and_each_loss_are_right():
     assert sentences() == []
-    assert sentences(loss_type="ipo") == sentences(loss_type="hinge") == sentences(label_smoothing=0.1) == []
+    assert (
+        [sentence for name in LOSSES for sentence in sentences(loss_type=name)] == sentences(label_smoothing=0.1) == []
+    )
+
+
+def test_the_table_names_the_flags():
+    """In its order, each loss's own flags where the others stand."""
+    own = [field.name for loss in LOSSES.values() if loss.flags for field in fields(loss.flags)]
+    rest = ["sft_coef", "reference"]
+    assert [field.name for field in fields(DpoArguments)] == ["learning_rate", "beta", "loss_type", *own, *rest]
+    [said] = [field.metadata["help"] for field in fields(DpoArguments) if field.name == "loss_type"]
+    assert all(f"'{name}' {loss.note}" in said for name, loss in LOSSES.items())
+
+
+def test_a_loss_without_a_reference(monkeypatch):
+    monkeypatch.setitem(LOSSES, "planted", PreferenceLoss("is planted", lambda m, _: m, needs_reference=False))
+    assert sentences(loss_type="planted") == [] and not needs_reference(DpoArguments(loss_type="planted"))
+    assert all(needs_reference(DpoArguments(loss_type=name)) == loss.needs_reference for name, loss in LOSSES.items())
+    assert sentences(loss_type="planted", reference="adapter_off") == [
+        "--reference adapter_off is of losses with a reference, and --loss_type planted has none; leave it out"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -29,8 +52,8 @@ def test_the_defaults_and_each_loss_are_right():
         ({"learning_rate": 0.0}, "--learning_rate expects more than 0, got 0.0"),
         ({"beta": -0.1}, "--beta expects more than 0, got -0.1"),
         (
-            {"loss_type": "sigmoidal"},
-            "--loss_type expects one of sigmoid, ipo, hinge, got 'sigmoidal'; did you mean 'sigmoid'?",
+            {"loss_type": "hing"},
+            f"--loss_type expects one of {', '.join(LOSSES)}, got 'hing'; did you mean 'hinge'?",
         ),
         (
             {"reference": "adapters_off"},

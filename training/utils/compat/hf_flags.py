@@ -442,7 +442,7 @@ HF_DPO_FLAGS: dict[str, OldFlag] = {
     **same("--beta --label_smoothing"),
     **HF_ONE_MODEL_FLAGS,
     **dataset_name("0,1,0"),
-    "--loss_type": Same("sigmoid, ipo and hinge; others are refused"),
+    "--loss_type": Same("those of ours; others are refused"),
     "--rpo_alpha": renamed("--sft_coef", differs="the log-likelihood is a mean over each best response's tokens"),
     "--precompute_ref_log_probs": needless_switch(
         "the reference's log-probabilities are read once and kept with the data"

@@ -87,8 +87,11 @@ def taken_rows(rows: int, settings: LoopSettings) -> list[int]:
     return sorted(ShuffledStream(rows, settings.seed, settings.shuffle).take(0, positions))
 
 
-def open_references(reference: str, opened: OpenedModel) -> References:
-    """The references of a run that has just been opened. reference: `--reference`. A collective."""
+def open_references(reference: str | None, opened: OpenedModel) -> References:
+    """The references of a run that has just been opened. reference: `--reference`; None for log-probabilities of 0. A
+    collective."""
+    if reference is None:
+        return References(_zeros, _zeros)
     if reference == "adapter_off":
         return adapter_off_references(opened.training.engine, opened.model)
     run, file = opened.training, None
@@ -98,6 +101,10 @@ def open_references(reference: str, opened: OpenedModel) -> References:
         name, precision = flags.model.model_name_or_path, precision_of(flags.engine.dtype, flags.model.settings())
         file = reference_file(name, opened.phase, flags.data, precision, run.settings.train_plan.packed)
     return known_references(run, file)
+
+
+def _zeros(batch: PreferenceBatch) -> torch.Tensor:
+    return torch.zeros_like(batch.ranked.rows.end_B, dtype=torch.float32)
 
 
 def precision_of(dtype: str, model: ModelSettings) -> str:

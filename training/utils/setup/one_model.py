@@ -30,7 +30,7 @@ def one_model_program(
     train: Callable[[OpenedModel, Any], TrainingResult],
     phase: int,
     scores: bool = False,
-    rereads_start: bool = False,
+    rereads_start: Callable[[Any], bool] = lambda own: False,
     check: Callable[[OneModelFlags], None] | None = None,
     check_rows: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> Callable[[Sequence[str]], None]:
@@ -42,7 +42,7 @@ def one_model_program(
 
     phase: the rows to train on, 1 (sentences) or 2 (ranked responses)
     scores: the model is a reward model; otherwise it predicts tokens
-    rereads_start: a resumed run reads the start model's own weights again, as a reference does
+    rereads_start: own flags -> True if a resumed run reads the start model's own weights again, as a reference does
     check: raises ThreestepError for flags of several groups that contradict each other
     check_rows: the same for the training rows and the step's own flags, before the model loads
     """
@@ -67,7 +67,7 @@ def one_model_program(
         else:
             from training.utils.setup.one_model_run import run_one_model
 
-            run_one_model(flags, train, phase, scores, rereads_start, check_rows)
+            run_one_model(flags, train, phase, scores, rereads_start(flags.own), check_rows)
 
     if module == "__main__":
         run_program(main, output_is_log=True)

@@ -9,37 +9,48 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.step2_dpo.arguments import LOSS_TYPES
-from training.step2_dpo.loss import (
-    _LOSSES,
-    Objective,
-    best_response_loss,
-    log_ratios,
-    preference_loss,
-)
+from tests.support.objectives import objective
+from training.step2_dpo.losses import LOSSES
+from training.step2_dpo.losses.pairs import Objective, best_response_loss, log_ratios, preference_loss
 from training.utils.layout.ranked import sequence_sums
 
 pairs = st.lists(st.tuples(st.floats(-40, 40), st.floats(0, 1)), min_size=1, max_size=20)
-objectives = st.builds(
-    Objective, st.sampled_from(LOSS_TYPES), st.floats(0.05, 2.0), st.sampled_from([0.0, 0.1, 0.3]), st.just(0.0)
+betas = st.floats(0.05, 2.0)
+objectives = st.one_of(
+    st.builds(objective, st.sampled_from(list(LOSSES)), betas),
+    st.builds(objective, st.just("sigmoid"), betas, label_smoothing=st.sampled_from([0.1, 0.3])),
 )
-FORMULAS = {
-    "sigmoid": lambda m, beta, eps: (1 - eps) * math.log1p(math.exp(-beta * m)) + eps * math.log1p(math.exp(beta * m)),
-    "ipo": lambda m, beta, eps: (m - 1 / (2 * beta)) ** 2,
-    "hinge": lambda m, beta, eps: max(0.0, 1 - beta * m),
+
+
+def smoothed(m: float, beta: float, label_smoothing: float) -> float:
+    right, wrong = (math.log1p(math.exp(sign * beta * m)) for sign in (-1, 1))
+    return (1 - label_smoothing) * right + label_smoothing * wrong
+
+
+FORMULAS = {  # of a margin, beta and the loss's own flags
+    "sigmoid": smoothed,
+    "ipo": lambda m, beta: (m - 1 / (2 * beta)) ** 2,
+    "hinge": lambda m, beta: max(0.0, 1 - beta * m),
 }
 
 
-def loss_of(margins, weights, prompts, objective, dtype=torch.float32):
+def loss_of(margins, weights, prompts, how: Objective, dtype=torch.float32):
     """The loss of pairs with these margins: the better ones' log-ratios are the margins, the worse ones' 0."""
     ratios_B = torch.tensor([*margins, *[0.0] * len(margins)], dtype=dtype, requires_grad=True)
     better_Q = torch.arange(len(margins))
     weight_Q = torch.tensor(weights, dtype=dtype)
-    return preference_loss(ratios_B, better_Q, better_Q + len(margins), weight_Q, prompts, objective), ratios_B
+    return preference_loss(ratios_B, better_Q, better_Q + len(margins), weight_Q, prompts, how), ratios_B
 
 
-def test_the_tables_names_are_the_flags():
-    assert tuple(_LOSSES) == LOSS_TYPES
+def test_every_loss_has_a_formula_here():
+    assert FORMULAS.keys() == LOSSES.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, loss in LOSSES.items() if loss.loss_of_equal_pairs])
+def test_the_loss_of_equal_pairs(name):
+    how = objective(name, 0.7)
+    nats = how.loss.of_margins(torch.zeros(1, dtype=torch.float64), how).item()
+    assert how.loss.loss_of_equal_pairs(how) == pytest.approx(nats, rel=1e-12)
 
 
 # Log-ratio margins 0 and 2 log 3, weights 1 and 1/2, two prompts in the step; beta 1/2 makes rewards of 0 and log 3.
@@ -57,7 +68,8 @@ def test_the_tables_names_are_the_flags():
     ],
 )
 def test_by_hand(loss_type, smoothing, first, second, slopes):
-    loss, ratios_B = loss_of([0.0, 2 * math.log(3)], [1.0, 0.5], 2.0, Objective(loss_type, 0.5, smoothing, 0.0))
+    how = objective(loss_type, 0.5, **({"label_smoothing": smoothing} if smoothing else {}))
+    loss, ratios_B = loss_of([0.0, 2 * math.log(3)], [1.0, 0.5], 2.0, how)
     assert loss.item() == pytest.approx((first + 0.5 * second) / 2, rel=1e-6)
     loss.backward()
     better = [slopes[0] / 2, 0.5 * slopes[1] / 2]
@@ -66,20 +78,19 @@ def test_by_hand(loss_type, smoothing, first, second, slopes):
 
 @settings(max_examples=80, deadline=None)
 @given(pairs, objectives)
-def test_against_the_formulas(pairs, objective):
+def test_against_the_formulas(pairs, how):
     margins, weights = zip(*pairs, strict=True)
-    formula = FORMULAS[objective.loss_type]
-    eps = objective.label_smoothing
-    expected = sum(w * formula(m, objective.beta, eps) for m, w in pairs) / 7
-    loss, _ = loss_of(margins, weights, 7.0, objective, torch.float64)
+    formula = next(FORMULAS[name] for name, loss in LOSSES.items() if loss is how.loss)
+    expected = sum(w * formula(m, how.beta, **vars(how.own)) for m, w in pairs) / 7
+    loss, _ = loss_of(margins, weights, 7.0, how, torch.float64)
     assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 @settings(max_examples=30, deadline=None)
 @given(pairs, objectives, st.integers(0, 20))
-def test_parts_add_up_to_the_whole(pairs, objective, cut):
+def test_parts_add_up_to_the_whole(pairs, how, cut):
     whole, left, right = (
-        loss_of([m for m, _ in part], [w for _, w in part], 5.0, objective, torch.float64)[0].item()
+        loss_of([m for m, _ in part], [w for _, w in part], 5.0, how, torch.float64)[0].item()
         for part in (pairs, pairs[:cut], pairs[cut:])
     )
     assert left + right == pytest.approx(whole, rel=1e-12, abs=1e-15)
@@ -89,21 +100,21 @@ def test_three_ranked_responses():
     # Log-ratios log 4, 0, 0 with beta 1: pairs (1, 2) and (1, 3) cost -log(4/5), (2, 3) costs log 2, a third each.
     ratios_B = torch.tensor([math.log(4), 0.0, 0.0])
     better_Q, worse_Q = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])
-    loss = preference_loss(ratios_B, better_Q, worse_Q, torch.full((3,), 1 / 3), 1.0, Objective("sigmoid", 1.0, 0, 0))
+    loss = preference_loss(ratios_B, better_Q, worse_Q, torch.full((3,), 1 / 3), 1.0, objective("sigmoid", 1.0))
     assert loss.item() == pytest.approx((2 * math.log(5 / 4) + math.log(2)) / 3)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_a_wide_margin_does_not_overflow(smoothing):
-    loss, ratios_B = loss_of([-1000.0, 1000.0], [1.0, 1.0], 1.0, Objective("sigmoid", 1.0, smoothing, 0.0))
+    loss, ratios_B = loss_of([-1000.0, 1000.0], [1.0, 1.0], 1.0, objective("sigmoid", 1.0, label_smoothing=smoothing))
     assert loss.item() == pytest.approx((1 - smoothing) * 1000 + smoothing * 1000)
     loss.backward()
     assert ratios_B.grad[:2].tolist() == pytest.approx([-(1 - smoothing), smoothing])
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_no_pairs_give_zero_on_the_graph(loss_type):
-    loss, ratios_B = loss_of([], [], 5.0, Objective(loss_type, 0.1, 0.0, 0.0))
+    loss, ratios_B = loss_of([], [], 5.0, objective(loss_type, 0.1))
     loss.backward()
     assert loss.item() == 0 and ratios_B.grad.numel() == 0
 
@@ -115,10 +126,12 @@ def test_sums_of_sequences():
     assert sequence_sums(torch.zeros(0), torch.zeros(0, dtype=torch.int64), 2).tolist() == [0.0, 0.0]
 
 
-def test_log_ratios_are_sums_but_for_ipo():
+def test_log_ratios_are_sums_or_means():
     logprobs_B, reference_B, tokens_B = torch.tensor([-6.0, -4.0]), torch.tensor([-9.0, -2.0]), torch.tensor([3.0, 4.0])
-    for loss_type, expected in (("sigmoid", [3.0, -2.0]), ("hinge", [3.0, -2.0]), ("ipo", [1.0, -0.5])):
-        assert log_ratios(logprobs_B, reference_B, tokens_B, loss_type).tolist() == expected
+    assert [LOSSES[name].is_token_mean for name in ("sigmoid", "ipo", "hinge")] == [False, True, False]
+    for loss in LOSSES.values():
+        expected = [1.0, -0.5] if loss.is_token_mean else [3.0, -2.0]
+        assert log_ratios(logprobs_B, reference_B, tokens_B, loss).tolist() == expected
 
 
 def test_the_best_responses_likelihood():

@@ -1,0 +1,19 @@
+"""Direct preference optimisation with one more loss, of log-probabilities per token without a reference.
+
+python -m tests.end_to_end.planted_loss FLAGS
+"""
+
+import sys
+
+from torch.nn.functional import logsigmoid
+
+from training.step2_dpo.losses import LOSSES
+from training.step2_dpo.losses.pairs import PreferenceLoss
+from training.step2_dpo.main import main
+
+LOSSES["planted"] = PreferenceLoss(
+    "is planted", lambda margins_Q, how: -logsigmoid(how.beta * margins_Q), is_token_mean=True, needs_reference=False
+)
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,15 @@
+"""Objectives of direct preference optimisation, by the names of their losses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from training.step2_dpo.losses import LOSSES
+from training.step2_dpo.losses.pairs import Objective
+
+
+def objective(loss_type: str, beta: float, sft_coef: float = 0.0, **own: Any) -> Objective:
+    """Return the objective that `--loss_type` names. own: values of the loss's own flags; the others have defaults."""
+    loss = LOSSES[loss_type]
+    return Objective(loss, beta, sft_coef, (loss.flags or SimpleNamespace)(**own))
