@@ -4,15 +4,12 @@ the same weights, and for all their forwards: the rollout's prompts, the reading
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.utils.images.run.row_images import why_not_kept, with_kept_features
 
 if TYPE_CHECKING:
-    import torch
-
     from training.step3_ppo.roles.roles import Roles
-    from training.utils.contracts.token_rows import TokenRows
     from training.utils.images.models.pictured import RowImages
 
 
@@ -23,14 +20,13 @@ def with_kept_pictures(
     can, which is logged, and pixels if not. ThreestepError if the actor cannot."""
     if not most_mb or images is None:
         return images
-    device, is_main = roles.actor.ranks.device, roles.actor.ranks.is_main
+    device, is_main, models = roles.actor.ranks.device, roles.actor.ranks.is_main, roles.readers
     with roles.reading():
-        stored = with_kept_features(
-            images, most_mb, roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M, evicts=True
-        )
+        stored = with_kept_features(images, most_mb, roles.actor_model, roles.actor, models["actor"][1], evicts=True)
         assert stored is not None
         readers = ["actor"]
-        for name, model, read in _others(roles):
+        for name in [name for name in ("reference", "critic", "reward model") if name in models]:
+            model, read = models[name]
             reason = why_not_kept(stored, model, read, device, roles.actor_model)
             if reason is None:
                 readers.append(name)
@@ -38,16 +34,3 @@ def with_kept_pictures(
                 log(f"the {name} reads pixels, and no features that are kept: {reason}", is_main)
     log(f"the features of up to {most_mb} MiB of pictures are kept for: {', '.join(readers)}", is_main)
     return stored
-
-
-def _others(roles: Roles) -> list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]]:
-    """(name, model, its forward of rows) of the models besides the actor."""
-    others: list[tuple[str, Any, Callable[[TokenRows], torch.Tensor]]] = []
-    if roles.reference is not None and roles.reference.frozen is not None:
-        frozen = roles.reference.frozen
-        others.append(("reference", roles.reference.model, lambda rows: frozen(rows, 1.0).logprobs_M))
-    if roles.critic is not None:
-        others.append(("critic", roles.critic_model, roles.critic))
-    if roles.reward_model is not None:
-        others.append(("reward model", roles.scorer, roles.reward_model))
-    return others
