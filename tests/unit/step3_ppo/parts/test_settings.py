@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.vision_models import PlainScorer, answers, awake, llava, sequence
-from training.step3_ppo.parts.kept_pictures import with_kept_pictures
+from training.step3_ppo.parts.settings import with_kept_pictures
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
 from training.utils.images.models.pictured import RowImages
