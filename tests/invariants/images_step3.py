@@ -105,8 +105,8 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.assembly import with_guests
-    from training.step3_ppo.parts.kept_pictures import with_kept_pictures
     from training.step3_ppo.parts.prompt_source import PromptSource
+    from training.step3_ppo.parts.settings import with_kept_pictures
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.trainer import PpoTrainer

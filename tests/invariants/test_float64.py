@@ -23,12 +23,10 @@ from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
+from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals
 from training.step3_ppo.losses.covariance import covariance_sums, covariances
-from training.step3_ppo.losses.entropy import entropy_loss
-from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
-from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.measures.measures import moments as measured
 from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, REJECTIONS
 from training.step3_ppo.mismatch.figures import mismatch_measures

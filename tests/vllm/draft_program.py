@@ -34,9 +34,9 @@ def main(folder: Path) -> None:
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
     from training.utils.mtp.head import new_head
-    from training.utils.mtp.lending import WholeHead
     from training.utils.mtp.opening import open_head
     from training.utils.mtp.settings import MtpSettings
+    from training.utils.mtp.training import WholeHead
     from training.utils.setup.setup import load_under
 
     with started_process_group() as ranks:

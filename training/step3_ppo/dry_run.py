@@ -69,15 +69,10 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
         moments.append(Moment(f"in a backward of the {role}", (*backward.lines, *reused.get(role, ()))))
         moments.append(Moment(f"in the {role}'s optimizer step", stepping.lines))
     sentences = [f"{role}: {sentence}" for role, planned in trained.items() for sentence in planned.sentences]
-    head = flags.guests.planned(actor, roles.engine("actor"), ranks, device)
-    if head is not None:
-        sentence, memory = head
-        sentences.append(sentence)
-        held += memory.held
-        moments.append(Moment("in the head's optimizer step", (memory.stepping,)))
-    sentences.append(_batches(ppo, forward, longest, ranks))
+    beside, held_beside, moments_beside = flags.guests.planned(actor, roles.engine("actor"), ranks, device)
+    sentences += [*beside, _batches(ppo, forward, longest, ranks)]
     print_plan("training.step3_ppo.main", ranks, resolved_settings(flags), sentences)
-    print_memory(held, moments, device.verdict)
+    print_memory([*held, *held_beside], [*moments, *moments_beside], device.verdict)
 
 
 def _reused(

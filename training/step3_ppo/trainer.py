@@ -74,7 +74,8 @@ class PpoTrainer:
         self._divergence = self._watch()
         done, end, before, after = self._start()
         self.clock.read()
-        with self._progress_bar(done) as bar:
+        total, pace = settings.total_rollouts, settings.log_pace
+        with progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=pace) as bar:
             for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
@@ -283,10 +284,6 @@ class PpoTrainer:
             "--mask_truncated_responses)",
             self.ranks.is_main,
         )
-
-    def _progress_bar(self, done: int) -> tqdm:
-        total, pace = self.settings.total_rollouts, self.settings.log_pace
-        return progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=pace)
 
     def _own(self, rows: Sequence[PromptRow], first: int, *purpose: str | int) -> tuple[PromptBatch, list[int]]:
         """Return this rank's share of all ranks' prompts from position `first` on, and a seed for each position."""

@@ -24,12 +24,10 @@ from training.step3_ppo.experience.sequences import (
     training_sequences,
 )
 from training.step3_ppo.losses import AGGREGATIONS
+from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.covariance import covariance_sums, covariances, smallest_selected_key, tokens_to_select
-from training.step3_ppo.losses.entropy import entropy_loss
-from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.tokens import PolicyTokens
-from training.step3_ppo.losses.value import value_loss
 from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed

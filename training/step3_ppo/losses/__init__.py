@@ -1,5 +1,5 @@
-"""The losses of step 3, one file each. The room serves `--policy_loss` and `--loss_aggregation`, by the tables of their
-names. Cheap to import."""
+"""The losses of step 3: the policy's, one file each, and those beside it (`added`). The room serves `--policy_loss` and
+`--loss_aggregation`, by the tables of their names. Cheap to import."""
 
 from __future__ import annotations
 

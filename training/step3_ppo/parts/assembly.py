@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,17 +21,14 @@ from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.setup.setup import may_pack
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.parts.inputs import Inputs
     from training.step3_ppo.roles.roles import Roles, Tokenizers
     from training.utils.contracts.rollout_engine import Decode, RolloutEngine
-    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.engine.training_engine import TrainingEngine
     from training.utils.setup.guests import GuestSettings
 
 
@@ -114,22 +110,15 @@ def open_roles(
 def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
     """Check what every model reads against its own forward, before a checkpoint changes the weights; return the roles
     with `packs` known. A collective."""
-    read: list[tuple[PreTrainedModel, TrainingEngine, Callable[[TokenRows], torch.Tensor]]]
-    read = [(roles.actor_model, roles.actor, lambda rows: roles.actor(rows).logprobs_M)]
-    if roles.scorer is not None and roles.reward_model is not None:
-        read.append((roles.scorer, roles.actor, roles.reward_model))
-    if roles.critic_model is not None and roles.critic is not None:
-        read.append((roles.critic_model, roles.critic, roles.critic))
-    if roles.reference is not None and roles.reference.frozen is not None:
-        frozen = roles.reference.frozen
-        check_padded(roles.actor_model, lambda rows: frozen(rows, 1.0).logprobs_M, roles.actor.ranks.device)
-    longest = flags.longest_tokens
+    readers = roles.readers
+    if "reference" in readers:
+        check_padded(roles.actor_model, readers.pop("reference")[1], roles.actor.ranks.device)
     data, head = flags.data.chat.needs_segments, flags.guests.needs_segments
-    needs = [data or (head if model is roles.actor_model else None) for model, _, _ in read]
-    packs = [
-        may_pack(flags.ppo.padded, model, engine, forward, longest, log, needs_segments=needed)
-        for (model, engine, forward), needed in zip(read, needs, strict=True)
-    ]
+    packs = []
+    for name, (model, read) in readers.items():
+        engine = roles.critic if name == "critic" and roles.critic is not None else roles.actor
+        needed = data or (head if name == "actor" else None)
+        packs.append(may_pack(flags.ppo.padded, model, engine, read, flags.longest_tokens, log, needs_segments=needed))
     if flags.ppo.reuse_forwards:
         check_reusable(roles)
     return replace(roles, packs=all(packs))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
-from training.step3_ppo.parts.kept_pictures import with_kept_pictures
 from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
 from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
+from training.utils.images.run.row_images import why_not_kept, with_kept_features
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.roles.roles import Roles
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
+    from training.utils.images.models.pictured import RowImages
     from training.utils.layout.planner import PlanSettings
 
 
@@ -144,3 +146,27 @@ def wanted_score_scale(roles: RolesArguments, ppo: PpoArguments) -> ScoreScale |
     if not ppo.normalize_reward_scores:
         return None
     return read_score_scale(roles.critic_model_name_or_path, "--normalize_reward_scores")
+
+
+def with_kept_pictures(
+    images: RowImages | None, most_mb: int, roles: Roles, log: Callable[..., None]
+) -> RowImages | None:
+    """Return the images with up to `most_mb` MiB of the actor's features stored, for all forwards: the rollout's
+    prompts, the reading of a rollout, and its updates. The other models read them if their vision tower has the same
+    weights, which is logged, and pixels if not. ThreestepError if the actor cannot."""
+    if not most_mb or images is None:
+        return images
+    device, is_main, models = roles.actor.ranks.device, roles.actor.ranks.is_main, roles.readers
+    with roles.reading():
+        stored = with_kept_features(images, most_mb, roles.actor_model, roles.actor, models["actor"][1], evicts=True)
+        assert stored is not None
+        readers = ["actor"]
+        for name in [name for name in ("reference", "critic", "reward model") if name in models]:
+            model, read = models[name]
+            reason = why_not_kept(stored, model, read, device, roles.actor_model)
+            if reason is None:
+                readers.append(name)
+            else:
+                log(f"the {name} reads pixels, and no features that are kept: {reason}", is_main)
+    log(f"the features of up to {most_mb} MiB of pictures are kept for: {', '.join(readers)}", is_main)
+    return stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -89,6 +89,20 @@ class Roles:
     def scorer(self) -> PreTrainedModel | None:
         """The transformers model inside the reward model."""
         return None if self.reward_model is None else self.reward_model.model
+
+    @property
+    def readers(self) -> dict[str, tuple[PreTrainedModel, Callable[[TokenRows], torch.Tensor]]]:
+        """Each model that is loaded and its forward of rows, by the model's name in messages."""
+        found: dict[str, tuple[PreTrainedModel, Callable[[TokenRows], torch.Tensor]]]
+        found = {"actor": (self.actor_model, lambda rows: self.actor(rows).logprobs_M)}
+        if self.reward_model is not None:
+            found["reward model"] = (self.reward_model.model, self.reward_model)
+        if self.critic is not None and self.critic_model is not None:
+            found["critic"] = (self.critic_model, self.critic)
+        frozen = None if self.reference is None else self.reference.frozen
+        if frozen is not None:
+            found["reference"] = (frozen.model, lambda rows: frozen(rows, 1.0).logprobs_M)
+        return found
 
     @functools.cached_property
     def whole_actor(self) -> WholeModel:

@@ -7,6 +7,7 @@ and over accumulation; `TrainingEngine.backward` undoes both, in that one place.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +25,6 @@ from training.utils.engine.config.schedules import OWN_SCHEDULES, ScheduleShape,
 from training.utils.engine.gathered import release_gathered
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.ranks.collectives import wait_for_main
-from training.utils.engine.released import release
 from training.utils.engine.state_files import plain_checkpoint_engine
 from training.utils.engine.zero3_limits import limits_of
 from training.utils.flags.flags import settings_of
@@ -32,10 +32,13 @@ from training.utils.models.tensors.buffers import buffers_kept
 from training.utils.models.tensors.sharding import count_elements, whole_shape
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
 
 GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are read: 200 MB in float32
+_ZERO3_CLASSES = ("pre_bwd_fn", "post_bwd_fn")
 
 
 @dataclass(frozen=True)
@@ -324,3 +327,43 @@ def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total
         return get_scheduler(settings.lr_scheduler_type, optimizer, warmup, steps)
     except ValueError as problem:
         raise ThreestepError(f"--lr_scheduler_type: {problem}") from problem
+
+
+def release(engine: Any) -> None:
+    """Release an engine and the weights that it trains; neither can be used afterwards.
+
+    DeepSpeed ties weights, hooks and its wrappers together in circles that pass through autograd's C++ objects, which
+    Python's collector does not see: without this a ZeRO run leaves its model, its process groups, their threads and
+    sockets to the process (deepspeed 0.19: runtime/utils.py, zero/parameter_offload.py).
+    """
+    module, weights = engine.module, list(engine.module.parameters())
+    wrapper = engine.optimizer
+    engine.destroy()
+    engine.optimizer = None
+    for weight in weights:
+        weight.grad = None
+        weight.__dict__.clear()
+    for part in module.modules():
+        for name in _ZERO3_CLASSES:
+            part.__dict__.pop(name, None)
+        for hooks in (part._forward_pre_hooks, part._forward_hooks, part._backward_hooks, part._backward_pre_hooks):
+            hooks.clear()
+    offload = getattr(wrapper, "parameter_offload", None)
+    if offload is not None:
+        offload.__dict__.clear()
+        wrapper.__dict__.clear()
+    gc.collect()
+
+
+@contextlib.contextmanager
+def whole_weights(engine: TrainingEngine, weights: list[nn.Parameter]) -> Iterator[None]:
+    """Inside, `weights` of `engine` are whole, to be read. A collective under ZeRO-3; no forward or backward of that
+    engine may run inside."""
+    if engine.settings.zero_stage != 3:
+        yield
+        return
+    import deepspeed
+
+    release_gathered(engine.engine)
+    with deepspeed.zero.GatheredParameters(weights):
+        yield

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from training.utils.base.errors import ThreestepError
 from training.utils.environments.calls import as_text
-from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Message, Opening
+from training.utils.environments.interface import AssistantMessage, EnvironmentReply, Message, Opening
 
 
 class OpenEnvironment:
@@ -86,7 +86,8 @@ class OpenEnvironment:
         messages: list[Message] = []
         reward, done = 0.0, not (message.calls or message.problems)
         for call in message.calls:
-            taken = await self._client.step(_call_action(call))
+            action = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
+            taken = await self._client.step(action)
             messages.append({"role": "tool", "name": call.name, "content": _result_text(taken.observation)})
             reward, done = reward + float(taken.reward or 0.0), bool(taken.done)
             if done:
@@ -107,10 +108,6 @@ def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
     parameters = tool["input_schema"] or {"type": "object", "properties": {}}
     function = {"name": tool["name"], "description": tool["description"], "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _call_action(call: Call) -> dict[str, Any]:
-    return {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
 
 
 def _result_text(observation: Mapping[str, Any]) -> str:

@@ -73,8 +73,8 @@ def flag(
 ) -> Any:
     """Return a dataclass field. None is not checked, and each item of a list is.
 
-    takes: what a number counts, one of `topics.UNITS`, with its range, such as `0 <= share < 1` or `tokens >= 1`; of a
-        text, what it names
+    takes: what a number counts (the test of `--help` lists the units), with its range, such as `0 <= share < 1` or
+        `tokens >= 1`; of a text, what it names
     choices: names, one of which is expected
     topic: one of `topics.TOPICS`, if not the group's own (`topic` of the dataclass)
     may_change: a resumed run may give another value: it affects no optimizer step, but for the run's two lengths,

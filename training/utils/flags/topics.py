@@ -1,4 +1,4 @@
-"""Topics of flags, under which `--help` lists them, and the units of numbers. Knows no flag."""
+"""Topics of flags, under which `--help` lists them. Knows no flag."""
 
 from __future__ import annotations
 
@@ -31,14 +31,3 @@ TOPICS = {
     "run": "The run: folder, seed, ranks, dry run, failures",
     "cache": "Cache of tokenized data",
 }
-
-# What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.
-UNITS = frozenset(
-    {
-        "characters", "checkpoints", "covariance", "epochs", "factor", "forwards", "gib", "gigabytes", "heads",
-        "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port", "probability", "processes",
-        "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts", "rows", "samples", "score", "seconds",
-        "seed", "sequences", "share", "stage", "steps", "temperature", "tokens", "tries", "units", "waves",
-        "weights",
-    }
-)  # fmt: skip

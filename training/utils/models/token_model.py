@@ -100,7 +100,7 @@ class ScalarModel(nn.Module):
         positions = {"end": rows.end_B, "targets": rows.predictor_M}[at]
         head: nn.Module = self.model.score  # type: ignore[assignment]
         if self._head_is_linear:
-            return head(_hidden_at(self.model, rows, positions)).squeeze(-1).float()
+            return head(_hidden(self.model, rows, None).index_select(0, positions)).squeeze(-1).float()
         scores: list[torch.Tensor] = []  # [N, T, 1]
         hook = head.register_forward_hook(lambda module, inputs, output: scores.append(output))
         try:
@@ -122,10 +122,6 @@ def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | N
         filling = embeddings.shape[1] - noise.shape[1]  # of a row of whole blocks
         inputs["inputs_embeds"] = embeddings + functional.pad(noise, (0, 0, 0, filling))
     return inputs
-
-
-def _hidden_at(model: PreTrainedModel, rows: TokenRows, positions: torch.Tensor) -> torch.Tensor:
-    return _hidden(model, rows, None).index_select(0, positions)
 
 
 def _hidden(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> torch.Tensor:

@@ -10,20 +10,19 @@ M targets of one depth, H hidden size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from training.utils.contracts.guests import Guest, GuestStep
 from training.utils.engine.ranks.collectives import DeviceSums
-from training.utils.engine.whole_weights import whole_weights
+from training.utils.engine.training_engine import whole_weights
 from training.utils.mtp.folder import FOLDER, save_head
 from training.utils.mtp.head import new_head
 from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
-from training.utils.mtp.lending import WholeHead
 from training.utils.mtp.reading import INSIDE, read_ahead, read_states
 
 if TYPE_CHECKING:
@@ -198,3 +197,36 @@ class MtpStep(GuestStep):
         if "mtp/grad_norm" in report:
             found[f"{group}/mtp_grad_norm"] = report["mtp/grad_norm"]
         return {**found, f"{group}/mtp_skipped": report["mtp/skipped"]}
+
+
+class WholeHead:
+    """Lends the head that `engine` trains to rollouts, in eval mode with whole weights on one rank.
+
+    Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy on every rank, filled by gathering the
+    weights each time: a head is one block.
+    """
+
+    def __init__(self, engine: TrainingEngine, make_empty: Callable[[], MtpHead]) -> None:
+        """make_empty: makes a head of the same kind, with whole weights of any value."""
+        self._engine, self._make_empty = engine, make_empty
+        self._copy: MtpHead | None = None
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[MtpHead]:
+        """A collective under ZeRO-3: all ranks enter together."""
+        engine = self._engine
+        head = cast("MtpHead", engine.module)
+        if engine.settings.zero_stage == 3:
+            if self._copy is None:
+                self._copy = self._make_empty().to(engine.ranks.device).requires_grad_(False)
+            targets = dict(self._copy.named_parameters()) | dict(self._copy.named_buffers())
+            for name, tensor in engine.full_tensors(head):
+                if name in targets:
+                    targets[name].copy_(tensor)
+            head = self._copy
+        was_training = head.training
+        head.eval()
+        try:
+            yield head
+        finally:
+            head.train(was_training)

@@ -12,7 +12,7 @@ from training.utils.dry_run.plan import (
     plan_training,
     rows_at_most,
 )
-from training.utils.dry_run.table import Moment, print_memory, print_plan, ranks_of_dry_run
+from training.utils.dry_run.table import print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.loading.configurations import check_positions, check_trains
 
@@ -36,7 +36,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
     forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media)
     planned = plan_training(built, forward, model, settings, ranks, device)
-    head = flags.guests.planned(built, settings, ranks, device)
+    sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
     sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
     batches = (
         f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
@@ -44,11 +44,5 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
         f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
     kept = kept_features_line(media, flags.model.kept_image_features_mb)
-    sentences, held, moments = [*planned.sentences], [*planned.engine.held, kept], [*planned.moments]
-    if head is not None:
-        sentence, memory = head
-        sentences.append(sentence)
-        held += memory.held
-        moments.append(Moment("in the head's optimizer step", (memory.stepping,)))
-    print_plan(flags.step.program, ranks, flags.settings, [*sentences, batches])
-    print_memory(held, moments, device.verdict)
+    print_plan(flags.step.program, ranks, flags.settings, [*planned.sentences, *sentences, batches])
+    print_memory([*planned.engine.held, kept, *held], [*planned.moments, *moments], device.verdict)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from training.utils.base.errors import Mistakes
     from training.utils.contracts.guests import Guests
-    from training.utils.dry_run.engine_memory import EngineMemory
     from training.utils.dry_run.plan import PlannedDevice
+    from training.utils.dry_run.table import MemoryLine, Moment
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
@@ -76,9 +76,9 @@ class GuestSettings:
 
     def planned(
         self, model: PreTrainedModel, settings: EngineSettings, ranks: int, device: PlannedDevice
-    ) -> tuple[str, EngineMemory] | None:
-        """Return a sentence on what trains beside `model` (on the meta device), and what that holds of one rank besides
-        its activations; None without any."""
+    ) -> tuple[list[str], list[MemoryLine], list[Moment]]:
+        """Return sentences on what trains beside `model` (on the meta device), what that holds of one rank besides its
+        activations, and its moments."""
         from training.utils.mtp.planned import plan_head
 
         return plan_head(model, self.mtp, settings, ranks, device)

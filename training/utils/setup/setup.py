@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import os
+import platform
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+import training
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import seed_everything
@@ -24,7 +28,6 @@ from training.utils.models.attention.attention import text_attention
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.report.hub import open_repository
-from training.utils.run.environment import environment_of
 from training.utils.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -154,3 +157,18 @@ def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dty
         model = load(dtype)
     to_one_precision(model, dtype)
     return model if settings.zero_stage == 3 else model.to(ranks.device)
+
+
+_PACKAGES = ("torch", "deepspeed", "transformers")
+
+
+def environment_of(device: str) -> dict[str, Any]:
+    """The content of environment.json. device: in words."""
+    versions = {"threestep": training.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # on the path without being installed
+            continue
+    started = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return {"device": device, "started": started, "versions": versions}

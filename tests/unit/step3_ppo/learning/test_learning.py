@@ -19,9 +19,9 @@ from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.learning import learning
 from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
+from training.step3_ppo.losses.added import value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
-from training.step3_ppo.losses.value import value_loss
 from training.utils.base.errors import Mistakes
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout import Conversations, Rollout

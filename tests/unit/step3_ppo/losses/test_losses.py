@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
+from training.step3_ppo.losses.added import entropy_loss, pretraining_loss
 from training.step3_ppo.losses.aggregation import StepTotals
 from training.step3_ppo.losses.covariance import (
     clip_cov_keys,
@@ -22,8 +23,6 @@ from training.step3_ppo.losses.covariance import (
     smallest_selected_key,
     tokens_to_select,
 )
-from training.step3_ppo.losses.entropy import entropy_loss
-from training.step3_ppo.losses.pretraining import pretraining_loss
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
 HOW = PolicyLossSettings(0.15, 0.3, dual_clip=2.0, kl_cov_coef=0.7, sapo_tau_pos=1.5, sapo_tau_neg=2.5)

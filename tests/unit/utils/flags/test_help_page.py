@@ -14,7 +14,18 @@ from training.utils.flags.arguments import _parts
 from training.utils.flags.flags import UNIT, flag
 from training.utils.flags.help_page import as_typed, asked_topic, entries_of, help_page
 from training.utils.flags.step import known_steps
-from training.utils.flags.topics import OTHER, TOPICS, UNITS
+from training.utils.flags.topics import OTHER, TOPICS
+
+# What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.
+UNITS = frozenset(
+    {
+        "characters", "checkpoints", "covariance", "epochs", "factor", "forwards", "gib", "gigabytes", "heads",
+        "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port", "probability", "processes",
+        "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts", "rows", "samples", "score", "seconds",
+        "seed", "sequences", "share", "stage", "steps", "temperature", "tokens", "tries", "units", "waves",
+        "weights",
+    }
+)  # fmt: skip
 
 PROGRAMS = [step.program for step in known_steps().values()] + [
     "training.chat", "training.evaluate", "training.inspect.__main__", "training.new_model", "training.preview",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import random
 
 import pytest
 import torch
 import yaml
 
+import training
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
@@ -20,7 +22,7 @@ from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.run_arguments import RunArguments
 from training.utils.setup import setup
-from training.utils.setup.setup import load_under, may_pack, start_run, whole_steps, with_head_chunk
+from training.utils.setup.setup import environment_of, load_under, may_pack, start_run, whole_steps, with_head_chunk
 
 
 def ranks(world_size: int = 1, rank: int = 0) -> Ranks:
@@ -193,3 +195,15 @@ def test_chunks_of_the_output_layer_are_given_kept_or_chosen(tmp_path, capsys, m
     assert decided("cuda") == 512
     assert "computes 512 MiB of logits at a time, 1,046 tokens: chosen by the memory" in capsys.readouterr().out
     assert (decided("cuda", given=3), decided("cuda", begun=7)) == (3, 7) and capsys.readouterr().out == ""
+
+
+def test_versions_are_those_that_are_installed(monkeypatch):
+    found = environment_of("1 rank on cpu")
+    assert found["device"] == "1 rank on cpu" and found["versions"]["threestep"] == training.__version__
+    assert found["versions"]["torch"] == importlib.metadata.version("torch")
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert environment_of("x")["versions"].keys() == {"threestep", "python"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from training.utils.data.files.addresses import check_address, content_of_files, folder_of, share_files
 from training.utils.data.files.hub_rows import HubRows, parse_hub_address
@@ -12,25 +12,12 @@ if TYPE_CHECKING:
     from training.utils.data.files.columns import Expected
 
 
-class StoredRows(Protocol):
-    """Training rows, and evaluation rows where there are any.
+class StoredFiles:
+    """Training rows, and evaluation rows where there are any, in files here or in a store, listed by the constructor.
 
     address: for errors.
     folder: that relative paths in the rows begin at; None of rows that are not stored here.
     """
-
-    address: str
-    folder: str | None
-
-    def fingerprint(self) -> str:
-        """A string that changes whenever a row may change."""
-
-    def open(self, expected: Expected | None = None) -> tuple[Rows, Rows | None]:
-        """The training rows and the evaluation rows; ThreestepError where one is not as `expected`."""
-
-
-class StoredFiles:
-    """Files here or in a store, listed by the constructor."""
 
     def __init__(self, reader: str, address: str, flag: str, spool_dir: str | None, hold_out: bool) -> None:
         self.address = address
@@ -41,15 +28,17 @@ class StoredFiles:
         self._shares = share_files(files) if hold_out else (files, [])
 
     def fingerprint(self) -> str:
+        """A string that changes whenever a row may change."""
         return " ".join(content_of_files(files, self._spool_dir) for files in self._shares)
 
     def open(self, expected: Expected | None = None) -> tuple[Rows, Rows | None]:
+        """The training rows and the evaluation rows; ThreestepError where one is not as `expected`."""
         train, held_out = self._shares
         opened = open_rows(self._reader, train, self._spool_dir, expected)
         return opened, open_rows(self._reader, held_out, self._spool_dir, expected) if held_out else None
 
 
-def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = True) -> StoredRows | None:
+def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = True) -> HubRows | StoredFiles | None:
     """The rows at the address `name`; None if it names no reader.
 
     flag: gave the name, for errors. spool_dir: for copies of files that have no random access. hold_out: files named

@@ -199,7 +199,8 @@ class _Drawing:
         start = trunk.position - 1
         block = _Block(trunk, start, self._rows.filled[row], count)
         for number in range(count):
-            path = _Path(block, _path_stream(trunk, number, self._last_place(start) + 1))
+            seed = derived_seed(trunk.seed, "path", trunk.blocks, number)
+            path = _Path(block, _stream(seed, self._last_place(start) + 1))
             path.text.insert(self._tags.open_path)
             block.paths.append(path)
         opening = block.paths[0].text
@@ -249,10 +250,6 @@ def _trunk_of(line: _Line) -> _Trunk:
 def _trunks(request: RolloutRequest) -> list[_Trunk]:
     most = request.sampling.max_new_tokens
     return [_Trunk(seed, _stream(seed, most)) for seed in request.seeds]
-
-
-def _path_stream(trunk: _Trunk, number: int, tokens: int) -> list[float]:
-    return _stream(derived_seed(trunk.seed, "path", trunk.blocks, number), tokens)
 
 
 def _stream(seed: int, tokens: int) -> list[float]:

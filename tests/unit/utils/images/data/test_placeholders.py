@@ -7,8 +7,8 @@ import random
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.image_columns import image_values
 from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.sources.formats.messages import image_values
 from training.utils.images.data.placeholders import place_images
 
 WHERE = "rows.jsonl, line 3"

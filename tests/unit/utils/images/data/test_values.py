@@ -7,8 +7,8 @@ import os
 import pytest
 from PIL import Image
 
-from training.utils.data.sources.formats.image_columns import image_values
 from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.sources.formats.messages import image_values
 from training.utils.images.data.decoding import decoded
 from training.utils.images.data.values import MOST_FILE_BYTES, image_bytes
 

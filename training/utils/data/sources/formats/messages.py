@@ -15,7 +15,7 @@ from typing import Any
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import parse_json
 from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.formats.media import ONLY_TEXT, BadConversation, joined_text
+from training.utils.data.sources.formats.media import IMAGE_COLUMNS, ONLY_TEXT, BadConversation, is_empty, joined_text
 
 Message = dict[str, Any]
 
@@ -325,3 +325,20 @@ def response_begins(messages: Sequence[dict[str, Any]]) -> int:
     """The index of the last message if it is the assistant's, otherwise the number of messages."""
     answered = bool(messages) and messages[-1].get("role") == "assistant"
     return len(messages) - answered
+
+
+def image_values(row: Mapping[str, Any], where: str) -> list[Any]:
+    """The values in a row's column `images` (TRL, verl, LLaMA-Factory) or `image` (TRL): a list, its JSON text, or one
+    image; none of an empty one.
+
+    Raises BadConversation where both columns hold something.
+    """
+    held = [column for column in IMAGE_COLUMNS if not is_empty(row.get(column))]
+    if len(held) > 1:
+        raise BadConversation(f"{where}: expected images in one column, got both 'images' and 'image'; remove one")
+    if not held:
+        return []
+    value = row[held[0]]
+    if isinstance(value, str) and value.startswith("["):  # of CSV
+        value = from_json(value, f"{where}, column '{held[0]}'", "a list of images")
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.mtp.head import new_head
-from training.utils.mtp.lending import WholeHead
+from training.utils.mtp.training import WholeHead
 
 
 def test_what_is_lent():

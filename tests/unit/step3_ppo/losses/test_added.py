@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.step3_ppo.losses.value import value_loss
+from training.step3_ppo.losses.added import value_loss
 
 numbers = st.floats(-3, 3)
 

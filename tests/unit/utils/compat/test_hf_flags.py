@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import trl_table
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.old_flags import HUGGING_FACE
-from training.utils.flags import trl
 from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
 
@@ -412,4 +412,4 @@ def test_a_command_line_of_trl_is_not_taken_for_deepspeed_chats():
 
 
 def test_the_document_has_the_tables():
-    assert trl.as_markdown() in DOCUMENT.read_text(), "python -m training.utils.flags.trl prints them"
+    assert trl_table.as_markdown() in DOCUMENT.read_text(), "python -m tests.support.trl_table prints them"

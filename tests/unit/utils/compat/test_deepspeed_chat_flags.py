@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import deepspeed_chat_table
 from training import chat
 from training.step1_sft import main as sft
 from training.step2_dpo import main as dpo
@@ -16,7 +17,6 @@ from training.step3_ppo import main as ppo
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.deepspeed_chat_flags import SCORING_OLD_FLAGS
 from training.utils.compat.old_flags import DEEPSPEED_CHAT, Same, translated
-from training.utils.flags import deepspeed_chat
 from training.utils.flags.arguments import parse_arguments, resolved_settings
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_deepspeed_chat.md"
@@ -237,7 +237,7 @@ def test_one_rank_says_the_lines(monkeypatch, capsys):
 
 def test_the_document_has_the_tables():
     text = DOCUMENT.read_text()
-    assert deepspeed_chat.as_markdown() in text, "python -m training.utils.flags.deepspeed_chat prints them"
+    assert deepspeed_chat_table.as_markdown() in text, "python -m tests.support.deepspeed_chat_table prints them"
     part = text.split("## Flags with the same name and meaning")[1].split("Their defaults")[0]
     listed = set(re.findall(r"`(--\w+)`", part))
     plain = {

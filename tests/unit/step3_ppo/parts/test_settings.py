@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.vision_models import PlainScorer, answers, awake, llava, sequence
-from training.step3_ppo.parts.kept_pictures import with_kept_pictures
+from training.step3_ppo.parts.settings import with_kept_pictures
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
 from training.utils.images.models.pictured import RowImages
@@ -55,11 +55,11 @@ def roles_of(actor: Any, reference: Any, scorer: Any) -> Any:
     return SimpleNamespace(
         actor=Engine(),
         actor_model=actor,
-        reference=SimpleNamespace(frozen=lambda rows, temperature: policies[1](rows), model=reference),
-        critic=None,
-        critic_model=None,
-        scorer=scorer,
-        reward_model=ScalarModel(scorer),
+        readers={
+            "actor": (actor, lambda rows: policies[0](rows).logprobs_M),
+            "reference": (reference, lambda rows: policies[1](rows).logprobs_M),
+            "reward model": (scorer, ScalarModel(scorer)),
+        },
         reading=nullcontext,
     )
 
@@ -135,8 +135,7 @@ def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
                 torch.nn.init.normal_(weight, std=0.2)
     actor.model.multi_modal_projector.requires_grad_(projector)
     roles = roles_of(actor, actor, critic)
-    roles.reference.frozen, roles.critic, roles.critic_model = None, ScalarModel(critic), critic
-    roles.reward_model = roles.scorer = None
+    roles.readers = {"actor": roles.readers["actor"], "critic": (critic, ScalarModel(critic))}
     said: list[str] = []
     kept: Any = with_kept_pictures(images, 1, roles, lambda text, is_main: said.append(text))
     assert said[-1].endswith("are kept for: actor, critic")

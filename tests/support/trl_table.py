@@ -1,6 +1,6 @@
 """The tables of Hugging Face's and TRL's flags, as docs/from_trl.md shows them.
 
-python -m training.utils.flags.trl
+python -m tests.support.trl_table
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The steps' tables of DeepSpeed-Chat's flags, as docs/from_deepspeed_chat.md shows them.
 
-python -m training.utils.flags.deepspeed_chat
+python -m tests.support.deepspeed_chat_table
 """
 
 from __future__ import annotations
