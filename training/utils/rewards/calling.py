@@ -105,7 +105,7 @@ def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, look
 def _numbers(given: Any, source: str, batch: RuleBatch) -> list[float]:
     if not isinstance(given, Iterable) or isinstance(given, (str, dict)):
         raise ThreestepError(f"{source}: expected a list of {len(batch)} numbers, got {type(given).__name__}")
-    numbers = list(given)
+    numbers: list[Any] = list(given)
     if len(numbers) != len(batch):
         raise ThreestepError(f"{source}: expected {len(batch)} numbers, one per response, got {len(numbers)}")
     for index, number in enumerate(numbers):
