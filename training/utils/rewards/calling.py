@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from training.utils.run.errors import ThreestepError
 
@@ -105,11 +105,11 @@ def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, look
 def _numbers(given: Any, source: str, batch: RuleBatch) -> list[float]:
     if not isinstance(given, Iterable) or isinstance(given, (str, dict)):
         raise ThreestepError(f"{source}: expected a list of {len(batch)} numbers, got {type(given).__name__}")
-    numbers: list[Any] = list(given)
+    numbers = list(given)
     if len(numbers) != len(batch):
         raise ThreestepError(f"{source}: expected {len(batch)} numbers, one per response, got {len(numbers)}")
     for index, number in enumerate(numbers):
-        if not isinstance(number, Real) or not abs(number) <= _LARGEST:
+        if not isinstance(number, Real) or not abs(cast(Any, number)) <= _LARGEST:
             raise ThreestepError(
                 f"{source}: expected a number that is finite in float32, got {number!r:.60} for {batch.sample(index)}"
             )
