@@ -12,6 +12,7 @@ from tests.support.forked_programs import run_python
 from tests.support.image_readers import picture, write_folder
 from training import preview
 from training.utils.base.errors import ThreestepError
+from training.utils.data.build.arguments import SPLITS
 
 pytestmark = pytest.mark.unit
 
@@ -148,7 +149,7 @@ def test_rows_and_first_choose_and_0_is_all(objects):
 def test_evaluation_rows_are_shown_on_request(objects):
     rows = [{**PAIR, "chosen": f" {number}"} for number in range(8)]
     flags = ("1", "--eval_fraction=0.25", "--rows=0")
-    shown = {split: objects(rows, *flags, f"--split={split}") for split in preview.SPLITS}
+    shown = {split: objects(rows, *flags, f"--split={split}") for split in SPLITS}
     indices = {split: {row["index"] for row in found} for split, found in shown.items()}
     assert len(indices["eval"]) == 2 and indices["eval"] | indices["train"] == set(range(8))
 
