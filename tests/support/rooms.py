@@ -369,10 +369,11 @@ def imports_find_what_they_name(sources: Mapping[str, str]) -> list[str]:
     """An import of this project's finds its module and its name there, also inside functions, which no program may have
     run. `sources` are all that import each other."""
     defined = {module: {name for name, _ in _names(source)} for module, source in sources.items()}
+    packages = {module.split(".")[0] for module in sources}
     problems = []
     for module, source in sources.items():
         for found in imports(module, source):
-            if found.module.split(".")[0] not in {name.split(".")[0] for name in sources}:
+            if found.module.split(".")[0] not in packages:
                 continue
             place, _, name = found.module.rpartition(".")
             files = [one for one in (place, f"{place}.__init__") if one in defined]
