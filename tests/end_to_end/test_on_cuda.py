@@ -285,6 +285,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
 
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageInputs
+    from training.step3_ppo.contracts.settings import LayoutSettings
     from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -301,7 +302,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     found = {}
     for name in ESTIMATORS:
         algorithm = selected_algorithm(AlgorithmArguments(advantage=name), MismatchArguments(), ppo, Mistakes())
-        settings = experience_settings(algorithm, ppo, None, PlanSettings(1), 1)
+        settings = experience_settings(algorithm, ppo, LayoutSettings(PlanSettings(1), 1))
         group_B = torch.arange(4, device=device) // 2
         inputs = AdvantageInputs(
             values_BR,

@@ -48,8 +48,7 @@ class GroupCounts:
         return {f"dynamic_sampling/{each.name}": float(getattr(self, each.name)) for each in fields(self)}
 
 
-@dataclass(frozen=True)
-class DrawnGroups:
+class DrawnGroups(NamedTuple):
     """The samples that a batch trains on, and those that it leaves out. samples, left_out: of this rank."""
 
     samples: Samples
@@ -65,7 +64,7 @@ def with_differing_groups(
     draw(attempt, prompts): this rank's samples of that many prompts, its share of the attempt's. Rollouts are
         collectives, so every rank draws the same number; those beyond the number that all ranks lack are dropped.
     """
-    ranks, rank, each = settings.plan.ranks, settings.rank, settings.samples_per_prompt
+    ranks, rank, each = settings.layout.plan.ranks, settings.layout.rank, settings.samples_per_prompt
     left_out: list[LeftOut] = []
     counts = GroupCounts()
     for attempt in range(tries):
@@ -114,7 +113,7 @@ class _Part(NamedTuple):
 def _filled(samples: Samples, fresh: Samples, taken: dict[int, int], settings: ExperienceSettings) -> Samples:
     """Return this rank's samples with the groups at the places of `taken` replaced, each by the fresh group of that
     number among all ranks'. A collective."""
-    ranks, rank = settings.plan.ranks, settings.rank
+    ranks, rank = settings.layout.plan.ranks, settings.layout.rank
     sources = [[place for place in taken.values() if place % ranks == other] for other in range(ranks)]
     own = _picked([_Part.of(fresh)], [place // ranks for place in sources[rank]], settings)
     parts = [_Part.of(samples), *_from_all_ranks(own, samples.rollout.response_lengths_B.device)]
@@ -163,7 +162,7 @@ def _picked(parts: Sequence[_Part], groups: Sequence[int], settings: ExperienceS
         rounding_B=torch.cat([own.rounding_B for own in every])[taken_B],
         parts={name: reward(name) for name in dict.fromkeys(name for own in every for name in own.parts)},
     )
-    rollout = _joined([part.rollout for part in parts], taken_B, settings.pad_token_id)
+    rollout = _joined([part.rollout for part in parts], taken_B, settings.layout.pad_token_id)
     return _Part(tuple(rows[group] for group in groups), rollout, scored)
 
 

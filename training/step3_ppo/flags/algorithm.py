@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC, Estimator
 from training.step3_ppo.advantages.inputs import AdvantageSettings
-from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LearningSettings, LengthSettings
+from training.step3_ppo.contracts.settings import (
+    ExperienceSettings,
+    KlSettings,
+    LearningSettings,
+    LengthSettings,
+    ReadingSettings,
+    ScoringSettings,
+)
 from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstimator
 from training.step3_ppo.kl.control import KlControl
@@ -20,12 +27,12 @@ from training.utils.generation.table import engine_class
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 
 if TYPE_CHECKING:
+    from training.step3_ppo.contracts.settings import LayoutSettings
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.base.errors import Mistakes
-    from training.utils.layout.planner import PlanSettings
     from training.utils.loading.score_scale import ScoreScale
 
 
@@ -110,11 +117,9 @@ def _note_mismatch(
 def experience_settings(
     algorithm: Algorithm,
     ppo: PpoArguments,
-    scale: ScoreScale | None,
-    plan: PlanSettings,
-    pad_token_id: int,
+    layout: LayoutSettings,
     rewards: Rewards = MODEL_ALONE,
-    rank: int = 0,
+    scale: ScoreScale | None = None,
 ) -> ExperienceSettings:
     """Return the settings of parts 3 to 6."""
     flags, estimator = algorithm.flags, algorithm.estimator
@@ -131,26 +136,24 @@ def experience_settings(
         or ppo.report_variance
         or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
     )
-    return settings_of(
-        ExperienceSettings,
-        ppo,
-        score_scale=scale,
+    length = settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len, defaults=("max_prompt_tokens",))
+    return ExperienceSettings(
         samples_per_prompt=ppo.num_samples_per_prompt,
+        layout=layout,
+        scoring=ScoringSettings(ppo.clip_reward, length, rewards, scale),
+        reading=ReadingSettings(
+            ppo.temperature,
+            reads_old_logprobs,
+            reuses_forwards=ppo.reuse_forwards,
+            with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
+            with_collisions=estimator.needs_policy or ppo.report_variance,
+        ),
+        kl=kl,
         estimator=estimator,
         advantage=_advantage_settings(flags),
         whiten_advantages=estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages,
-        kl=kl,
-        length=settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len, defaults=("max_prompt_tokens",)),
         mismatch=mismatch,
-        reads_old_logprobs=reads_old_logprobs,
-        plan=plan,
-        pad_token_id=pad_token_id,
-        rewards=rewards,
-        rank=rank,
-        reuses_forwards=ppo.reuse_forwards,
         reports_variance=ppo.report_variance,
-        with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
-        defaults=("media",),
     )
 
 

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.contracts.settings import PpoSettings
+from training.step3_ppo.contracts.settings import (
+    DrawingSettings,
+    EvaluationTimes,
+    LayoutSettings,
+    PpoSettings,
+    UpdateSettings,
+)
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
@@ -51,29 +57,32 @@ def loop_settings(
     rewards = _rewards(flags, components, inputs, tokenizer)
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
-    experience = experience_settings(
-        components.algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, ranks.rank
-    )
-    settings = settings_of(
-        PpoSettings,
-        ppo,
-        total_rollouts=rollouts,
-        rollouts_per_epoch=inputs.data.steps_per_epoch,
-        prompts_per_batch=ppo.per_device_generation_batch_size,
-        critic_warmup=flags.algorithm.critic_warmup,
-        dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,
-        seed=flags.run.seed,
-        sampling=sampling,
-        experience=replace(
-            experience,
-            length=replace(experience.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len),
-            media=with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log),
+    media = with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log)
+    layout = LayoutSettings(plan, tokenizer.pad_token_id, ranks.rank, media)
+    experience = experience_settings(components.algorithm, ppo, layout, rewards, scale)
+    length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
+    experience = replace(experience, scoring=replace(experience.scoring, length=length))
+    tries, prompts = flags.algorithm.dynamic_sampling_tries, ppo.per_device_generation_batch_size
+    settings = PpoSettings(
+        rollouts,
+        flags.run.seed,
+        drawing=DrawingSettings(sampling, prompts, ppo.generation_batches, tries),
+        experience=experience,
+        updates=UpdateSettings(
+            learning_settings(components.algorithm, ppo),
+            ppo.sequences_per_minibatch,
+            ppo.ppo_epochs,
+            flags.algorithm.critic_warmup,
+            flags.algorithm.stop_update_kl,
+            _meters(roles, ranks) if ppo.report_mfu and rollouts else (),
         ),
-        learning=learning_settings(components.algorithm, ppo),
-        evaluates_first=ppo.val_before_train or ppo.val_only,
+        evaluation=settings_of(
+            EvaluationTimes,
+            ppo,
+            evaluates_first=ppo.val_before_train or ppo.val_only,
+            rollouts_per_epoch=inputs.data.steps_per_epoch,
+        ),
         stop_kl=flags.algorithm.stop_kl,
-        stop_update_kl=flags.algorithm.stop_update_kl,
-        meters=_meters(roles, ranks) if ppo.report_mfu and rollouts else (),
         traces=flags.run.traces(),
         log_pace=flags.reporting.pace(),
     )

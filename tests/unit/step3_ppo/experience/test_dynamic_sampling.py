@@ -24,7 +24,8 @@ PAD = 9
 
 
 def settings_of(rank: int = 0, ranks: int = 1) -> Any:
-    return SimpleNamespace(samples_per_prompt=2, pad_token_id=PAD, rank=rank, plan=SimpleNamespace(ranks=ranks))
+    layout = SimpleNamespace(pad_token_id=PAD, rank=rank, plan=SimpleNamespace(ranks=ranks))
+    return SimpleNamespace(samples_per_prompt=2, layout=layout)
 
 
 SETTINGS = settings_of()

@@ -4,6 +4,7 @@ environments of the flags answer the model."""
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
+from tests.support.step3_records import changed
 from tests.unit.step3_ppo.experience.test_experience import how
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
@@ -104,16 +106,17 @@ def conversations(observations: int, turns_rewarded: bool = True, forks: bool = 
 
 def made(rollout: Rollout, settings: ExperienceSettings, kl_coef: float = 0.1):
     rows = [PromptRow(n, np.array([7]), "", None) for n in range(2)]
-    settings = dataclasses.replace(settings, rewards=ENVIRONMENT)
+    settings = changed(settings, rewards=ENVIRONMENT)
     samples = start_scoring(rows, rollout, ROLES, settings)
     greedy = None
     if settings.estimator.needs_greedy:
         scores_B = torch.tensor([0.25, 0.5])
         greedy = Samples((), rollout, lambda: Scored(scores_B, scores_B, torch.zeros(2), {}))
-    return make_experience(samples, greedy, ROLES, settings, kl_coef, PhaseClock())
+    return make_experience(samples, ROLES, settings, kl_coef, clock=PhaseClock(), greedy=greedy)
 
 
-FIELDS = ("scores_B", "rewards_BR", "advantages_BR", "returns_BR", "old_logprobs_BR", "ref_logprobs_BR", "weights_BR")
+FIELDS = ("scored.scores_B", "rewards_BR", "advantages_BR", "returns_BR", "old_logprobs_BR", "read.ref_logprobs_BR",
+          "correction.weights_BR")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
@@ -128,14 +131,14 @@ def test_what_environments_say_changes_no_advantage(name):
         length=LengthSettings(20, overlong_buffer_tokens=12, overlong_penalty=0.5),
     )  # fmt: skip
     bare = made(conversations(0), settings)
-    assert bare.advantages_BR.any() and bare.scores_B.any()
+    assert bare.advantages_BR.any() and bare.scored.scores_B.any()
     for observations in range(1, 6):
         rollout = conversations(observations, forks=observations % 2 == 0)
         assert rollout.inserted_BR.any(dim=1).all()
         assert rollout.conversations.fork_begins_BR.any(dim=1).all() == (observations % 2 == 0)
         found = made(rollout, settings)
         for field in FIELDS:
-            wanted, got = getattr(bare, field), getattr(found, field)
+            wanted, got = attrgetter(field)(bare), attrgetter(field)(found)
             assert (wanted is None) == (got is None)
             assert wanted is None or torch.allclose(got, wanted, atol=1e-6), field
 
@@ -169,7 +172,7 @@ def test_gae_over_two_turns_by_hand(forks):
     )  # fmt: skip
     samples = start_scoring([PromptRow(0, np.array([5]), "", None)], rollout, roles, settings)
     assert samples.scored.scores_B.tolist() == [2.0] and samples.scored.parts["environment"].tolist() == [2.0]
-    found = make_experience(samples, None, roles, settings, 0.0, PhaseClock())
+    found = make_experience(samples, roles, settings, 0.0, clock=PhaseClock())
     assert torch.allclose(found.rewards_BR, torch.tensor([[0, 0.5, 0, 1.5]]))
     assert torch.allclose(found.advantages_BR, torch.tensor([[1.04192, 0.336, -1.2, -2.5]]), atol=1e-6)
 
@@ -206,9 +209,9 @@ def test_weights_of_rewards_hold_for_each_turn():
     kl = KlSettings(KlControl(0.0), in_loss=True, estimator=how().kl.estimator)
     settings = how(samples_per_prompt=4, rewards=rewards, kl=kl)
     samples = start_scoring(rows, rollout, ROLES, settings)
-    found = make_experience(samples, None, ROLES, settings, 0.0, PhaseClock())
+    found = make_experience(samples, ROLES, settings, 0.0, clock=PhaseClock())
     number = torch.arange(8) % 3 / 2
-    assert torch.allclose(found.scores_B, 4 * number + 3)
+    assert torch.allclose(found.scored.scores_B, 4 * number + 3)
     assert torch.allclose(found.rewards_BR[:, 1], 2 * number)
     last = found.rewards_BR.gather(1, rollout.drawn.lengths_B[:, None] - 1)[:, 0]
     assert torch.allclose(last, 2 * number + 3)
