@@ -42,7 +42,7 @@ class KlSettings:
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """What the end and the length of a response do to its score; see the flags of the same names. max_tokens: of a
+    """Effects of the end and the length of a response on its score; see the flags of the same names. max_tokens: of a
     response. max_prompt_tokens: of a prompt, None if unknown."""
 
     max_tokens: int
@@ -81,8 +81,8 @@ class LayoutSettings:
 
 @dataclass(frozen=True)
 class ScoringSettings:
-    """Of part 3. rewards: their weighted sum is the score. clip_reward, score_scale: the reward model's; score_scale of
-    --normalize_reward_scores, or None."""
+    """Settings of part 3. rewards: their weighted sum is the score. clip_reward, score_scale: the reward model's, the
+    latter of --normalize_reward_scores, or None."""
 
     clip_reward: float
     length: LengthSettings
@@ -92,7 +92,7 @@ class ScoringSettings:
 
 @dataclass(frozen=True)
 class ReadingSettings:
-    """Of part 4.
+    """Settings of part 4.
 
     reads_old_logprobs: False where the update is exactly on-policy and nothing else reads them.
     reuses_forwards: read with graphs, from which the one update learns; excludes dropout.
@@ -109,7 +109,7 @@ class ReadingSettings:
 
 @dataclass(frozen=True)
 class ExperienceSettings:
-    """Of parts 3 to 6; see the flags of the same names.
+    """Settings of parts 3 to 6; see the flags of the same names.
 
     samples_per_prompt: adjacent sequences of a rollout that form a group.
     mismatch: None does not correct.
@@ -130,8 +130,11 @@ class ExperienceSettings:
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """Of part 7; see the flags of the same names. policy_loss, aggregation: entries of their tables. bypass: the
-    correction where the loss makes it, from the policy of each update; None where the experience has it."""
+    """Settings of the losses of part 7; see the flags of the same names.
+
+    policy_loss, aggregation: entries of their tables. bypass: the correction where the loss makes it, from the policy
+        of each update; None where the experience has it.
+    """
 
     policy_loss: PolicyLoss
     policy: PolicyLossSettings
@@ -147,7 +150,7 @@ class LearningSettings:
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """Of part 7: ppo_epochs passes over a rollout's minibatches, of which each rank has sequences_per_minibatch.
+    """Settings of part 7: ppo_epochs passes over a rollout, in minibatches of sequences_per_minibatch of each rank.
 
     critic_warmup: number of first rollouts that train only the critic.
     meters: of actor and critic; empty leaves MFU out.
@@ -163,7 +166,7 @@ class UpdateSettings:
 
 @dataclass(frozen=True)
 class DrawingSettings:
-    """Of parts 1 and 2; counts are per rank. dynamic_sampling_tries: 0 keeps all prompts."""
+    """Settings of parts 1 and 2; counts are per rank. dynamic_sampling_tries: 0 keeps all prompts."""
 
     sampling: Sampling
     prompts_per_batch: int
@@ -188,7 +191,7 @@ class EvaluationTimes:
 
 @dataclass(frozen=True)
 class PpoSettings:
-    """Of the loop. total_rollouts: of the run. stop_kl: see the flag."""
+    """Settings of the loop. total_rollouts: of the run. stop_kl: see the flag."""
 
     total_rollouts: int
     seed: int

@@ -31,7 +31,7 @@ _VLLM_SPECULATE = "--vllm_speculate"
 
 
 class Components(NamedTuple):
-    """What the names in the flags select."""
+    """The selection of the names in the flags."""
 
     rollout_engine: type[RolloutEngine]
     checker: Rule | None
@@ -47,7 +47,7 @@ class Components(NamedTuple):
 
     @property
     def with_critic_tokenizer(self) -> bool:
-        """Whether anything is loaded from --critic_model_name_or_path."""
+        """Something is loaded from --critic_model_name_or_path."""
         return self.with_reward_model or (self.algorithm.estimator.needs_critic and not self.share_trunk)
 
 

@@ -5,9 +5,8 @@ M response tokens of a micro-batch, r of one sequence.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import TYPE_CHECKING
@@ -225,13 +224,18 @@ class Updates:
         own = training_sequences(experiences, samples, ranks.rank, ranks.world_size)
         sequences = sequences_of_all_ranks(own, ranks.device)
         row_ids = _row_ids_of_all_ranks(rows, samples)
-        size = settings.updates.sequences_per_minibatch * ranks.world_size
         reusable = [forward for experience in experiences for forward in experience.reusable]  # of one minibatch
         learner = Learner(self.roles, settings.experience, settings.updates.learning, kl_coef, train_actor)
         steps: list[dict[str, float]] = []
         most_kl = math.inf if settings.updates.stop_update_kl is None else settings.updates.stop_update_kl
         empty = computed = 0
-        for seed, places, laid_out in self._minibatches(learner, sequences, size, iteration, bool(reusable)):
+        minibatches = self._minibatches(len(sequences), iteration)
+        ahead: Ahead[list[int], list[Forward]] = Ahead(
+            lambda places: learner.forwards([sequences[place] for place in places]),
+            in_background=ranks.device.type == "cuda" and not reusable,
+        )
+        laid_out_ahead = ahead.each([places for _, places in minibatches])
+        for (seed, places), laid_out in zip(minibatches, laid_out_ahead, strict=True):
             picked = [sequences[index] for index in places]
             texts = self._next_texts(len(picked)) if train_actor else []
             if not any(sequence.counts for sequence in picked):  # there is nothing to learn
@@ -248,33 +252,15 @@ class Updates:
                 break
         return self._figures(steps, empty, sequences, train_actor) | (rank_token_figures(computed) if steps else {})
 
-    def _minibatches(
-        self, learner: Learner, sequences: Sequence[TrainingSequence], size: int, iteration: int, are_read: bool
-    ) -> Iterator[tuple[int, list[int], Callable[[], list[Forward]]]]:
-        """Yield each minibatch of all epochs: its epoch's seed, its places among the sequences, and what returns its
-        forwards and begins to lay out the next, in a thread if the device is a GPU. are_read: there are forwards."""
-        epochs = range(self.settings.updates.ppo_epochs)
-        seeds = [derived_seed(self.settings.seed, "minibatch", iteration, epoch) for epoch in epochs]
-        streams = [ShuffledStream(len(sequences), seed) for seed in seeds]
-        every = [
-            (seed, stream.take(start, size))
-            for seed, stream in zip(seeds, streams, strict=True)
-            for start in range(0, len(sequences), size)
-        ]
-        ahead: Ahead[list[int], list[Forward]] = Ahead(
-            lambda places: learner.forwards([sequences[place] for place in places]),
-            self.ranks.device.type == "cuda" and not are_read,
-        )
-
-        def laid_out(number: int) -> list[Forward]:
-            made = ahead.made(every[number][1])
-            if number + 1 < len(every):
-                ahead.begin(every[number + 1][1])
-            return made
-
-        with contextlib.closing(ahead):
-            for number, (seed, places) in enumerate(every):
-                yield seed, places, partial(laid_out, number)
+    def _minibatches(self, sequences: int, iteration: int) -> list[tuple[int, list[int]]]:
+        """Return each minibatch of all epochs: its epoch's seed, and its places among the sequences."""
+        size = self.settings.updates.sequences_per_minibatch * self.ranks.world_size
+        found = []
+        for epoch in range(self.settings.updates.ppo_epochs):
+            seed = derived_seed(self.settings.seed, "minibatch", iteration, epoch)
+            order = ShuffledStream(sequences, seed)
+            found += [(seed, order.take(start, size)) for start in range(0, sequences, size)]
+        return found
 
     def _next_texts(self, count: int) -> list[TokenSequence]:
         """Return one block of unsupervised text per sequence of the minibatch; none if no text is given."""

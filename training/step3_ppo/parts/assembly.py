@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from training.step3_ppo.parts.acting import deciding_flags, engine_of_rows
-from training.step3_ppo.parts.replay import make_engine
+from training.step3_ppo.parts.replay import recorded_engine
 from training.step3_ppo.roles.loading import RolesNeeded, load_roles
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.parts.inputs import Inputs
     from training.step3_ppo.roles.roles import Roles, Tokenizers
-    from training.utils.contracts.rollout_engine import Decode, RolloutEngine
+    from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.setup.guests import GuestSettings
 
@@ -37,14 +36,18 @@ def open_rollout_engine(
 ) -> RolloutEngine:
     """Return what draws responses, checked against the actor's own forward. A collective, before a checkpoint changes
     the weights."""
-    ppo, ranks = flags.ppo, roles.actor.ranks
-    engine = make_engine(
-        partial(_engine, flags=flags, components=components, roles=roles, tokenizer=tokenizer, inputs=inputs),
-        lambda ids: str(tokenizer.decode(list(ids))),
-        ppo.rollout_dump,
-        ppo.rollout_replay,
-        ranks.rank,
-        deciding_flags(flags),
+    kind, ranks = components.rollout_engine, roles.actor.ranks
+
+    def create() -> RolloutEngine:
+        engine = kind.create(lambda ids: str(tokenizer.decode(list(ids))), flags.settings_of_engine(kind))
+        if components.speculation is not None:
+            _speculate(engine, components.speculation, roles, flags.run.seed)
+        if components.environments is None:
+            return engine
+        return engine_of_rows(engine, components.environments, flags, tokenizer, inputs.end_token_ids)
+
+    engine = recorded_engine(
+        create, flags.ppo.rollout_dump, flags.ppo.rollout_replay, rank=ranks.rank, more=deciding_flags(flags)
     )
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
@@ -54,26 +57,13 @@ def open_rollout_engine(
     return engine
 
 
-def _engine(
-    decode: Decode | None,
-    flags: PpoFlags,
-    components: Components,
-    roles: Roles,
-    tokenizer: PreTrainedTokenizerBase,
-    inputs: Inputs,
-) -> RolloutEngine:
-    """What draws, by guesses if they are asked for, and with environments if there are any."""
-    kind = components.rollout_engine
-    engine = kind.create(decode, flags.settings_of_engine(kind))
-    if components.speculation is not None:
-        ranks, borrow_head = roles.actor.ranks, None
-        if components.speculation.by == BY_HEAD:
-            borrow_head = roles.actor_guests.lent_guesser(roles.actor_model, flags.run.seed)
-            assert borrow_head is not None, "checked with the flags"
-        engine.enable_speculation(components.speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
-    if components.environments is None:
-        return engine
-    return engine_of_rows(engine, components.environments, flags, tokenizer, inputs.end_token_ids)
+def _speculate(engine: RolloutEngine, speculation: Speculation, roles: Roles, seed: int) -> None:
+    """Let the engine draw by guesses, those of the head that is trained beside the actor if they need one."""
+    ranks, borrow_head = roles.actor.ranks, None
+    if speculation.by == BY_HEAD:
+        borrow_head = roles.actor_guests.lent_guesser(roles.actor_model, seed)
+        assert borrow_head is not None, "checked with the flags"
+    engine.enable_speculation(speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
 
 
 def open_roles(

@@ -1,4 +1,4 @@
-"""What a run of step 3 reads: tokenizers, prompts and unsupervised text, and how many rollouts they make."""
+"""Inputs of a run of step 3: tokenizers, prompts and unsupervised text, and the rollouts that they make."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | 
 
 
 class RunLength(NamedTuple):
-    """How long a run is. warmup_steps: those of the optimizer_steps that train the critic alone."""
+    """The length of a run. warmup_steps: those of the optimizer_steps that train the critic alone."""
 
     rollouts: int
     optimizer_steps: int
@@ -91,7 +91,7 @@ class RunLength(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the trainer reads, and for how long.
+    """The trainer's inputs, and the length of the run.
 
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.

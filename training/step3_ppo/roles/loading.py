@@ -42,7 +42,7 @@ def _check_same_pixels(flags: RolesArguments, tokenizers: Tokenizers) -> None:
 
 
 class RolesNeeded(NamedTuple):
-    """Which models there are besides the actor."""
+    """Selects the models that there are besides the actor."""
 
     critic: bool = True
     reference: bool = True

@@ -168,11 +168,10 @@ def test_returns_that_are_all_the_same_have_nothing_to_explain():
 
 
 def test_what_is_missing_has_no_figure():
-    bare = changed(made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None, outcomes_B=None)
+    bare = changed(made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None)
     figures = described([bare], SETTINGS)
     assert not any(name.startswith(("critic/", "mismatch/")) for name in figures)
     assert "rollout/kl" not in figures and "rollout/logprob_mismatch" not in figures
-    assert "rollout/outcome" not in figures and "rollout/equal_groups" not in figures
     differing = changed(made(), outcomes_B=torch.tensor([1.0, 0.0]))
     assert described([differing], SETTINGS)["rollout/equal_groups"] == 0.0
     alone = changed(SETTINGS, samples_per_prompt=1)
@@ -186,9 +185,9 @@ def test_the_rollouts_own_log_probabilities_stand_in_for_the_kl():
 
 def test_rewards_are_means_over_those_that_have_them(monkeypatch):
     nan = float("nan")
-    first = changed(made(), reward_parts={"gsm8k": torch.tensor([1.0, 0.0])})
+    first = changed(made(), parts={"gsm8k": torch.tensor([1.0, 0.0])})
     both = {"gsm8k": torch.tensor([1.0, 1.0]), "gsm8k/n": torch.tensor([nan, 3.0]), "none": torch.tensor([nan, nan])}
-    second = changed(made(), reward_parts=both)
+    second = changed(made(), parts=both)
     assert reward_means([first, second]) == {"reward/gsm8k": 3 / 4, "reward/gsm8k/n": 3.0}
     assert described([first, second], SETTINGS)["reward/gsm8k"] == 3 / 4
     # Another rank has one response of each, and a value that this one lacks.
@@ -200,8 +199,10 @@ def test_rewards_are_means_over_those_that_have_them(monkeypatch):
 
 def test_variance_proxies_by_hand():
     """w 0.5; 1, 0.25 with A -1; 1, 3: powers 0.5 and 1 + 9 x 0.25 = 3.25, energies 0.5 and 1.25."""
-    own = changed(made(), score_norms_BR=torch.tensor([[0.5, 0.0], [1.0, 0.25]]))
-    figures = described([own], SETTINGS)
+    # 1 - 2 p + the sum of p^2 is that sum where p is a half.
+    sums_BR = torch.tensor([[0.5, 0.0], [1.0, 0.25]])
+    own = changed(made(), logprobs_BR=torch.full((2, 2), 0.5).log(), collisions_BR=sums_BR)
+    figures = described([own], changed(SETTINGS, reports_variance=True))
     assert (figures["variance/power"], figures["variance/energy"]) == (1.875, 0.875)
 
 

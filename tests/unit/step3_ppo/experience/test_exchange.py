@@ -80,7 +80,9 @@ def test_a_rank_without_sequences_or_without_a_share_takes_part(monkeypatch):
             return {"value": torch.cat([torch.empty(0), *(each.input_ids[1:] * 10.0 for each in rows.ids)])}
 
         settings = SimpleNamespace(rank=rank, share=share)
-        answers[rank] = read_balanced(own[rank], settings, read, lambda each: len(each) - 1, CPU)["value"].tolist()
+        answers[rank] = read_balanced(own[rank], settings, read, count=lambda each: len(each) - 1, device=CPU)[
+            "value"
+        ].tolist()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in own]
     for thread in threads:
@@ -114,7 +116,9 @@ def test_each_rank_gets_the_values_of_its_own_sequences(monkeypatch, several):
             return {"value": torch.cat([ids * 10, torch.tensor([-1.0])])}  # what comes behind belongs to none
 
         settings = SimpleNamespace(rank=rank, share=share)
-        answers[rank] = read_balanced(own[rank], settings, read, lambda each: len(each) - 1, CPU)["value"].tolist()
+        answers[rank] = read_balanced(own[rank], settings, read, count=lambda each: len(each) - 1, device=CPU)[
+            "value"
+        ].tolist()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in own]
     for thread in threads:

@@ -26,7 +26,7 @@ from training.step3_ppo.experience.scoring import outcome_scores, score, start_s
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.parts.acting import check_rows, deciding_flags, engine_of_rows
 from training.step3_ppo.parts.evaluation import conversation_columns
-from training.step3_ppo.parts.replay import make_engine
+from training.step3_ppo.parts.replay import recorded_engine
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
@@ -341,15 +341,15 @@ def test_a_row_of_no_environment_is_refused_before_any_is_drawn(tmp_path):
 
 def test_a_replay_asks_no_environment(tmp_path):
     tokenizer, flags, make = looked_up()
-    drawn = asked(make_engine(make, str, str(tmp_path), None, 0, deciding_flags(flags)), tokenizer)
-    again = asked(make_engine(None, str, None, str(tmp_path), 0, deciding_flags(flags)), tokenizer)
+    drawn = asked(recorded_engine(make, str(tmp_path), None, rank=0, more=deciding_flags(flags)), tokenizer)
+    again = asked(recorded_engine(None, None, str(tmp_path), rank=0, more=deciding_flags(flags)), tokenizer)
     assert again.records == drawn.records
     for field in dataclasses.fields(Rollout):
         left, right = getattr(drawn, field.name), getattr(again, field.name)
         assert not isinstance(left, torch.Tensor) or torch.equal(left, right), field.name
     _, other, _ = looked_up(max_turns=3)
     with pytest.raises(ThreestepError, match="was drawn with max_turns = 8, and this run asks for 3; replay with"):
-        asked(make_engine(None, str, None, str(tmp_path), 0, deciding_flags(other)), tokenizer)
+        asked(recorded_engine(None, None, str(tmp_path), rank=0, more=deciding_flags(other)), tokenizer)
 
 
 def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
@@ -360,7 +360,7 @@ def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
     ids_BP = torch.tensor([[7, 8], [9, 7]])
     request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), Sampling(40, 1.0, 0, 1.0, 1, 0), range(8), 4)
     drawn, again = (
-        rolled_out(make_engine(lambda _: Given(), str, *folders, 0), None, request)
+        rolled_out(recorded_engine(Given, *folders, rank=0), None, request)
         for folders in ((str(tmp_path), None), (None, str(tmp_path)))
     )
     for one, other in zip(drawn.sequences(), again.sequences(), strict=True):
