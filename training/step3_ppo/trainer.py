@@ -100,7 +100,7 @@ class PpoTrainer:
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
                 if last or settings.evaluation.are_due(iteration):
                     after = self.evaluate(iteration)
-                self.save_checkpoint(iteration, last, figures, before, after)
+                self.save_checkpoint(iteration, last, figures, before, after=after)
                 give_back_freed_memory(iteration)
                 done = iteration
                 if last:
@@ -254,6 +254,7 @@ class PpoTrainer:
         last: bool,
         figures: Mapping[str, float],
         before: PpoEvaluation | None,
+        *,
         after: PpoEvaluation | None,
     ) -> None:
         """Write a checkpoint if one is due. A collective."""

@@ -141,7 +141,9 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         kl_BR = (sampled_BR if old_BR is None else old_BR) - read.ref_logprobs_BR
         measures.append(Measure(torch.where(mask_BR, kl_BR, 0.0).sum(dim=1), {"mean": "rollout/kl"}))
     if old_BR is not None and not (settings.mismatch is not None and settings.mismatch.bypass):
-        measures += mismatch_measures(old_BR, sampled_BR, mask_BR, settings.mismatch, experience.correction.weights_BR)
+        measures += mismatch_measures(
+            old_BR, sampled_BR, mask_BR, settings.mismatch, weights_BR=experience.correction.weights_BR
+        )
     if experience.returns_BR is None:  # no critic learns from them
         returns_BR = discounted_sums(torch.where(mask_BR, experience.rewards_BR, 0.0), settings.advantage.gamma)
         measures.append(Measure(returns_BR[mask_BR], spread("rollout/return")))

@@ -51,7 +51,7 @@ def make_experience(
         kl = None
         if not settings.kl.in_loss:
             kl = kl_in_reward(rollout, old_BR, read, settings.kl.estimator, dtype=roles.actor_model.dtype)
-        rewards_BR = token_rewards(samples, group_B, kl, kl_coef, settings)
+        rewards_BR = token_rewards(samples, group_B, kl, kl_coef, settings=settings)
     with clock.phase("6_advantages"):
         correction = corrected(old_BR, drawn, counts_B, settings.mismatch, over_ranks=summed)
         inputs = AdvantageInputs(

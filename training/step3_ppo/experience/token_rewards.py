@@ -34,7 +34,7 @@ class RoundedKl(NamedTuple):
 
 
 def token_rewards(
-    samples: Samples, group_B: torch.Tensor, kl: RoundedKl | None, kl_coef: float, settings: ExperienceSettings
+    samples: Samples, group_B: torch.Tensor, kl: RoundedKl | None, kl_coef: float, *, settings: ExperienceSettings
 ) -> torch.Tensor:
     """Return rewards_BR of an Experience. group_B: equal for the samples of a prompt. kl: None where the reward has
     none. A collective."""
@@ -47,9 +47,9 @@ def token_rewards(
         turns_BR = environment_weight(settings.scoring.rewards.named) * turns_BR
     if kl is None:
         nothing_BR = torch.zeros(drawn.mask_BR.shape, device=drawn.mask_BR.device)
-        return shaped_rewards(outcomes_B, nothing_BR, drawn.lengths_B, kl_coef, turns_BR)
+        return shaped_rewards(outcomes_B, nothing_BR, drawn.lengths_B, kl_coef, turns_BR=turns_BR)
     kl = _meaning(kl, outcomes_B, group_B, settings.estimator.needs_groups)
-    rewards_BR = shaped_rewards(outcomes_B, kl.values_BR, drawn.lengths_B, kl_coef, turns_BR)
+    rewards_BR = shaped_rewards(outcomes_B, kl.values_BR, drawn.lengths_B, kl_coef, turns_BR=turns_BR)
     return evened(rewards_BR, drawn.lengths_B, kl_coef * kl.rounding_B, group_B)
 
 
@@ -63,7 +63,7 @@ def kl_in_reward(
         return None
     kl_BR = estimator.estimate(old_BR, ref_BR) if read.kl_BR is None else read.kl_BR
     nats_BR = of_logprobs(ref_BR, dtype)
-    rounding_BR = torch.where(mask_BR, of_kl(estimator, old_BR, ref_BR, kl_BR, nats_BR), 0.0)
+    rounding_BR = torch.where(mask_BR, of_kl(estimator, old_BR, ref_BR, kl_BR, nats_BR=nats_BR), 0.0)
     is_rounding = not bool(((old_BR - ref_BR).abs() > nats_BR)[mask_BR].any())
     first_B = first_alike(rollout.sequences())
     return RoundedKl(kl_BR[first_B], rounding_BR.square().sum(dim=1).sqrt()[first_B], is_rounding)

@@ -88,13 +88,13 @@ def selected_algorithm(
         f"--overlong_buffer_tokens expects at most --max_answer_seq_len {ppo.max_answer_seq_len}, got "
         f"{flags.overlong_buffer_tokens}",
     )
-    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, ppo, mistakes)
+    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, ppo, mistakes=mistakes)
     kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]
     return Algorithm(flags, mismatch, estimator, policy_loss, kl_estimator)
 
 
 def _note_mismatch(
-    given: MismatchArguments, policy_loss: str, has_ratio: bool, ppo: PpoArguments, mistakes: Mistakes
+    given: MismatchArguments, policy_loss: str, has_ratio: bool, ppo: PpoArguments, *, mistakes: Mistakes
 ) -> None:
     """Note a correction that does not go with the policy loss, and flags of one where there is none."""
     found = mistakes.note(given.chosen, _default_correction(ppo))
@@ -119,6 +119,7 @@ def experience_settings(
     ppo: PpoArguments,
     layout: LayoutSettings,
     rewards: Rewards = MODEL_ALONE,
+    *,
     scale: ScoreScale | None = None,
 ) -> ExperienceSettings:
     """Return the settings of parts 3 to 6."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def open_rollout_engine(
-    flags: PpoFlags, components: Components, inputs: Inputs, roles: Roles, tokenizer: PreTrainedTokenizerBase
+    flags: PpoFlags, components: Components, inputs: Inputs, roles: Roles, *, tokenizer: PreTrainedTokenizerBase
 ) -> RolloutEngine:
     """Return what draws responses, checked against the actor's own forward. A collective, before a checkpoint changes
     the weights."""
@@ -44,7 +44,7 @@ def open_rollout_engine(
             _speculate(engine, components.speculation, roles, flags.run.seed)
         if components.environments is None:
             return engine
-        return engine_of_rows(engine, components.environments, flags, tokenizer, inputs.end_token_ids)
+        return engine_of_rows(engine, components.environments, flags, tokenizer, end_token_ids=inputs.end_token_ids)
 
     engine = recorded_engine(
         create, flags.ppo.rollout_dump, flags.ppo.rollout_replay, rank=ranks.rank, more=deciding_flags(flags)
@@ -71,6 +71,7 @@ def open_roles(
     components: Components,
     tokenizers: Tokenizers,
     inputs: Inputs,
+    *,
     head_chunk_mb: int,
     ranks: Ranks,
 ) -> Roles:
@@ -82,10 +83,10 @@ def open_roles(
         tokenizers,
         ranks,
         optimizer_steps,
-        warmup_steps,
-        flags.longest_tokens,
-        RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model),
-        inputs.media,
+        warmup_steps=warmup_steps,
+        longest_tokens=flags.longest_tokens,
+        needed=RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model),
+        media=inputs.media,
     )
     return with_guests(
         checked_roles(flags, roles),

@@ -120,6 +120,7 @@ def load_inputs(
     tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
     log: Callable[..., None],
+    *,
     environments: Environments | None = None,
 ) -> Inputs:
     """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make. environments: of the
@@ -154,10 +155,10 @@ def load_inputs(
         ppo.prompt_sampler,
         ppo.prompt_dataset,
         lambda: PromptMaker(data, tokenizer),
-        lambda rollout: rollout.texts(tokenizer.decode, ends),
-        run.seed,
-        ranks,
-        run.shuffle,
+        texts_of=lambda rollout: rollout.texts(tokenizer.decode, ends),
+        seed=run.seed,
+        ranks=ranks,
+        shuffled=run.shuffle,
     )
     fingerprint = " ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None)
     return Inputs(

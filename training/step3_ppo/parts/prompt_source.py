@@ -258,6 +258,7 @@ def open_prompt_source(
     sampler_address: str | None,
     dataset_address: str | None,
     make_maker: Callable[[], PromptMaker],
+    *,
     texts_of: Callable[[Rollout], Sequence[str]],
     seed: int,
     ranks: Ranks,

@@ -125,7 +125,7 @@ class ReplayRollout(RolloutEngine):
         tensors, metadata = _read(path)
         records = metadata.pop(_RECORDS, None)
         _check_pictures(path, metadata.pop(_PICTURES, None), request)
-        _check_asked_alike(path, tensors, metadata, request, _metadata(request, self._files.more))
+        _check_asked_alike(path, tensors, metadata, request, wanted_settings=_metadata(request, self._files.more))
         self._files.count += 1
         columns: dict[str, Any] = {name: tensor.to(request.prompt_ids_BP.device) for name, tensor in tensors.items()}
         rollout = Rollout(**{name: columns[name] for name in _TENSORS}, seconds=time.perf_counter() - started)
@@ -194,6 +194,7 @@ def _check_asked_alike(
     tensors: dict[str, torch.Tensor],
     metadata: dict[str, str],
     request: RolloutRequest,
+    *,
     wanted_settings: dict[str, str],
 ) -> None:
     for name in dict.fromkeys((*wanted_settings, *metadata)):

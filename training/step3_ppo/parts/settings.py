@@ -47,6 +47,7 @@ def loop_settings(
     components: Components,
     inputs: Inputs,
     roles: Roles,
+    *,
     tokenizer: PreTrainedTokenizerBase,
     scale: ScoreScale | None,
 ) -> PpoSettings:
@@ -55,11 +56,11 @@ def loop_settings(
     ppo, ranks, rollouts = flags.ppo, roles.actor.ranks, inputs.length.rollouts
     sampling = _sampling(flags, inputs, roles.actor_model, tokenizer)
     rewards = _rewards(flags, components, inputs, tokenizer)
-    plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
+    plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks=ranks.world_size)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
     media = with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log)
     layout = LayoutSettings(plan, tokenizer.pad_token_id, ranks.rank, media)
-    experience = experience_settings(components.algorithm, ppo, layout, rewards, scale)
+    experience = experience_settings(components.algorithm, ppo, layout, rewards, scale=scale)
     length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
     experience = replace(experience, scoring=replace(experience.scoring, length=length))
     tries, prompts = flags.algorithm.dynamic_sampling_tries, ppo.per_device_generation_batch_size
@@ -122,7 +123,7 @@ def _rewards(flags: PpoFlags, components: Components, inputs: Inputs, tokenizer:
     )
 
 
-def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:
+def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, *, ranks: int) -> PlanSettings:
     """The layout of sequences over all ranks."""
     rows, most = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
     plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)

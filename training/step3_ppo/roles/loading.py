@@ -54,6 +54,7 @@ def load_roles(
     tokenizers: Tokenizers,
     ranks: Ranks,
     total_steps: int,
+    *,
     warmup_steps: int = 0,
     longest_tokens: int = 0,
     needed: RolesNeeded | None = None,

@@ -28,7 +28,7 @@ def figures(settings: MismatchSettings | None = None, old: torch.Tensor = OLD) -
         drawn = DrawnTokens(INSIDE, INSIDE.sum(dim=1), SAMPLED)
         counts = torch.ones(3, dtype=torch.bool)
         weights_BR = corrected(old, drawn, counts, settings, over_ranks=lambda values: values).weights_BR
-    measures = mismatch_measures(old, SAMPLED, INSIDE, settings, weights_BR)
+    measures = mismatch_measures(old, SAMPLED, INSIDE, settings, weights_BR=weights_BR)
     return figures_of(measures, moments(measures))
 
 

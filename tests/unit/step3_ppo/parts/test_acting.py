@@ -267,8 +267,8 @@ def looked_up(**given):
     )  # fmt: skip
     environments = load_environments(flags.environment, Mistakes())
     texts = {0: [' [look_up(key="owl elk")]', " 37"], 1: [" 38", ""]}
-    given = environments, flags, tokenizer, (tokenizer.eos_token_id,)
-    return tokenizer, flags, lambda decode: engine_of_rows(Draws(tokenizer, texts), *given)
+    given, ends = (environments, flags, tokenizer), (tokenizer.eos_token_id,)
+    return tokenizer, flags, lambda decode: engine_of_rows(Draws(tokenizer, texts), *given, end_token_ids=ends)
 
 
 def asked(engine: RolloutEngine, tokenizer, **columns) -> Rollout:
@@ -378,9 +378,9 @@ def test_what_conversations_need():
     plain = dataclasses.replace(flags.data.chat, prompt_style="human_assistant")
     without = flags._replace(data=dataclasses.replace(flags.data, chat=plain))
     with pytest.raises(ThreestepError, match="expect a chat template, which writes the messages of a conversation"):
-        engine_of_rows(Draws(tokenizer, {}), environments, without, tokenizer, (0,))
+        engine_of_rows(Draws(tokenizer, {}), environments, without, tokenizer, end_token_ids=(0,))
     # A template that shows no calls matters once there are tools.
     unknown = flags._replace(environment=dataclasses.replace(flags.environment, tool_parser="auto"))
-    engine = engine_of_rows(Draws(tokenizer, {}), environments, unknown, tokenizer, (0,))
+    engine = engine_of_rows(Draws(tokenizer, {}), environments, unknown, tokenizer, end_token_ids=(0,))
     with pytest.raises(ThreestepError, match="--tool_parser auto expects a chat template that writes calls as"):
         asked(engine, tokenizer)

@@ -107,7 +107,7 @@ class AtRandom(PromptSampler):
 
 def test_shuffled_epochs_are_the_default():
     prompts = rows(5)
-    source = open_prompt_source(prompts, None, None, Maker, texts_of, 5, ALONE)
+    source = open_prompt_source(prompts, None, None, Maker, texts_of=texts_of, seed=5, ranks=ALONE)
     assert isinstance(source, PromptSource)
     stream = ShuffledStream(5, 5)
     for first, count in ((0, 3), (3, 9), (1, 2)):  # a function of the position: any order
@@ -115,7 +115,7 @@ def test_shuffled_epochs_are_the_default():
     source.observe(seen(prompts, [0.0] * 5))
     source.load_state_dict(source.state_dict())
     assert source.state_dict() == {}
-    in_order = open_prompt_source(prompts, None, None, Maker, texts_of, 5, ALONE, shuffled=False)
+    in_order = open_prompt_source(prompts, None, None, Maker, texts_of=texts_of, seed=5, ranks=ALONE, shuffled=False)
     assert [row.row_id for row in in_order.take(3, 4)] == [3, 4, 0, 1]
 
 
@@ -331,7 +331,7 @@ def opened(tmp_path):
 
     def open_source(sampler=None, dataset=None, shuffled=True):
         addresses = [None if name is None else f"{tmp_path}/own.py:{name}" for name in (sampler, dataset)]
-        return open_prompt_source(rows(3), *addresses, Maker, texts_of, 5, ALONE, shuffled)
+        return open_prompt_source(rows(3), *addresses, Maker, texts_of=texts_of, seed=5, ranks=ALONE, shuffled=shuffled)
 
     return open_source
 
