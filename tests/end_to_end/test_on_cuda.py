@@ -285,7 +285,6 @@ def estimates_and_losses() -> dict[str, list[str]]:
 
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageInputs
-    from training.step3_ppo.contracts.settings import LayoutSettings
     from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -294,6 +293,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     from training.step3_ppo.losses.tokens import PolicyTokens
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rank_share import SequenceLayout
 
     device = torch.device("cuda")
     ppo = PpoArguments(num_samples_per_prompt=2)
@@ -302,7 +302,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     found = {}
     for name in ESTIMATORS:
         algorithm = selected_algorithm(AlgorithmArguments(advantage=name), MismatchArguments(), ppo, Mistakes())
-        settings = experience_settings(algorithm, ppo, LayoutSettings(PlanSettings(1), 1))
+        settings = experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1))
         group_B = torch.arange(4, device=device) // 2
         inputs = AdvantageInputs(
             values_BR,

@@ -84,8 +84,7 @@ def unmoved_batches(ranks: Any, dtype: Any, packed: bool, every: bool) -> list[d
     second batch of each the last group has moved by half a nat a token, so that the KL is not rounding alone."""
     import torch
 
-    from training.step3_ppo.experience.experience import make_experience
-    from training.step3_ppo.experience.reading import read_tokens
+    from training.step3_ppo.experience.experience import make_experience, read_tokens
     from training.utils.engine.ranks.collectives import gathered
     from training.utils.models.tensors.rounding import rounded_once_more
     from training.utils.run.phase_clock import PhaseClock
@@ -195,13 +194,13 @@ def settings_of(ranks: Any, packed: bool, number: int) -> Any:
 def settings_for(
     ranks: Any, packed: bool, estimator: str, kl: dict[str, Any], bypass: bool = False, rows: int = 16
 ) -> Any:
-    from training.step3_ppo.contracts.settings import LayoutSettings
     from training.step3_ppo.flags.algorithm import experience_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rank_share import SequenceLayout
 
     forms: dict[str, dict[str, Any]] = {
         "dr_grpo": {"advantage": "grpo", "norm_adv_by_std": False},
@@ -213,7 +212,7 @@ def settings_for(
     algorithm = selected_algorithm(flags, MismatchArguments(mismatch_bypass=bypass), ppo, Mistakes())
     assert algorithm is not None
     plan = PlanSettings(ranks.world_size, 300 if packed else None, rows, packed, 60 if packed else 0)
-    return experience_settings(algorithm, ppo, LayoutSettings(plan, PAD, ranks.rank))
+    return experience_settings(algorithm, ppo, SequenceLayout(plan, PAD, ranks.rank))
 
 
 def rollout_of(drawn: list[tuple[list[int], list[list[int]]]]) -> Any:

@@ -92,10 +92,11 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
     """How many micro-batches of this rank have an image that none of their sequences has."""
     from training.step3_ppo.experience.exchange import packed_sequences, unpacked_sequences
     from training.utils.engine.ranks.collectives import gathered
+    from training.utils.layout.rank_share import rank_share
 
     parts = [unpacked_sequences(part) for part in gathered(packed_sequences(rollout.sequences()))]
     sequences = [sequence for part in parts for sequence in part]
-    shares = trainer.settings.experience.layout.share(sequences, trainer.ranks.device)
+    shares = rank_share(sequences, trainer.settings.experience.layout, trainer.ranks.device)
     owned = [(rows, any(sequences[index].media for index in indices)) for indices, rows in shares]
     return sum(rows.media is not None and not own for rows, own in owned)
 

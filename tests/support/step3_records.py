@@ -13,7 +13,6 @@ from training.step3_ppo.contracts.settings import (
     DrawingSettings,
     EvaluationTimes,
     ExperienceSettings,
-    LayoutSettings,
     LengthSettings,
     PpoSettings,
     ReadingSettings,
@@ -23,9 +22,10 @@ from training.step3_ppo.contracts.settings import (
 from training.step3_ppo.mismatch.weights import Corrected
 from training.utils.contracts.rollout_engine import Sampling
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceLayout
 
 _GROUPS = {
-    ExperienceSettings: {"layout": LayoutSettings, "scoring": ScoringSettings, "reading": ReadingSettings},
+    ExperienceSettings: {"layout": SequenceLayout, "scoring": ScoringSettings, "reading": ReadingSettings},
     PpoSettings: {"drawing": DrawingSettings, "updates": UpdateSettings, "evaluation": EvaluationTimes},
 }
 

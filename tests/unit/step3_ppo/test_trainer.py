@@ -16,7 +16,7 @@ from tests.support.step3_records import changed as changed_settings
 from tests.support.step3_records import made as made_settings
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.contracts.records import Experience
-from training.step3_ppo.contracts.settings import LayoutSettings, PpoSettings
+from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
@@ -31,6 +31,7 @@ from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceLayout
 
 PROMPTS = [PromptRow(index, np.array([10 + index], dtype=np.int32), f"prompt {index}", None) for index in range(20)]
 
@@ -78,7 +79,7 @@ def made_trainer(
         PpoSettings, total_rollouts=3, prompts_per_batch=4 // world_size, generation_batches=1,
         sequences_per_minibatch=ppo.sequences_per_minibatch, ppo_epochs=1, critic_warmup=0,
         dynamic_sampling_tries=tries, eval_interval=0, seed=7, sampling=Sampling(4, 0.9, 0, 1.0, 0, 1),
-        experience=experience_settings(algorithm, ppo, LayoutSettings(PlanSettings(1), 1)),
+        experience=experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1)),
         learning=learning_settings(algorithm, ppo), evaluates_first=True,
     )  # fmt: skip
     settings = changed_settings(settings, **(changed or {}))

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.utils.base.console import LogPace
 from training.utils.layout.order import completes_epochs
-from training.utils.layout.rank_share import SequenceRows, rank_share
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.traces import Traces
 
 if TYPE_CHECKING:
-    import torch
-
     from training.step3_ppo.advantages import Estimator
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.kl import KlEstimator
@@ -22,11 +18,8 @@ if TYPE_CHECKING:
     from training.step3_ppo.losses import PolicyLoss
     from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.step3_ppo.mismatch.settings import MismatchSettings
-    from training.utils.contracts.documents import TokenSequence
-    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import Sampling
-    from training.utils.contracts.rows import PromptRow
-    from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
     from training.utils.models.flops import ComputeMeter
 
@@ -51,32 +44,6 @@ class LengthSettings:
     overlong_penalty: float = 0.0
     mask_truncated_responses: bool = False
     max_prompt_tokens: int | None = None
-
-
-@dataclass(frozen=True)
-class LayoutSettings:
-    """Lay out sequences as micro-batches. rank: this one, of plan.ranks. media: of the prompts; None where none has
-    some."""
-
-    plan: PlanSettings
-    pad_token_id: int
-    rank: int = 0
-    media: RunMedia | None = None
-
-    def media_of(self, prompts: Sequence[PromptRow]) -> Any:
-        """Return what a rollout reads of the media of prompts (`RolloutRequest.media`); None where none has some."""
-        return None if self.media is None else self.media.of_prompts([row.media for row in prompts])
-
-    def share(
-        self,
-        sequences: Sequence[TokenSequence],
-        device: torch.device,
-        sharing: bool = True,
-        with_before: bool = False,
-    ) -> list[SequenceRows]:
-        """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
-        plan, pad, rank, media = self.plan, self.pad_token_id, self.rank, self.media
-        return rank_share(sequences, plan, pad, rank, device, sharing, with_before, media)
 
 
 @dataclass(frozen=True)
@@ -117,7 +84,7 @@ class ExperienceSettings:
     """
 
     samples_per_prompt: int
-    layout: LayoutSettings
+    layout: SequenceLayout
     scoring: ScoringSettings
     reading: ReadingSettings
     kl: KlSettings

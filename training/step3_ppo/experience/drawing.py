@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
 
 if TYPE_CHECKING:
-    from training.step3_ppo.contracts.settings import LayoutSettings
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.data.rows.collate import PromptBatch
+    from training.utils.layout.rank_share import SequenceLayout
 
 
 def draw_responses(
@@ -22,7 +22,7 @@ def draw_responses(
     sampling: Sampling,
     *,
     seeds: Sequence[int],
-    layout: LayoutSettings,
+    layout: SequenceLayout,
 ) -> Rollout:
     """Return a response for each seed, equally many to each prompt and adjacent, from the actor's current weights. A
     collective."""

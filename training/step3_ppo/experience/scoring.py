@@ -9,6 +9,7 @@ B sequences of this rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -47,7 +48,7 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
 
     def collect() -> Scored:
         if model is not None:
-            _check_scores(model.values_B, rows, rollout)
+            _check_finite(model.values_B, rows, partial(_diverged, rows, rollout))
         answers = wait()
         nothing_B = torch.zeros(len(rollout.response_lengths_B), device=device)
         summands, rounding_B, parts = list[torch.Tensor](), nothing_B, dict[str, torch.Tensor]()
@@ -65,7 +66,7 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
         scores_B = sum(summands, nothing_B)
         outcomes_B = outcome_scores(rollout, scores_B, settings.scoring.length)
         rounding_B = rounding_B + rounding_of_sums(torch.stack([*summands, outcomes_B - scores_B], dim=1))
-        _check_sums(outcomes_B, summands, rows, rewards)
+        _check_finite(outcomes_B, rows, partial(_overflowing, rewards, summands))
         group_B = torch.arange(len(scores_B), device=device) // max(len(scores_B) // len(rows), 1)
         return Scored(scores_B, settled(outcomes_B, rounding_B, group_B), rounding_B, parts)
 
@@ -152,12 +153,10 @@ def beside(scored: Scored, greedy: Scored, samples_per_prompt: int) -> torch.Ten
     return torch.where((own_B - greedy_B).abs() <= torch.maximum(rounding_B, scored.rounding_B), own_B, greedy_B)
 
 
-def _check_finite(
-    values_B: torch.Tensor, rows: Sequence[PromptRow], problem_of: Callable[[int, str, PromptRow], str]
-) -> None:
+def _check_finite(values_B: torch.Tensor, rows: Sequence[PromptRow], problem_of: Callable[[int, str], str]) -> None:
     """ThreestepError on every rank if a value of any rank's sample is not finite. A collective.
 
-    problem_of: the index of the first such sample, its value and those that share its fault in words, its row
+    problem_of: the index of the first such sample, and in words its value, their number and its row
     """
     faulty = (~values_B.isfinite()).nonzero().flatten().tolist()
     if not largest(len(faulty), values_B.device):
@@ -166,35 +165,25 @@ def _check_finite(
     if faulty:
         row = rows[faulty[0] // (len(values_B) // len(rows))]
         those = f"{float(values_B[faulty[0]])} for {len(faulty)} of {len(values_B)} samples, the first of them row "
-        problem = problem_of(faulty[0], f"{those}{row.row_id} (uid {row.uid})", row)
+        problem = problem_of(faulty[0], f"{those}{row.row_id} (uid {row.uid})")
     raise ThreestepError(next(found for found in gathered(problem) if found is not None))
 
 
-def _check_sums(
-    outcomes_B: torch.Tensor, summands: Sequence[torch.Tensor], rows: Sequence[PromptRow], rewards: Rewards
-) -> None:
-    """ThreestepError on every rank if an outcome of any rank's sample overflows, of summands that do not. A
-    collective."""
-
-    def problem(index: int, those: str, row: PromptRow) -> str:
-        shares = zip(rewards.named, summands, strict=True)
-        parts = ", ".join(f"{reward.name} {float(each_B[index]):.3g}" for reward, each_B in shares)
-        return (
-            f"expected a score that is finite in float32, got {those}, whose rewards times their weights are {parts}; "
-            "give smaller weights in --reward, or smaller rewards and penalties"
-        )
-
-    _check_finite(outcomes_B, rows, problem)
+def _overflowing(rewards: Rewards, summands: Sequence[torch.Tensor], index: int, those: str) -> str:
+    """Return the message for a sum that overflows, of summands that do not."""
+    shares = zip(rewards.named, summands, strict=True)
+    parts = ", ".join(f"{reward.name} {float(each_B[index]):.3g}" for reward, each_B in shares)
+    return (
+        f"expected a score that is finite in float32, got {those}, whose rewards times their weights are {parts}; give "
+        "smaller weights in --reward, or smaller rewards and penalties"
+    )
 
 
-def _check_scores(scores_B: torch.Tensor, rows: Sequence[PromptRow], rollout: Rollout) -> None:
-    """ThreestepError on every rank if the reward model's score of any rank's sample is not finite. A collective."""
-
-    def problem(index: int, those: str, row: PromptRow) -> str:
-        return (
-            f"the reward model's score is {those}, whose prompt ends {row.prompt_text[-SHOWN_CHARACTERS:]!r}, with the "
-            f"response ids {rollout.response_of(index).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow "
-            "in this --dtype; evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
-        )
-
-    _check_finite(scores_B, rows, problem)
+def _diverged(rows: Sequence[PromptRow], rollout: Rollout, index: int, those: str) -> str:
+    """Return the message for a score of the reward model."""
+    prompt = rows[index // (len(rollout.response_lengths_B) // len(rows))].prompt_text[-SHOWN_CHARACTERS:]
+    return (
+        f"the reward model's score is {those}, whose prompt ends {prompt!r}, with the response ids "
+        f"{rollout.response_of(index).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this --dtype; "
+        "evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
+    )

@@ -27,12 +27,12 @@ from training.utils.generation.table import engine_class
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 
 if TYPE_CHECKING:
-    from training.step3_ppo.contracts.settings import LayoutSettings
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.base.errors import Mistakes
+    from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
 
 
@@ -117,7 +117,7 @@ def _note_mismatch(
 def experience_settings(
     algorithm: Algorithm,
     ppo: PpoArguments,
-    layout: LayoutSettings,
+    layout: SequenceLayout,
     rewards: Rewards = MODEL_ALONE,
     *,
     scale: ScoreScale | None = None,

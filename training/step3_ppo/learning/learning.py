@@ -36,7 +36,7 @@ from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, acc
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.rank_share import documents_of
+from training.utils.layout.rank_share import documents_of, rank_share
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ class Learner:
         roles, device = self.roles, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
         totals, actor_totals = self._totals(sequences)
-        selected = None
-        if self.settings.policy_loss.keys is not None:
-            selected = selected_tokens(sequences, self.settings, totals.tokens, noise_seed, device=device)
+        selected = selected_tokens(sequences, self.settings, totals.tokens, noise_seed, device=device)
         batches = [
             (forward, TokenColumns([by_number[number] for number in forward.numbers], device))
             for forward in on_device(forwards, device)
@@ -120,7 +118,7 @@ class Learner:
             loss = pretraining_loss(actor(rows).logprobs_M, tokens)
             return MicroLoss(coefficient * loss, {"actor/pretraining_loss": loss})
 
-        shares = [moved(rows, device) for _, rows in self.experience.layout.share(texts, device, sharing=False)]
+        shares = [moved(rows, device) for _, rows in rank_share(texts, self.experience.layout, device, sharing=False)]
         return [MicroBatch(rows, partial(loss_of, rows), learns=coefficient > 0) for rows in shares]
 
     def forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
@@ -131,7 +129,7 @@ class Learner:
             Forward(
                 [sequences[index].number for index in indices], rows, for_guests=pinned(guests.prepare(rows), device)
             )
-            for indices, rows in self.experience.layout.share(tokens, device, with_before=guests.needs_before)
+            for indices, rows in rank_share(tokens, self.experience.layout, device, with_before=guests.needs_before)
         ]
 
     def _read(self, forward: Forward, with_logits: bool) -> TokenLogprobs:

@@ -39,13 +39,14 @@ def selected_tokens(
     noise_seed: int,
     *,
     device: torch.device,
-) -> Selected:
-    """Select among the tokens that count. Each sequence has its own noise.
+) -> Selected | None:
+    """Select, for a loss that treats some tokens apart, None for others, among the tokens that count. Each sequence has its own noise.
 
     Sequences that are read alike are ranked by the old log-probabilities of the first of them: rounding, by which those
     of their forwards differ, would decide which of two equal tokens is selected.
     """
-    assert settings.policy_loss.keys is not None
+    if settings.policy_loss.keys is None:
+        return None
     first = first_alike([sequence.tokens for sequence in sequences])
     olds = [sequences[place].old_logprobs_r for place in first]
     sequences = [replace(sequence, old_logprobs_r=old_r) for sequence, old_r in zip(sequences, olds, strict=True)]

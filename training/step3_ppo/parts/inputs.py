@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,7 +111,8 @@ class Inputs:
     @property
     def media_of(self) -> Callable[[PromptRow], dict[str, Any]] | None:
         """Return the column that shows the media of a row to a reward; None where no prompt has some."""
-        return None if self.pixels is None else partial(media_of, self.pixels)
+        pixels = self.pixels
+        return None if pixels is None else lambda row: {"images": pictures_of(pixels, row)}
 
 
 def load_inputs(
@@ -174,11 +174,6 @@ def load_inputs(
         media=images,
         pixels=phase.pixels_of,
     )
-
-
-def media_of(pixels: PixelReader, row: PromptRow) -> dict[str, Any]:
-    """Return the column `images` of a prompt for reward functions."""
-    return {"images": pictures_of(pixels, row)}
 
 
 def pictures_of(pixels: PixelReader, row: PromptRow) -> DecodedPictures:

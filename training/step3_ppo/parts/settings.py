@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from training.step3_ppo.contracts.settings import (
     DrawingSettings,
     EvaluationTimes,
-    LayoutSettings,
     PpoSettings,
     UpdateSettings,
 )
@@ -20,6 +19,7 @@ from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
 from training.utils.images.run.row_images import why_not_kept, with_kept_features
+from training.utils.layout.rank_share import SequenceLayout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id
@@ -59,7 +59,7 @@ def loop_settings(
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks=ranks.world_size)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
     media = with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log)
-    layout = LayoutSettings(plan, tokenizer.pad_token_id, ranks.rank, media)
+    layout = SequenceLayout(plan, tokenizer.pad_token_id, ranks.rank, media)
     experience = experience_settings(components.algorithm, ppo, layout, rewards, scale=scale)
     length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
     experience = replace(experience, scoring=replace(experience.scoring, length=length))

@@ -28,7 +28,7 @@ from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import rank_share
+from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.phase_clock import PhaseClock
@@ -173,7 +173,7 @@ def test_samples_share_their_prompt(rollout, roles, most):
     packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
     tokens = sum(
         int((rows.segment_ids_NT >= 0).sum())
-        for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu"))
+        for _, rows in rank_share(samples.sequences(), SequenceLayout(packed, PAD, 0), torch.device("cpu"))
     )
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
@@ -494,7 +494,7 @@ def _collisions(rollout: Rollout, actor: PolicyModel, settings: ExperienceSettin
     found = [
         actor(rows, 1.0, with_collisions=True).collisions_M
         for sequence in rollout.sequences()
-        for _, rows in rank_share([sequence], settings.layout.plan, PAD, 0, torch.device("cpu"))
+        for _, rows in rank_share([sequence], SequenceLayout(settings.layout.plan, PAD, 0), torch.device("cpu"))
     ]
     return torch.zeros(mask_BR.shape).masked_scatter(mask_BR, torch.cat(found).detach().float())
 

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.contracts.settings import LayoutSettings
 from training.step3_ppo.flags.algorithm import (
     Algorithm,
     experience_settings,
@@ -24,6 +23,7 @@ from training.step3_ppo.mismatch import RECIPES
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.utils.base.errors import Mistakes
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceLayout
 
 PLAN = PlanSettings(1)
 FOUR = {"num_samples_per_prompt": 4, "per_device_generation_batch_size": 4}
@@ -160,7 +160,7 @@ def test_the_flags_arrive():
     assert (learning.policy.dual_clip, learning.policy.kl_cov_coef) == (3.0, 0.8)
     assert (learning.cov_share, learning.clip_cov_low, learning.clip_cov_high) == (0.1, 0.2, 0.6)
     assert (learning.clip_range_value, learning.entropy_coef, learning.unsup_coef) == (0.3, 0.01, 3.0)
-    made = experience_settings(given, ppo, LayoutSettings(PLAN, 5))
+    made = experience_settings(given, ppo, SequenceLayout(PLAN, 5))
     assert made.estimator is ESTIMATORS["grpo"] and not made.whiten_advantages
     assert (made.advantage.gamma, made.advantage.lam, made.advantage.norm_by_std) == (0.5, 0.4, False)
     length = made.scoring.length
@@ -184,7 +184,7 @@ def test_defaults_that_depend_on_others():
     ppo = PpoArguments(**FOUR)
 
     def made(**flags):
-        return experience_settings(algorithm(ppo, **flags), ppo, LayoutSettings(PLAN, 0))
+        return experience_settings(algorithm(ppo, **flags), ppo, SequenceLayout(PLAN, 0))
 
     assert made().kl.estimator is KL_ESTIMATORS["k1"]
     assert made(kl_in="loss").kl.estimator is KL_ESTIMATORS["k3"]
@@ -202,7 +202,7 @@ def test_old_log_probabilities_are_read_where_something_needs_them():
 
     def reads(ppo: PpoArguments = one_step, **flags) -> bool:
         flags = {"advantage": "grpo", "kl_in": "loss", **flags}
-        return experience_settings(algorithm(ppo, **flags), ppo, LayoutSettings(PLAN, 0)).reading.reads_old_logprobs
+        return experience_settings(algorithm(ppo, **flags), ppo, SequenceLayout(PLAN, 0)).reading.reads_old_logprobs
 
     assert not reads()
     assert not reads(kl_in="reward", kl_coef=0.0)
@@ -227,7 +227,7 @@ def test_what_an_estimator_reads_and_divides_by():
 
     def made(**flags):
         algorithm = selected_algorithm(AlgorithmArguments(**flags), MismatchArguments(), ppo, Mistakes())
-        return experience_settings(algorithm, ppo, LayoutSettings(PlanSettings(1), 0))
+        return experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 0))
 
     assert not made(advantage="grpo", kl_coef=0.0).reading.reads_old_logprobs  # on-policy
     settings = made(advantage="optimal_token_baseline", kl_coef=0.0, otb_zero_tail=False)

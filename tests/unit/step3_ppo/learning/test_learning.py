@@ -13,7 +13,6 @@ import torch
 from tests.support.step3_records import changed, made_experience
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.step3_ppo.contracts.records import Experience
-from training.step3_ppo.contracts.settings import LayoutSettings
 from training.step3_ppo.experience.sequences import text_sequence, training_sequences
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
@@ -30,6 +29,7 @@ from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout import Conversations, Rollout
 from training.utils.contracts.rows import TextBlock
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceLayout
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_
     mismatch = flags.pop("mismatch", MismatchArguments())
     algorithm = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, Mistakes())
     assert algorithm is not None
-    how, learning = experience_settings(algorithm, ppo, LayoutSettings(plan, 0)), learning_settings(algorithm, ppo)
+    how, learning = experience_settings(algorithm, ppo, SequenceLayout(plan, 0)), learning_settings(algorithm, ppo)
     learner, sequences = Learner(roles, how, learning, 0.3, train_actor), training_sequences([made], 2, 0, 1)
     return learner.learn(sequences, texts, 7, learner.forwards(sequences))
 

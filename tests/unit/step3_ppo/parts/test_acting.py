@@ -268,7 +268,7 @@ def looked_up(**given):
     environments = load_environments(flags.environment, Mistakes())
     texts = {0: [' [look_up(key="owl elk")]', " 37"], 1: [" 38", ""]}
     given, ends = (environments, flags, tokenizer), (tokenizer.eos_token_id,)
-    return tokenizer, flags, lambda decode: engine_of_rows(Draws(tokenizer, texts), *given, end_token_ids=ends)
+    return tokenizer, flags, lambda: engine_of_rows(Draws(tokenizer, texts), *given, end_token_ids=ends)
 
 
 def asked(engine: RolloutEngine, tokenizer, **columns) -> Rollout:
@@ -281,7 +281,7 @@ def asked(engine: RolloutEngine, tokenizer, **columns) -> Rollout:
 
 def test_the_look_up_is_played_and_shown():
     tokenizer, _, make = looked_up()
-    rollout = asked(make(None), tokenizer)
+    rollout = asked(make(), tokenizer)
     assert rollout.conversations.turn_rewards_BR.sum(1).tolist() == [1.0, 0.0] and rollout.ended_B.all()
     shown = conversation_columns(rollout, tokenizer.decode, {tokenizer.eos_token_id})
     assert shown["prompt"][0] == "Tools: look_up(key)\nHuman: Code of owl elk?\nAssistant:"
@@ -292,13 +292,13 @@ def test_the_look_up_is_played_and_shown():
     assert shown["last_turn"] == [" 37", " 38"] and shown["turns"] == [2, 1] and shown["cut_by"] == [None, None]
     assert [each["right"] for each in shown["environment_figures"]] == [1.0, 0.0]
     # A row that names no environment is a prompt as ever.
-    plain = asked(make(None), tokenizer, environment=None)
+    plain = asked(make(), tokenizer, environment=None)
     assert plain.conversations.turn_rewards_BR.sum() == 0 and [each.turns for each in plain.records] == [1, 1]
 
 
 def test_the_start_says_what_a_template_makes_of_a_history():
     _, _, make = looked_up()
-    (told,) = make(None).check(None, None)
+    (told,) = make().check(None, None)
     assert told == (
         "conversations: the chat template keeps earlier turns as they were drawn before messages of role 'tool' and "
         "'user'"
