@@ -40,7 +40,7 @@ def selected_tokens(
     *,
     device: torch.device,
 ) -> Selected | None:
-    """Select, for a loss that treats some tokens apart, None for others, among the tokens that count. Each sequence has its own noise.
+    """Select among the tokens that count; None for losses that treat none apart. Each sequence has its own noise.
 
     Sequences that are read alike are ranked by the old log-probabilities of the first of them: rounding, by which those
     of their forwards differ, would decide which of two equal tokens is selected.
