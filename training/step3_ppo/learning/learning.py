@@ -5,7 +5,6 @@ M response tokens of a micro-batch, r of one sequence.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -216,16 +215,14 @@ class Updates:
     ) -> dict[str, float]:
         """Return figures, means over the minibatches. rows: this rank's prompts, named where a step goes wrong. A
         collective."""
-        settings, ranks = self.settings, self.ranks
-        train_actor = iteration > settings.updates.critic_warmup
-        samples = settings.experience.samples_per_prompt
-        own = training_sequences(experiences, samples, ranks.rank, ranks.world_size)
+        ranks, experience, settings = self.ranks, self.settings.experience, self.settings.updates
+        train_actor = iteration > settings.critic_warmup
+        own = training_sequences(experiences, experience.samples_per_prompt, ranks.rank, ranks.world_size)
         sequences = sequences_of_all_ranks(own, ranks.device)
-        row_ids = _row_ids_of_all_ranks(rows, samples)
-        reusable = [forward for experience in experiences for forward in experience.reusable]  # of one minibatch
-        learner = Learner(self.roles, settings.experience, settings.updates.learning, kl_coef, train_actor)
+        row_ids = _row_ids_of_all_ranks(rows, experience.samples_per_prompt)
+        reusable = [forward for each in experiences for forward in each.reusable]  # of one minibatch
+        learner = Learner(self.roles, experience, settings.learning, kl_coef, train_actor)
         steps: list[dict[str, float]] = []
-        most_kl = math.inf if settings.updates.stop_update_kl is None else settings.updates.stop_update_kl
         empty = computed = 0
         minibatches = self._minibatches(len(sequences), iteration)
         ahead: Ahead[list[int], list[Forward]] = Ahead(
@@ -246,7 +243,7 @@ class Updates:
             if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                 self.roles.average.update()
             steps.append(figures)
-            if figures.get("actor/update_kl", 0.0) > most_kl:
+            if settings.stop_update_kl is not None and figures.get("actor/update_kl", 0.0) > settings.stop_update_kl:
                 break
         return self._figures(steps, empty, sequences, train_actor) | (rank_token_figures(computed) if steps else {})
 

@@ -20,23 +20,18 @@ from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.setup.setup import may_pack
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.step3_ppo.parts.inputs import Inputs
-    from training.step3_ppo.roles.roles import Roles, Tokenizers
+    from training.step3_ppo.parts.inputs import Opening
+    from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
-    from training.utils.engine.ranks.startup import Ranks
     from training.utils.setup.guests import GuestSettings
 
 
-def open_rollout_engine(
-    flags: PpoFlags, components: Components, inputs: Inputs, roles: Roles, *, tokenizer: PreTrainedTokenizerBase
-) -> RolloutEngine:
+def open_rollout_engine(opening: Opening, roles: Roles) -> RolloutEngine:
     """Return what draws responses, checked against the actor's own forward. A collective, before a checkpoint changes
     the weights."""
-    kind, ranks = components.rollout_engine, roles.actor.ranks
+    flags, components, inputs, ranks = opening.flags, opening.components, opening.inputs, opening.ranks
+    kind, tokenizer = components.rollout_engine, opening.tokenizers.actor
 
     def create() -> RolloutEngine:
         engine = kind.create(lambda ids: str(tokenizer.decode(list(ids))), flags.settings_of_engine(kind))
@@ -66,22 +61,15 @@ def _speculate(engine: RolloutEngine, speculation: Speculation, roles: Roles, se
     engine.enable_speculation(speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
 
 
-def open_roles(
-    flags: PpoFlags,
-    components: Components,
-    tokenizers: Tokenizers,
-    inputs: Inputs,
-    *,
-    head_chunk_mb: int,
-    ranks: Ranks,
-) -> Roles:
+def open_roles(opening: Opening, head_chunk_mb: int) -> Roles:
     """Load the models that something needs, with what trains beside them, checked. A collective."""
+    flags, components, inputs = opening.flags, opening.components, opening.inputs
     _, optimizer_steps, warmup_steps = inputs.length
     algorithm = components.algorithm
     roles = load_roles(
         replace(flags.roles, head_chunk_mb=head_chunk_mb),  # type: ignore[call-arg]
-        tokenizers,
-        ranks,
+        opening.tokenizers,
+        opening.ranks,
         optimizer_steps,
         warmup_steps=warmup_steps,
         longest_tokens=flags.longest_tokens,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.data.chat.arguments import ChatArguments
@@ -113,6 +114,16 @@ class Inputs:
         """Return the column that shows the media of a row to a reward; None where no prompt has some."""
         pixels = self.pixels
         return None if pixels is None else lambda row: {"images": pictures_of(pixels, row)}
+
+
+class Opening(NamedTuple):
+    """Flags, the selection of their names, and the inputs, from which models and the loop's settings are made."""
+
+    flags: PpoFlags
+    components: Components
+    tokenizers: Tokenizers
+    inputs: Inputs
+    ranks: Ranks
 
 
 def load_inputs(

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.step3_ppo.flags.arguments import PpoArguments
-    from training.step3_ppo.flags.checks import Components
-    from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.step3_ppo.parts.inputs import Inputs
+    from training.step3_ppo.parts.inputs import Opening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
@@ -42,25 +40,16 @@ if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
 
 
-def loop_settings(
-    flags: PpoFlags,
-    components: Components,
-    inputs: Inputs,
-    roles: Roles,
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    scale: ScoreScale | None,
-) -> PpoSettings:
+def loop_settings(opening: Opening, roles: Roles, scale: ScoreScale | None) -> PpoSettings:
     """Return the settings of the loop and its parts. A collective, which reads pictures and measures the matmul rate
     where that is asked for. scale: of `wanted_score_scale`"""
-    ppo, ranks, rollouts = flags.ppo, roles.actor.ranks, inputs.length.rollouts
-    sampling = _sampling(flags, inputs, roles.actor_model, tokenizer)
-    rewards = _rewards(flags, components, inputs, tokenizer)
+    flags, components, _, inputs, ranks = opening
+    ppo, rollouts, sampling = flags.ppo, inputs.length.rollouts, _sampling(opening, roles.actor_model)
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks=ranks.world_size)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
     media = with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log)
-    layout = SequenceLayout(plan, tokenizer.pad_token_id, ranks.rank, media)
-    experience = experience_settings(components.algorithm, ppo, layout, rewards, scale=scale)
+    layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media)
+    experience = experience_settings(components.algorithm, ppo, layout, _rewards(opening), scale=scale)
     length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
     experience = replace(experience, scoring=replace(experience.scoring, length=length))
     tries, prompts = flags.algorithm.dynamic_sampling_tries, ppo.per_device_generation_batch_size
@@ -93,8 +82,9 @@ def loop_settings(
     return settings
 
 
-def _sampling(flags: PpoFlags, inputs: Inputs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-    """Settings of the drawing of responses."""
+def _sampling(opening: Opening, model: PreTrainedModel) -> Sampling:
+    """Return the settings of the drawing of responses."""
+    flags, inputs, tokenizer = opening.flags, opening.inputs, opening.tokenizers.actor
     ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
     paths = _path_sampling(ppo, flags.data.chat, tokenizer)
     # The token that stands for images, where prompts have some, would be an image without pixels in a response.
@@ -111,11 +101,12 @@ def _sampling(flags: PpoFlags, inputs: Inputs, model: PreTrainedModel, tokenizer
     )
 
 
-def _rewards(flags: PpoFlags, components: Components, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> Rewards:
-    """The rewards of a response, and texts of a rollout for those that are functions."""
+def _rewards(opening: Opening) -> Rewards:
+    """Return the rewards of a response, and texts of a rollout for those that are functions."""
+    inputs, tokenizer = opening.inputs, opening.tokenizers.actor
     return Rewards(
-        named=components.rewards,
-        timeout_seconds=flags.reward.reward_timeout,
+        named=opening.components.rewards,
+        timeout_seconds=opening.flags.reward.reward_timeout,
         columns=tuple(inputs.columns),
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
         turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
