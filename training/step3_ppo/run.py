@@ -9,7 +9,7 @@ from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
 from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
-from training.step3_ppo.parts.inputs import Opening, adopt_styles, load_inputs, load_tokenizers
+from training.step3_ppo.parts.inputs import PpoOpening, adopt_styles, load_inputs, load_tokenizers
 from training.step3_ppo.parts.settings import loop_settings, wanted_score_scale
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
@@ -38,7 +38,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         scale = wanted_score_scale(flags.roles, ppo)
         inputs = load_inputs(flags, tokenizer, ranks, log, environments=components.environments)
         check_beside_media(flags, components, inputs.media)
-        opening = Opening(flags, components, tokenizers, inputs, ranks)
+        opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
         roles = open_roles(opening, opened.model.head_chunk_mb)
         settings = loop_settings(opening, roles, scale)
         engine = open_rollout_engine(opening, roles)

@@ -21,13 +21,13 @@ from training.utils.setup.setup import may_pack
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.step3_ppo.parts.inputs import Opening
+    from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
     from training.utils.setup.guests import GuestSettings
 
 
-def open_rollout_engine(opening: Opening, roles: Roles) -> RolloutEngine:
+def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
     """Return what draws responses, checked against the actor's own forward. A collective, before a checkpoint changes
     the weights."""
     flags, components, inputs, ranks = opening.flags, opening.components, opening.inputs, opening.ranks
@@ -61,7 +61,7 @@ def _speculate(engine: RolloutEngine, speculation: Speculation, roles: Roles, se
     engine.enable_speculation(speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
 
 
-def open_roles(opening: Opening, head_chunk_mb: int) -> Roles:
+def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
     """Load the models that something needs, with what trains beside them, checked. A collective."""
     flags, components, inputs = opening.flags, opening.components, opening.inputs
     _, optimizer_steps, warmup_steps = inputs.length

@@ -116,7 +116,7 @@ class Inputs:
         return None if pixels is None else lambda row: {"images": pictures_of(pixels, row)}
 
 
-class Opening(NamedTuple):
+class PpoOpening(NamedTuple):
     """Flags, the selection of their names, and the inputs, from which models and the loop's settings are made."""
 
     flags: PpoFlags

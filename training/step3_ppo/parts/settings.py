@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.step3_ppo.parts.inputs import Opening
+    from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
 
 
-def loop_settings(opening: Opening, roles: Roles, scale: ScoreScale | None) -> PpoSettings:
+def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -> PpoSettings:
     """Return the settings of the loop and its parts. A collective, which reads pictures and measures the matmul rate
     where that is asked for. scale: of `wanted_score_scale`"""
     flags, components, _, inputs, ranks = opening
@@ -82,7 +82,7 @@ def loop_settings(opening: Opening, roles: Roles, scale: ScoreScale | None) -> P
     return settings
 
 
-def _sampling(opening: Opening, model: PreTrainedModel) -> Sampling:
+def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
     """Return the settings of the drawing of responses."""
     flags, inputs, tokenizer = opening.flags, opening.inputs, opening.tokenizers.actor
     ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
@@ -101,7 +101,7 @@ def _sampling(opening: Opening, model: PreTrainedModel) -> Sampling:
     )
 
 
-def _rewards(opening: Opening) -> Rewards:
+def _rewards(opening: PpoOpening) -> Rewards:
     """Return the rewards of a response, and texts of a rollout for those that are functions."""
     inputs, tokenizer = opening.inputs, opening.tokenizers.actor
     return Rewards(
