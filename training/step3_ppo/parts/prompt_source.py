@@ -174,8 +174,7 @@ class PromptSource:
         return [self.prompts[row] for row in ShuffledStream(len(self.prompts), seed).take(first, count)]
 
     def observe(self, samples: Samples, left_out: Sequence[LeftOut] = ()) -> None:
-        """Receive the results of this rank's prompts: `experience` has the same number of adjacent responses to each.
-        left_out: prompts that were scored and are not trained on."""
+        """Receive the results of this rank's prompts. left_out: those that were scored and are not trained on."""
 
     def state_dict(self) -> State:
         return {}
