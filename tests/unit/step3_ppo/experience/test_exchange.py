@@ -64,6 +64,7 @@ def test_a_rank_without_sequences_or_without_a_share_takes_part(monkeypatch):
     """Rank 1 has no sequence of its own and rank 0 computes nothing: both call what is collective."""
     ranks, answers = Ranks(2), {}
     monkeypatch.setattr(exchange, "gathered", ranks.gathered)
+    monkeypatch.setattr(exchange, "rank_share", lambda everyone, layout, device: layout.share(everyone, device))
     monkeypatch.setattr(exchange, "several_ranks", lambda: True)
     own = {0: [sequence(1, 2, 3), sequence(4, 5)], 1: []}
 
@@ -100,6 +101,7 @@ def test_each_rank_gets_the_values_of_its_own_sequences(monkeypatch, several):
         own = {0: own[0] + own[1]}
     ranks, answers = Ranks(len(own)), {}
     monkeypatch.setattr(exchange, "gathered", ranks.gathered)
+    monkeypatch.setattr(exchange, "rank_share", lambda everyone, layout, device: layout.share(everyone, device))
     monkeypatch.setattr(exchange, "several_ranks", lambda: several)
 
     def work(rank: int) -> None:
