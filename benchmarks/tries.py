@@ -22,7 +22,7 @@ from training.step3_ppo.losses.ppo import ppo
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import rank_share
+from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 
@@ -80,7 +80,7 @@ def learn(policy: PolicyModel, sequences: list[TokenSequence], form: str) -> int
     plan = PlanSettings(1, most, len(sequences), packed, most if packed else 0, least_shared_tokens=least)
     computed = 0
     policy.zero_grad()
-    for _, rows in rank_share(sequences, plan, 0, 0, torch.device("cpu")):
+    for _, rows in rank_share(sequences, SequenceLayout(plan, 0), torch.device("cpu")):
         logprobs_M = policy(rows).logprobs_M
         advantages_M = torch.linspace(-1.0, 1.0, len(logprobs_M))  # each sample has its own
         tokens = PolicyTokens(logprobs_M, logprobs_M.detach(), advantages_M, rows.sequence_M)

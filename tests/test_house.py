@@ -311,8 +311,8 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
     ),
     (
         house.records_stay_small,
-        {"training.x": "@dataclass(frozen=True)\nclass Experience:\n    x: int"},
-        {"training.x": f"@dataclass(frozen=True)\nclass Experience:\n{ELEVEN_FIELDS}"},
+        {"training.x": f"@dataclass(frozen=True)\nclass {house.LARGE_RECORDS[0]}:\n    x: int"},
+        {"training.x": f"@dataclass(frozen=True)\nclass {house.LARGE_RECORDS[0]}:\n{ELEVEN_FIELDS}"},
     ),
 ]
 

@@ -293,6 +293,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     from training.step3_ppo.losses.tokens import PolicyTokens
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rank_share import SequenceLayout
 
     device = torch.device("cuda")
     ppo = PpoArguments(num_samples_per_prompt=2)
@@ -301,7 +302,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     found = {}
     for name in ESTIMATORS:
         algorithm = selected_algorithm(AlgorithmArguments(advantage=name), MismatchArguments(), ppo, Mistakes())
-        settings = experience_settings(algorithm, ppo, None, PlanSettings(1), 1)
+        settings = experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1))
         group_B = torch.arange(4, device=device) // 2
         inputs = AdvantageInputs(
             values_BR,

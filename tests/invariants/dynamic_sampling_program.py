@@ -33,6 +33,7 @@ def trained(models: Path, out: Path, ranks: Any, seed: int, tries: int) -> list[
     from examples.curriculum import WorstAgain
     from tests.invariants import tiny
     from tests.invariants.ppo_program import SAMPLES, make_trainer
+    from tests.support.step3_records import changed
     from training.step3_ppo.parts.prompt_source import PromptSource, SampledPrompts
     from training.utils.engine.ranks.collectives import gathered
 
@@ -48,7 +49,7 @@ def trained(models: Path, out: Path, ranks: Any, seed: int, tries: int) -> list[
         trainer.prompt_source = SampledPrompts(prompts, WorstAgain(prompts, seed), None, lambda rollout: (), ranks)
     trainer.roles = dataclasses.replace(trainer.roles, reward_model=EvenLength(trainer.roles.scorer))
     per_rank = PROMPTS // ranks.world_size
-    trainer.settings = dataclasses.replace(
+    trainer.settings = changed(
         trainer.settings, prompts_per_batch=per_rank, sequences_per_minibatch=per_rank * SAMPLES, seed=seed,
         dynamic_sampling_tries=tries,
     )  # fmt: skip
@@ -58,7 +59,7 @@ def trained(models: Path, out: Path, ranks: Any, seed: int, tries: int) -> list[
         asked, seeds = trainer.next_prompts(iteration, batch=0)
         drawn = trainer.replace_equal_groups(trainer.score(asked, trainer.roll_out(asked, seeds)), iteration, 0)
         experience = trainer.experience_of(drawn.samples)
-        trainer.prompt_source.observe(drawn.samples.rows, experience, drawn.left_out)
+        trainer.prompt_source.observe(drawn.samples, drawn.left_out)
         trainer.learn([experience], iteration)
         places = zip(*gathered([row.row_id for row in drawn.samples.rows]), strict=True)
         told.append({**drawn.counts.figures(), "prompts": [row for place in places for row in place]})

@@ -84,7 +84,7 @@ def unmoved_batches(ranks: Any, dtype: Any, packed: bool, every: bool) -> list[d
     second batch of each the last group has moved by half a nat a token, so that the KL is not rounding alone."""
     import torch
 
-    from training.step3_ppo.experience.experience import _per_token, make_experience
+    from training.step3_ppo.experience.experience import make_experience, read_tokens
     from training.utils.engine.ranks.collectives import gathered
     from training.utils.models.tensors.rounding import rounded_once_more
     from training.utils.run.phase_clock import PhaseClock
@@ -102,8 +102,8 @@ def unmoved_batches(ranks: Any, dtype: Any, packed: bool, every: bool) -> list[d
         own = range(number * BATCH + ranks.rank, (number + 1) * BATCH, ranks.world_size)
         drawn = [group_at(group) for group in own]
         rollout = rollout_of(drawn)
-        alone, _ = _per_token(rollout, roles, settings_for(ranks, False, estimator, {}, rows=1))
-        sampled_BR = alone["old"].clone()
+        alone, _ = read_tokens(rollout, roles, settings_for(ranks, False, estimator, {}, rows=1))
+        sampled_BR = alone.logprobs_BR.clone()
         if has_moved and own[-1] == (number + 1) * BATCH - 1:
             sampled_BR[-SAMPLES:] -= 0.5 * torch.arange(1, 1 + SAMPLES).unsqueeze(1)
         rollout = replace(rollout, sampled_logprobs_BR=sampled_BR)
@@ -116,8 +116,8 @@ def unmoved_batches(ranks: Any, dtype: Any, packed: bool, every: bool) -> list[d
         for coefficient in (0.1, 0.0):
             assert roles.reference is not None
             with rounded_once_more(roles.reference.model, number) if dtype == torch.float32 else nullcontext():
-                made.append(make_experience(samples, greedy, roles, settings, coefficient, PhaseClock()))
-        apart_B1 = (made[0].old_logprobs_BR - made[0].ref_logprobs_BR).abs().amax(dim=1, keepdim=True)
+                made.append(make_experience(samples, roles, settings, coefficient, clock=PhaseClock(), greedy=greedy))
+        apart_B1 = (made[0].old_logprobs_BR - made[0].read.ref_logprobs_BR).abs().amax(dim=1, keepdim=True)
         parts = gathered({"apart": apart_B1, "advantages": made[0].advantages_BR, "without": made[1].advantages_BR})
         found.append(
             {
@@ -180,7 +180,7 @@ def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) 
     drawn = [group_at(group) for group in groups]
     rows = [PromptRow(group, np.array(ids, np.int32), "", None) for group, (ids, _) in zip(groups, drawn, strict=True)]
     samples = start_scoring(rows, rollout_of(drawn), roles, settings)
-    made = make_experience(samples, None, roles, settings, settings.kl.control.kl_coef, PhaseClock())
+    made = make_experience(samples, roles, settings, settings.kl.control.kl_coef, clock=PhaseClock())
     return {"outcomes": samples.scored.outcomes_B.unsqueeze(1), "advantages": made.advantages_BR}
 
 
@@ -200,6 +200,7 @@ def settings_for(
     from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rank_share import SequenceLayout
 
     forms: dict[str, dict[str, Any]] = {
         "dr_grpo": {"advantage": "grpo", "norm_adv_by_std": False},
@@ -211,7 +212,7 @@ def settings_for(
     algorithm = selected_algorithm(flags, MismatchArguments(mismatch_bypass=bypass), ppo, Mistakes())
     assert algorithm is not None
     plan = PlanSettings(ranks.world_size, 300 if packed else None, rows, packed, 60 if packed else 0)
-    return experience_settings(algorithm, ppo, None, plan, PAD, rank=ranks.rank)
+    return experience_settings(algorithm, ppo, SequenceLayout(plan, PAD, ranks.rank))
 
 
 def rollout_of(drawn: list[tuple[list[int], list[list[int]]]]) -> Any:

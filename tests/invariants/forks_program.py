@@ -79,15 +79,15 @@ def one_try(trainer: Any, plain: dict[str, Any], seed: int, how: tuple[bool, int
 
 
 def learner_with(trainer: Any, packed: bool, most: int, least: int) -> Any:
+    from tests.support.step3_records import changed
     from training.step3_ppo.learning.learning import Learner
 
     experience = trainer.settings.experience
-    plan = dataclasses.replace(
-        experience.plan, packed=packed, max_row_tokens=most if packed else 0, max_tokens_per_micro_batch=most,
+    experience = changed(
+        experience, packed=packed, max_row_tokens=most if packed else 0, max_tokens_per_micro_batch=most,
         least_shared_tokens=least,
     )  # fmt: skip
-    experience = dataclasses.replace(experience, plan=plan)
-    return Learner(trainer.roles, experience, trainer.settings.learning, kl_coef=0.0)
+    return Learner(trainer.roles, experience, trainer.settings.updates.learning, kl_coef=0.0)
 
 
 def drawn_sequences(seed: int) -> list[Any]:

@@ -61,7 +61,7 @@ def run_step3(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> di
         told.append(
             {
                 "pairs": [(prompts.rows[index // SAMPLES].row_id, ids) for index, ids in enumerate(responses)],
-                "scores": experience.scores_B.tolist(),
+                "scores": experience.scored.scores_B.tolist(),
                 "apart": float((rollout.sampled_logprobs_BR - experience.old_logprobs_BR).abs().max()),
                 "figures": trainer.learn([experience], iteration),
             }
@@ -76,7 +76,7 @@ def counted_towers(trainer: Any, family: Any) -> list[int]:
     """Grows by one whenever the tower of a model runs, for a case that keeps features of pictures."""
     from dataclasses import replace
 
-    kept, ran = trainer.settings.experience.media.kept, []
+    kept, ran = trainer.settings.experience.layout.media.kept, []
     if kept is None:
         return ran
     ran += [0] * len(kept)  # those that the check has made
@@ -92,10 +92,11 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
     """How many micro-batches of this rank have an image that none of their sequences has."""
     from training.step3_ppo.experience.exchange import packed_sequences, unpacked_sequences
     from training.utils.engine.ranks.collectives import gathered
+    from training.utils.layout.rank_share import rank_share
 
     parts = [unpacked_sequences(part) for part in gathered(packed_sequences(rollout.sequences()))]
     sequences = [sequence for part in parts for sequence in part]
-    shares = trainer.settings.experience.share(sequences, trainer.ranks.device)
+    shares = rank_share(sequences, trainer.settings.experience.layout, trainer.ranks.device)
     owned = [(rows, any(sequences[index].media for index in indices)) for indices, rows in shares]
     return sum(rows.media is not None and not own for rows, own in owned)
 
@@ -157,6 +158,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
 
 def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
     from tests.invariants.images_program import SEED
+    from tests.support.step3_records import made
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.contracts.settings import (
@@ -182,7 +184,8 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
 
     is_ppo = case.kind == "ppo"
     longest = max(LONGEST_PROMPT, *(len(row.flipped_prompt_ids) for row in rows)) + MAX_NEW_TOKENS
-    experience = ExperienceSettings(
+    experience = made(
+        ExperienceSettings,
         temperature=1.0,
         score_scale=None,
         clip_reward=CLIP_REWARD,
@@ -213,7 +216,8 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         clip_cov_high=5.0,
         unsup_coef=0.0,
     )
-    return PpoSettings(
+    return made(
+        PpoSettings,
         total_rollouts=ITERATIONS,
         prompts_per_batch=PROMPTS // ranks.world_size,
         generation_batches=1,

@@ -108,6 +108,7 @@ def make_trainer(
     """A PpoTrainer on fresh models, by the same parts as the program's own assembly; the one before is released.
     changed: of the models' flags."""
     from tests.invariants import tiny
+    from tests.support.step3_records import made
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.contracts.settings import (
@@ -160,7 +161,8 @@ def make_trainer(
     )
     roles = with_guests(roles, GuestSettings(), path="", total_steps=1, seed=0)
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
-    experience = ExperienceSettings(
+    experience = made(
+        ExperienceSettings,
         temperature=TEMPERATURE,
         score_scale=None,
         clip_reward=CLIP_REWARD,
@@ -188,7 +190,8 @@ def make_trainer(
         clip_cov_high=5.0,
         unsup_coef=UNSUP_COEF,
     )
-    settings = PpoSettings(
+    settings = made(
+        PpoSettings,
         total_rollouts=ITERATIONS,
         prompts_per_batch=per_rank,
         generation_batches=1,
@@ -283,7 +286,7 @@ def iterated(trainer: Any, out: Path, name: str) -> list[dict[str, Any]]:
             {
                 "pairs": pairs,
                 "apart": float(apart),
-                "scores": experience.scores_B.tolist(),
+                "scores": experience.scored.scores_B.tolist(),
                 "moments": [inside.numel(), float(inside.sum()), float(inside.square().sum())],
                 "ended": rollout.ended_B.tolist(),
             }
@@ -344,7 +347,7 @@ def grpo(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
                                 for index in range(len(rollout.response_lengths_B))
                             ],
                             "ended": rollout.ended_B.tolist(),
-                            "scores": experience.scores_B.tolist(),
+                            "scores": experience.scored.scores_B.tolist(),
                         }
                     ),
                     "read_old": experience.old_logprobs_BR is not None,
@@ -363,6 +366,7 @@ def paths(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
     import torch
 
     from tests.invariants import tiny
+    from tests.support.step3_records import changed
     from training.utils.contracts.rollout_engine import PathSampling
     from training.utils.engine.ranks.collectives import gathered
 
@@ -371,13 +375,10 @@ def paths(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
         stage, packed = PATHS_LAYOUTS[layout]
         how: dict[str, Any] = {"packed": packed, "with_texts": False, "grpo": True, "actor": "thinker"}
         trainer = make_trainer(models, out, ranks, stage, max_tokens=90, changed=_slower, **how)
-        sampling = dataclasses.replace(trainer.settings.sampling, paths=PathSampling(tiny.TAGS, 2, 5))
-        plan = dataclasses.replace(trainer.settings.experience.plan, tags=tiny.TAGS)
-        experience = dataclasses.replace(trainer.settings.experience, plan=plan)
+        sampling = dataclasses.replace(trainer.settings.drawing.sampling, paths=PathSampling(tiny.TAGS, 2, 5))
+        plan = dataclasses.replace(trainer.settings.experience.layout.plan, tags=tiny.TAGS)
         # Of this seed no number is so near to the border of two tokens that what Adam makes of rounding decides.
-        trainer.settings = dataclasses.replace(
-            trainer.settings, sampling=sampling, experience=experience, seed=SEED + 1
-        )
+        trainer.settings = changed(trainer.settings, sampling=sampling, plan=plan, seed=SEED + 1)
         trainer.updates.settings = trainer.settings
         told = []
         for iteration in range(1, ITERATIONS + 1):
@@ -431,6 +432,7 @@ def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
     advantages, values and returns are drawn: those of a token differ among the sequences that share it."""
     import torch
 
+    from tests.support.step3_records import changed
     from tests.support.tries import forked_conversations, forked_sequences
     from training.step3_ppo.experience.sequences import TrainingSequence
     from training.step3_ppo.learning.learning import Learner
@@ -448,9 +450,11 @@ def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
         stage, packed, least = TRIES[layout]
         trainer = make_trainer(models, out, ranks, stage, packed=packed, max_tokens=200, with_texts=False)
         experience = trainer.settings.experience
-        plan = dataclasses.replace(experience.plan, max_row_tokens=200 if packed else 0, least_shared_tokens=least)
-        experience = dataclasses.replace(experience, plan=plan)
-        learner = Learner(trainer.roles, experience, trainer.settings.learning, kl_coef=0.0)
+        plan = dataclasses.replace(
+            experience.layout.plan, max_row_tokens=200 if packed else 0, least_shared_tokens=least
+        )
+        experience = changed(experience, plan=plan)
+        learner = Learner(trainer.roles, experience, trainer.settings.updates.learning, kl_coef=0.0)
         forwards = learner.forwards(sequences)
         found[layout] = {
             "figures": [learner.learn(sequences, [], SEED, forwards) for _ in range(2)],
@@ -479,7 +483,7 @@ def nothing_to_learn(models: Path, out: Path, ranks: Any, cases: Collection[str]
                 experience = dataclasses.replace(
                     experience,
                     advantages_BR=torch.zeros_like(experience.advantages_BR),
-                    returns_BR=experience.values_BR.clone(),
+                    returns_BR=experience.read.values_BR.clone(),
                 )
             starts = _weights(trainer)
             trainer.learn([experience], 1)
@@ -501,6 +505,7 @@ def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[
     share of the update; and how many forwards actor and critic made."""
     import torch
 
+    from tests.support.step3_records import changed
     from training.utils.engine.training_engine import TrainingEngine
 
     calls: list[Any] = []
@@ -512,16 +517,14 @@ def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[
         ends, figures = {}, {}
         for keeps in (False, True):
 
-            def changed(flags: Any, again: bool = recomputed) -> Any:
+            def with_again(flags: Any, again: bool = recomputed) -> Any:
                 return dataclasses.replace(flags, actor_gradient_checkpointing=again)
 
             how: dict[str, Any] = {"packed": packed, "grpo": grpo, "epochs": 1, "micro": 2, "with_texts": False}
-            trainer = make_trainer(models, out, ranks, stage, **how, changed=changed)
+            trainer = make_trainer(models, out, ranks, stage, **how, changed=with_again)
             experience = trainer.settings.experience
             if keeps:
-                experience = dataclasses.replace(
-                    experience, reuses_forwards=True, reads_old_logprobs=True, with_entropy=grpo
-                )
+                experience = changed(experience, reuses_forwards=True, reads_old_logprobs=True, with_entropy=grpo)
             trainer.settings = dataclasses.replace(trainer.settings, experience=experience)
             trainer.updates.settings = trainer.settings
             engines = [trainer.roles.actor, *([trainer.roles.critic] if trainer.roles.critic else [])]
@@ -545,14 +548,15 @@ def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[
 
 def gathers(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Collectives of one rollout of exactly so many tokens, under ZeRO-3."""
+    from tests.support.step3_records import changed
+
     if not cases:
         return {}
     trainer = make_trainer(models, out, ranks, 3, with_texts=False)
     prompts, seeds = trainer.next_prompts(1, batch=0)
     found = {}
     for tokens in map(int, cases):
-        sampling = dataclasses.replace(trainer.settings.sampling, end_token_id=-1, max_new_tokens=tokens)
-        trainer.settings = dataclasses.replace(trainer.settings, sampling=sampling)
+        trainer.settings = changed(trainer.settings, end_token_id=-1, max_new_tokens=tokens)
         with counted_collectives() as counts:
             rollout = trainer.roll_out(prompts, seeds)
         if rollout.response_lengths_B.tolist() != [tokens] * len(seeds):
@@ -614,10 +618,10 @@ def _layouts(trainer: Any) -> dict[str, Any]:
 
     prompts, seeds = trainer.next_prompts(1, batch=0)
     ids_BP, mask_BP = prompts.prompt_ids_BP, prompts.prompt_mask_BP
-    count, pad = len(seeds), trainer.settings.sampling.pad_token_id
+    count, pad = len(seeds), trainer.settings.drawing.sampling.pad_token_id
 
     def rolled(ids: Any, mask: Any, seeds: list[int], pad_token_id: int = pad) -> list[Any]:
-        sampling = dataclasses.replace(trainer.settings.sampling, pad_token_id=pad_token_id)
+        sampling = dataclasses.replace(trainer.settings.drawing.sampling, pad_token_id=pad_token_id)
         with trainer.roles.whole_actor.lent() as model:
             rollout = trainer.rollout_engine.roll_out(model, RolloutRequest(ids, mask, sampling, seeds))
         return [

@@ -120,7 +120,7 @@ def compared(case: Case, models: Path, critic: Path, out: Path, ranks: Any) -> d
         figures[kind] = []
         for iteration in range(1, ppo_program.ITERATIONS + 1):  # each of two updates
             experience = ppo_program.experienced(last, iteration)
-            figures[kind].append({**last.learn([experience], iteration), "rolled": experience.values_BR.tolist()})
+            figures[kind].append({**last.learn([experience], iteration), "rolled": experience.read.values_BR.tolist()})
         read[kind].append(numbers(last.roles))
         weights[kind] = counted(last.roles)
         if kind == "shared":

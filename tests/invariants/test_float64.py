@@ -157,7 +157,7 @@ def test_advantages(name, norm_over):
 def test_whitening_and_shaped_rewards():
     values_BR = drawn(B, R, seed=1)
     judge(lambda: whiten(values_BR, INSIDE_BR, moments(values_BR, INSIDE_BR)))
-    judge(lambda: shaped_rewards(drawn(B), values_BR, LENGTHS_B, 0.3, drawn(B, R, seed=2)))
+    judge(lambda: shaped_rewards(drawn(B), values_BR, LENGTHS_B, 0.3, turns_BR=drawn(B, R, seed=2)))
 
 
 @pytest.mark.parametrize("name", list(KL_ESTIMATORS))
@@ -186,7 +186,7 @@ def test_mismatch(correction, level):
 
     def compute() -> Any:
         weights_BR, kept_BR = corrected(old_BR, sampled_BR, INSIDE_BR, counts_B, settings, lambda own: own)
-        measures = mismatch_measures(old_BR, sampled_BR, INSIDE_BR, settings, weights_BR)
+        measures = mismatch_measures(old_BR, sampled_BR, INSIDE_BR, settings, weights_BR=weights_BR)
         in_loss_M = loss_weights((old_BR - sampled_BR)[INSIDE_BR], SEQUENCE_M, settings)
         return weights_BR, kept_BR, in_loss_M, [measure.values for measure in measures], measured(measures)
 

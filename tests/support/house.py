@@ -36,7 +36,6 @@ MOST_FIELDS = 10
 # Records of more fields from before the rule. A name goes when its record shrinks; none is added.
 LARGE_RECORDS = (
     "AskedModel",
-    "Experience",
     "PhaseAccount",
     "PublicForm",
     "RewardEvaluation",
@@ -59,14 +58,6 @@ QUESTIONS_REMAIN = (
     "training.step1_sft.trainer",
     "training.step2_dpo.trainer",
     "training.step2_reward.trainer",
-    "training.step3_ppo.contracts",
-    "training.step3_ppo.flags",
-    "training.step3_ppo.learning",
-    "training.step3_ppo.parts.assembly",
-    "training.step3_ppo.parts.inputs",
-    "training.step3_ppo.parts.replay",
-    "training.step3_ppo.roles",
-    "training.step3_ppo.trainer",
     "training.utils.compat",
     "training.utils.contracts",
     "training.utils.data.build.arguments",

@@ -53,14 +53,18 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 
     forward = _forward(flags, components)
     whole_logits = _whole_logits(actor, forward, components)
-    trained = {"actor": _trained("actor", actor, forward, roles, ranks, device, *whole_logits)}
+    trained = {"actor": _trained("actor", actor, forward, roles, *whole_logits, ranks=ranks, device=device)}
     if critic is not None:
-        trained["critic"] = _trained("critic", critic, replace(forward, with_entropy=False), roles, ranks, device)
+        trained["critic"] = _trained(
+            "critic", critic, replace(forward, with_entropy=False), roles, ranks=ranks, device=device
+        )
     held = [line for planned in trained.values() for line in planned.engine.held]
-    frozen_lines, scoring = _frozen(actor, scorer, roles, components, (ranks, device, trained["actor"].layer_bytes))
+    frozen_lines, scoring = _frozen(
+        actor, scorer, roles, components, where=(ranks, device, trained["actor"].layer_bytes)
+    )
     held += [*frozen_lines, kept_features_line(forward.media, roles.kept_image_features_mb)]
 
-    rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, forward.media)
+    rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, media=forward.media)
     held += asleep
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]
@@ -115,9 +119,9 @@ def _trained(
     model: Any,
     forward: LargestForward,
     roles: RolesArguments,
+    *further: MemoryLine,
     ranks: int,
     device: PlannedDevice,
-    *further: MemoryLine,
 ) -> PlannedModel:
     planned = plan_training(model, forward, roles.model(role), roles.engine(role), ranks, device)
     named = [replace(line, name=f"{role}: {line.name}") for line in planned.forward]
@@ -129,6 +133,7 @@ def _frozen(
     scorer: Any,
     roles: RolesArguments,
     components: Components,
+    *,
     where: tuple[int, PlannedDevice, int],
 ) -> tuple[list[MemoryLine], list[Moment]]:
     """Memory of reference, reward model and moving average, if there are any, and of sharded ones' forwards.
@@ -174,6 +179,7 @@ def _rollout(
     flags: PpoFlags,
     engine: type[RolloutEngine],
     device: PlannedDevice,
+    *,
     media: PlannedMedia | None,
 ) -> tuple[list[MemoryLine], list[MemoryLine]]:
     """Return what drawing responses adds, and what the engine keeps between rollouts. media: of a forward that

@@ -9,7 +9,7 @@ from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
 from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
-from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers
+from training.step3_ppo.parts.inputs import PpoOpening, adopt_styles, load_inputs, load_tokenizers
 from training.step3_ppo.parts.settings import loop_settings, wanted_score_scale
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
@@ -36,11 +36,12 @@ def run(flags: PpoFlags, components: Components) -> None:
         style = adopt_styles(tokenizers, flags.data.chat, planned.plan.began_with("prompt_style"), ranks)
         opened = planned.opened(style, flags.roles.model("actor"), flags.roles.dtype)
         scale = wanted_score_scale(flags.roles, ppo)
-        inputs = load_inputs(flags, tokenizer, ranks, log, components.environments)
+        inputs = load_inputs(flags, tokenizer, ranks, log, environments=components.environments)
         check_beside_media(flags, components, inputs.media)
-        roles = open_roles(flags, components, tokenizers, inputs, opened.model.head_chunk_mb, ranks)
-        settings = loop_settings(flags, components, inputs, roles, tokenizer, scale)
-        engine = open_rollout_engine(flags, components, inputs, roles, tokenizer)
+        opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
+        roles = open_roles(opening, opened.model.head_chunk_mb)
+        settings = loop_settings(opening, roles, scale)
+        engine = open_rollout_engine(opening, roles)
         parts = CheckpointParts(roles.trained, ranks, roles.average, *roles.saved)
         read_again = ("actor", "critic") if components.with_critic_tokenizer else ("actor",)
         paths = {f"{role}_model_name_or_path": flags.roles.model(role).name_or_path for role in read_again}

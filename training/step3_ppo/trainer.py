@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo.experience.description import described
+from training.step3_ppo.experience.drawing import draw_responses
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, with_differing_groups
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import start_scoring
@@ -21,14 +22,12 @@ from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
 from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.contracts.checkpoints import Checkpoints
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.divergence.signs import Uniform
 from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.ranks.host_memory import give_back_freed_memory
-from training.utils.layout.order import completes_epochs
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import traced
@@ -36,12 +35,13 @@ from training.utils.run.traces import traced
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from training.step3_ppo.contracts.records import Experience, Samples
+    from training.step3_ppo.contracts.records import Experience, LeftOut, Samples
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.prompt_source import PromptSource
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
     from training.utils.contracts.rows import PromptRow
     from training.utils.run.metrics import MetricsWriter
 
@@ -80,25 +80,27 @@ class PpoTrainer:
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
                 counts = GroupCounts()
-                for batch in range(settings.generation_batches):
+                for batch in range(settings.drawing.generation_batches):
                     prompts, seeds = self.next_prompts(iteration, batch)  # 1
                     rollout = self.roll_out(prompts, seeds)  # 2
                     samples = self.score(prompts, rollout)  # 3
-                    drawn = self.replace_equal_groups(samples, iteration, batch)  # 1 to 3 again, if asked for
-                    counts += drawn.counts
-                    experiences.append(self.experience_of(drawn.samples))  # 4 to 6
-                    rows += drawn.samples.rows
-                    self.prompt_source.observe(drawn.samples.rows, experiences[-1], drawn.left_out)
+                    left_out: Sequence[LeftOut] = ()
+                    if settings.drawing.dynamic_sampling_tries:  # 1 to 3 again
+                        samples, left_out, replaced = self.replace_equal_groups(samples, iteration, batch)
+                        counts += replaced
+                    experiences.append(self.experience_of(samples))  # 4 to 6
+                    rows += samples.rows
+                    self.prompt_source.observe(samples, left_out)
                 figures = self.learn(experiences, iteration, rows)  # 7
                 figures |= described(experiences, settings.experience)
-                figures |= counts.figures() if settings.dynamic_sampling_tries else {}
+                figures |= counts.figures() if settings.drawing.dynamic_sampling_tries else {}
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
                 last = iteration == settings.total_rollouts or self.kl_is_over(figures)
-                if last or self.evaluates_after(iteration):
+                if last or settings.evaluation.are_due(iteration):
                     after = self.evaluate(iteration)
-                self.save_checkpoint(iteration, last, figures, before, after)
+                self.save_checkpoint(iteration, last, figures, before, after=after)
                 give_back_freed_memory(iteration)
                 done = iteration
                 if last:
@@ -118,13 +120,13 @@ class PpoTrainer:
                 for name in ("before", "after")
             )
             self.load_state_dict(saved["trainer"])
-        elif self.settings.evaluates_first:
+        elif self.settings.evaluation.evaluates_first:
             after = self.evaluate(0)
             before = after if self.settings.total_rollouts else None  # without training it is the only one
         return done, done if self.kl_is_over(saved) else self.settings.total_rollouts, before, after
 
     def _watch(self) -> DivergenceWatch:
-        """Of a policy to which all tokens become equally likely, and of gradients."""
+        """Watch for a policy to which all tokens become equally likely, and for gradients."""
         vocabulary = self.roles.actor_model.config.get_text_config().vocab_size
         uniform = Uniform(math.log(vocabulary), f"all {vocabulary:,} tokens", "the policy's entropy")
         return DivergenceWatch(self.metrics.folder, self.ranks.is_main, uniform, "rollout/entropy")
@@ -144,10 +146,16 @@ class PpoTrainer:
     @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:
         """Part 1: return this rank's prompts, left-padded, and one seed for each."""
-        settings = self.settings
-        count = settings.prompts_per_batch * self.ranks.world_size
-        first = ((iteration - 1) * settings.generation_batches + batch) * count
+        drawing = self.settings.drawing
+        count = drawing.prompts_per_batch * self.ranks.world_size
+        first = ((iteration - 1) * drawing.generation_batches + batch) * count
         return self._own(self.prompt_source.take(first, count), first, "rollout")
+
+    def _own(self, rows: Sequence[PromptRow], first: int, *purpose: str | int) -> tuple[PromptBatch, list[int]]:
+        """Return this rank's share of all ranks' prompts from position `first` on, and a seed for each position."""
+        own = slice(self.ranks.rank, None, self.ranks.world_size)
+        seeds = [derived_seed(self.settings.seed, *purpose, first + place) for place in range(len(rows))[own]]
+        return collate_prompts(rows[own], self.settings.drawing.sampling.pad_token_id), seeds
 
     @timed("2_rollout")
     def roll_out(self, prompts: PromptBatch, seeds: Sequence[int]) -> Rollout:
@@ -157,7 +165,15 @@ class PpoTrainer:
         sample_seeds = [
             derived_seed(seed, "sample", sample) if sample else seed for seed in seeds for sample in range(count)
         ]
-        return self._drawn(prompts, count, sample_seeds, self.settings.sampling.temperature)
+        return self._drawn(prompts, sample_seeds, self.settings.drawing.sampling)
+
+    def _drawn(self, prompts: PromptBatch, seeds: Sequence[int], sampling: Sampling) -> Rollout:
+        layout, most = self.settings.experience.layout, sampling.max_new_tokens
+        rows, width = prompts.prompt_ids_BP.shape
+        count = len(seeds) // rows
+        shape = f"{rows} prompts of at most {width} tokens, {count} responses of at most {most} tokens to each"
+        with memory_explained("a rollout", self.ranks.rank, lambda: shape):
+            return draw_responses(self.rollout_engine, self.roles, prompts, sampling, seeds=seeds, layout=layout)
 
     @timed("3_score")
     def score(self, prompts: PromptBatch, rollout: Rollout) -> Samples:
@@ -166,28 +182,32 @@ class PpoTrainer:
 
     def replace_equal_groups(self, samples: Samples, iteration: int, batch: int) -> DrawnGroups:
         """Repeat parts 1 to 3 with other prompts where all samples of a prompt score the same. A collective."""
-        settings = self.settings
+        drawing = self.settings.drawing
         # An order of its own, so that later iterations keep their prompts.
-        order = derived_seed(settings.seed, "replacement", iteration, batch)
+        order = derived_seed(self.settings.seed, "replacement", iteration, batch)
 
         def draw(attempt: int, count: int) -> Samples:
-            first = attempt * settings.prompts_per_batch * self.ranks.world_size
+            first = attempt * drawing.prompts_per_batch * self.ranks.world_size
             rows = self.prompt_source.spare(order, first, count * self.ranks.world_size)
             prompts, seeds = self._own(rows, first, "replacement", iteration, batch)
             return self.score(prompts, self.roll_out(prompts, seeds))
 
-        return with_differing_groups(samples, draw, settings.dynamic_sampling_tries, settings.experience)
+        return with_differing_groups(samples, draw, drawing.dynamic_sampling_tries, self.settings.experience)
 
     def experience_of(self, samples: Samples) -> Experience:
         """Parts 4 to 6; an estimator that needs it first gets a scored greedy response to each prompt."""
         settings = self.settings.experience
-        greedy = None
-        if settings.estimator.needs_greedy:
-            prompts = collate_prompts(samples.rows, self.settings.sampling.pad_token_id)
-            with self.clock.phase("2_rollout"):
-                drawn = self._drawn(prompts, 1, [0] * len(samples.rows), temperature=0.0)
-            greedy = self.score(prompts, drawn)
-        return make_experience(samples, greedy, self.roles, settings, self.kl_control.kl_coef, self.clock)
+        greedy = self._greedy(samples.rows) if settings.estimator.needs_greedy else None
+        kl_coef = self.kl_control.kl_coef
+        return make_experience(samples, self.roles, settings, kl_coef, clock=self.clock, greedy=greedy)
+
+    def _greedy(self, rows: Sequence[PromptRow]) -> Samples:
+        """Return a scored greedy response to each prompt. A collective."""
+        sampling = replace(self.settings.drawing.sampling, temperature=0.0)
+        prompts = collate_prompts(rows, sampling.pad_token_id)
+        with self.clock.phase("2_rollout"):
+            drawn = self._drawn(prompts, [0] * len(rows), sampling)
+        return self.score(prompts, drawn)
 
     @timed("7_learn")
     def learn(
@@ -209,7 +229,7 @@ class PpoTrainer:
         figures["train/tokens_per_second_per_rank"] = tokens / step_seconds / self.ranks.world_size
         figures |= _milliseconds_per_token(seconds, tokens, drawn)
         if flops is not None:
-            figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.meters[0].peak_flops_per_second
+            figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.updates.meters[0].peak_flops_per_second
         figures |= self.rollout_engine.figures()
         self.metrics.write(iteration, figures)
         self._divergence.see(iteration, figures)
@@ -218,7 +238,7 @@ class PpoTrainer:
 
     def steer_kl(self, figures: dict[str, float], experiences: Sequence[Experience]) -> None:
         """Let the controller move the KL's coefficient for the next iteration."""
-        sequences = sum(len(experience.scores_B) for experience in experiences) * self.ranks.world_size
+        sequences = sum(len(experience.counts_B) for experience in experiences) * self.ranks.world_size
         if self.roles.reference is not None:
             self.kl_control.update(figures["rollout/kl"], sequences)
 
@@ -227,12 +247,6 @@ class PpoTrainer:
         bound = self.settings.stop_kl
         return bound is not None and figures.get("rollout/kl", 0.0) > bound
 
-    def evaluates_after(self, iteration: int) -> bool:
-        """Return whether held-out prompts are due after this iteration."""
-        settings = self.settings
-        by_count = settings.eval_interval > 0 and iteration % settings.eval_interval == 0
-        return by_count or completes_epochs(iteration, settings.eval_epochs, settings.rollouts_per_epoch)
-
     @timed("checkpoint")
     def save_checkpoint(
         self,
@@ -240,6 +254,7 @@ class PpoTrainer:
         last: bool,
         figures: Mapping[str, float],
         before: PpoEvaluation | None,
+        *,
         after: PpoEvaluation | None,
     ) -> None:
         """Write a checkpoint if one is due. A collective."""
@@ -275,7 +290,7 @@ class PpoTrainer:
         if self._warned_of_cut or cut_share < _MANY_CUT:
             return
         self._warned_of_cut = True
-        limit = f"--max_answer_seq_len {self.settings.sampling.max_new_tokens:,} tokens"
+        limit = f"--max_answer_seq_len {self.settings.drawing.sampling.max_new_tokens:,} tokens"
         if "conversation/turns" in figures:
             limit = "the limits of conversations (conversation/cut_by_... in metrics.jsonl tells which)"
         log(
@@ -284,27 +299,6 @@ class PpoTrainer:
             "--mask_truncated_responses)",
             self.ranks.is_main,
         )
-
-    def _own(self, rows: Sequence[PromptRow], first: int, *purpose: str | int) -> tuple[PromptBatch, list[int]]:
-        """Return this rank's share of all ranks' prompts from position `first` on, and a seed for each position."""
-        own = slice(self.ranks.rank, None, self.ranks.world_size)
-        seeds = [derived_seed(self.settings.seed, *purpose, first + place) for place in range(len(rows))[own]]
-        return collate_prompts(rows[own], self.settings.sampling.pad_token_id), seeds
-
-    def _drawn(self, prompts: PromptBatch, count: int, seeds: Sequence[int], temperature: float) -> Rollout:
-        device = self.ranks.device
-        rows, width = prompts.prompt_ids_BP.shape
-        most = self.settings.sampling.max_new_tokens
-        shape = f"{rows} prompts of at most {width} tokens, {count} responses of at most {most} tokens to each"
-        with (
-            memory_explained("a rollout", self.ranks.rank, lambda: shape),
-            self.rollout_engine.lent(self.roles.whole_actor) as model,
-        ):
-            ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
-            sampling = replace(self.settings.sampling, temperature=temperature)
-            media = self.settings.experience.media_of(prompts.rows)
-            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows, media)
-            return rolled_out(self.rollout_engine, model, request)
 
 
 def _milliseconds_per_token(seconds: Mapping[str, float], tokens: float, drawn: float) -> dict[str, float]:
@@ -318,7 +312,7 @@ def _milliseconds_per_token(seconds: Mapping[str, float], tokens: float, drawn: 
 
 
 def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:
-    """What the progress shows of a rollout with its updates."""
+    """Return what the progress shows of a rollout with its updates."""
     cut_share = 1.0 - figures["rollout/ended_share"]
     rate = figures.get("actor/learning_rate", figures.get("critic/learning_rate"))  # the critic's while it warms up
     found = [ShownFigure("score", figures["rollout/score"])]

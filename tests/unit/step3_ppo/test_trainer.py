@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from tests.support.plain_roles import plain_roles
+from tests.support.step3_records import changed as changed_settings
+from tests.support.step3_records import made as made_settings
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.contracts.settings import PpoSettings
@@ -29,6 +31,7 @@ from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceLayout
 
 PROMPTS = [PromptRow(index, np.array([10 + index], dtype=np.int32), f"prompt {index}", None) for index in range(20)]
 
@@ -72,14 +75,14 @@ def made_trainer(
     assert algorithm is not None
     ranks = Ranks(rank, rank, world_size, torch.device("cpu"))
     roles, _ = plain_roles(last_tokens, algorithm.estimator.needs_critic, algorithm.wants_reference, ranks, rate)
-    settings = PpoSettings(
-        total_rollouts=3, prompts_per_batch=4 // world_size, generation_batches=1,
+    settings = made_settings(
+        PpoSettings, total_rollouts=3, prompts_per_batch=4 // world_size, generation_batches=1,
         sequences_per_minibatch=ppo.sequences_per_minibatch, ppo_epochs=1, critic_warmup=0,
         dynamic_sampling_tries=tries, eval_interval=0, seed=7, sampling=Sampling(4, 0.9, 0, 1.0, 0, 1),
-        experience=experience_settings(algorithm, ppo, None, PlanSettings(1), 1),
+        experience=experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1)),
         learning=learning_settings(algorithm, ppo), evaluates_first=True,
     )  # fmt: skip
-    settings = dataclasses.replace(settings, **(changed or {}))
+    settings = changed_settings(settings, **(changed or {}))
     return PpoTrainer(roles, engine, PromptSource(PROMPTS, 7), Updates(roles, settings), None, settings, None)
 
 
@@ -117,8 +120,8 @@ def test_the_greedy_baseline_is_one_response_a_prompt():
     made = trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
     assert engine.calls[1].prompts == engine.calls[0].prompts[::2] and engine.calls[1].temperature == 0.0
     assert {"1_prompts", "2_rollout", "3_score"} <= trainer.clock.read().keys()
-    assert trainer.settings.experience.estimator is ESTIMATORS["remax"] and made.scores_B.tolist() == [6.0] * 8
-    kl_BR = made.old_logprobs_BR - made.ref_logprobs_BR
+    assert trainer.settings.experience.estimator is ESTIMATORS["remax"] and made.scored.scores_B.tolist() == [6.0] * 8
+    kl_BR = made.old_logprobs_BR - made.read.ref_logprobs_BR
     torch.testing.assert_close(made.rewards_BR, 6.0 - 0.1 * kl_BR)
     assert torch.equal(made.advantages_BR, made.rewards_BR - 5.0) and kl_BR.abs().min() > 0.0
 

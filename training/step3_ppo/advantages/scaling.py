@@ -17,6 +17,7 @@ def scaled(
     values_B: torch.Tensor,
     inputs: AdvantageInputs,
     settings: AdvantageSettings,
+    *,
     usual: str | None = "group",
 ) -> torch.Tensor:
     """Return advantages / (the standard deviation of `values_B` + 1e-6), with denominator n - 1.

@@ -1,1 +1,1 @@
-"""What the parts of step 3 hand to each other, and their settings."""
+"""Records that the parts of step 3 hand to each other, and their settings."""

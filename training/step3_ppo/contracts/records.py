@@ -1,4 +1,4 @@
-"""What passes between the numbered parts of step 3, every field with its shape.
+"""Records that pass between the numbered parts of step 3, every field with its shape.
 
 B sequences (of this rank), P prompt tokens, R response tokens (the longest response of the batch).
 
@@ -13,13 +13,14 @@ Score 1.5 for the first, KL coefficient 0.1 and log-probability differences d: i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+    from training.step3_ppo.mismatch.weights import Corrected
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.token_rows import TokenRows
@@ -94,40 +95,46 @@ def sequence_number(rank: int, index: int, samples_per_prompt: int, world_size: 
 
 
 @dataclass(frozen=True)
+class Readings:
+    """Numbers that the models' forwards give for each token that was drawn, as of Experience; None where not read.
+
+    logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature.
+    collisions_BR: of the same policy, the sum of p^2 over the vocabulary.
+    ref_logprobs_BR: of the reference; None without a KL.
+    kl_BR: the exact KL to the reference.
+    values_BR: of the critic, in the state that chooses the token; None without a critic.
+    """
+
+    logprobs_BR: torch.Tensor | None = None
+    collisions_BR: torch.Tensor | None = None
+    ref_logprobs_BR: torch.Tensor | None = None
+    kl_BR: torch.Tensor | None = None
+    values_BR: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Experience:
     """A rollout with everything that learning needs. All [B, R] are float32, of the tokens that were drawn
     (`Rollout.drawn`: all of a response, but for inserted tags of parallel thinking), and 0 behind them.
 
-    scores_B: before what the response's length and end take off; reward_parts: its summands; outcomes_B: after it, as
-        samples of a prompt are compared (Scored).
     counts_B: bool, False where the response is left out of the loss.
     rewards_BR: score at the last token, minus the KL at each token if the KL is in the reward.
     advantages_BR: whitened over all ranks if the estimator or the user asks for it, over what counts; then 0 where the
         response is left out.
-    old_logprobs_BR: of the actor that rolled out, by the training forward, at the sampling temperature, or the
-        rollout's own with --mismatch_bypass; None where the update is exactly on-policy and nothing else reads them.
-    ref_logprobs_BR: of the reference; None without a KL.
-    values_BR: of the critic, in the state that chooses the token; returns_BR: advantages before whitening + values;
-        both None without a critic.
-    weights_BR: correct the rollout's mismatch; None without a correction.
-    score_norms_BR: 1 - 2 p + the sum of p^2 over the vocabulary, the square of the gradient of log p by the logits;
-        None where nobody asks.
-    kept_BR: bool, False where a rejected token is in no denominator of the actor's loss; None where all are.
+    returns_BR: advantages before whitening + values; None without a critic.
+    old_logprobs_BR: those that were read, or the rollout's own with --mismatch_bypass; None where the update is exactly
+        on-policy and nothing else reads them.
+    correction: of the rollout's mismatch; its fields are None without one.
     reusable: this rank's forwards with their graphs, for --reuse_forwards.
     """
 
     rollout: Rollout
-    scores_B: torch.Tensor
+    scored: Scored
     counts_B: torch.Tensor
     rewards_BR: torch.Tensor
     advantages_BR: torch.Tensor
-    old_logprobs_BR: torch.Tensor | None = None
-    ref_logprobs_BR: torch.Tensor | None = None
-    values_BR: torch.Tensor | None = None
-    returns_BR: torch.Tensor | None = None
-    weights_BR: torch.Tensor | None = None
-    kept_BR: torch.Tensor | None = None
-    score_norms_BR: torch.Tensor | None = None
-    outcomes_B: torch.Tensor | None = None
-    reward_parts: dict[str, torch.Tensor] = field(default_factory=dict)
+    returns_BR: torch.Tensor | None
+    read: Readings
+    old_logprobs_BR: torch.Tensor | None
+    correction: Corrected
     reusable: Sequence[Forward] = ()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.utils.base.console import LogPace
-from training.utils.layout.rank_share import SequenceRows, rank_share
+from training.utils.layout.order import completes_epochs
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.traces import Traces
 
 if TYPE_CHECKING:
-    import torch
-
     from training.step3_ppo.advantages import Estimator
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.kl import KlEstimator
@@ -21,11 +18,8 @@ if TYPE_CHECKING:
     from training.step3_ppo.losses import PolicyLoss
     from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.step3_ppo.mismatch.settings import MismatchSettings
-    from training.utils.contracts.documents import TokenSequence
-    from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import Sampling
-    from training.utils.contracts.rows import PromptRow
-    from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
     from training.utils.models.flops import ComputeMeter
 
@@ -41,7 +35,7 @@ class KlSettings:
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """What the end and the length of a response do to its score; see the flags of the same names. max_tokens: of a
+    """Effects of the end and the length of a response on its score; see the flags of the same names. max_tokens: of a
     response. max_prompt_tokens: of a prompt, None if unknown."""
 
     max_tokens: int
@@ -53,66 +47,61 @@ class LengthSettings:
 
 
 @dataclass(frozen=True)
-class ExperienceSettings:
-    """Of parts 3 to 6; see the flags of the same names.
+class ScoringSettings:
+    """Settings of part 3. rewards: their weighted sum is the score. clip_reward, score_scale: the reward model's, the
+    latter of --normalize_reward_scores, or None."""
 
-    score_scale: of --normalize_reward_scores, or None.
-    samples_per_prompt: adjacent sequences of a rollout that form a group.
-    mismatch: None does not correct.
+    clip_reward: float
+    length: LengthSettings
+    rewards: Rewards = MODEL_ALONE
+    score_scale: ScoreScale | None = None
+
+
+@dataclass(frozen=True)
+class ReadingSettings:
+    """Settings of part 4.
+
     reads_old_logprobs: False where the update is exactly on-policy and nothing else reads them.
-    rewards: their weighted sum is the score; score_scale and clip_reward are the reward model's.
-    rank: this one, of plan.ranks.
     reuses_forwards: read with graphs, from which the one update learns; excludes dropout.
     with_entropy: of the forwards that are reused.
-    reports_variance: variance proxies of the gradient, from the policy's distributions.
-    media: of the prompts; None where none has some.
+    with_collisions: the old policy's forward sums the squares of its probabilities.
     """
 
     temperature: float
-    score_scale: ScoreScale | None
-    clip_reward: float
+    reads_old_logprobs: bool
+    reuses_forwards: bool = False
+    with_entropy: bool = False
+    with_collisions: bool = False
+
+
+@dataclass(frozen=True)
+class ExperienceSettings:
+    """Settings of parts 3 to 6; see the flags of the same names.
+
+    samples_per_prompt: adjacent sequences of a rollout that form a group.
+    mismatch: None does not correct.
+    reports_variance: variance proxies of the gradient, from the policy's distributions.
+    """
+
     samples_per_prompt: int
+    layout: SequenceLayout
+    scoring: ScoringSettings
+    reading: ReadingSettings
+    kl: KlSettings
     estimator: Estimator
     advantage: AdvantageSettings
     whiten_advantages: bool
-    kl: KlSettings
-    length: LengthSettings
-    mismatch: MismatchSettings | None
-    reads_old_logprobs: bool
-    plan: PlanSettings
-    pad_token_id: int
-    rewards: Rewards = MODEL_ALONE
-    rank: int = 0
-    reuses_forwards: bool = False
-    with_entropy: bool = False
+    mismatch: MismatchSettings | None = None
     reports_variance: bool = False
-    media: RunMedia | None = None
-
-    @property
-    def reads_collisions(self) -> bool:
-        """Whether the old policy's forward sums the squares of its probabilities."""
-        return self.estimator.needs_policy or self.reports_variance
-
-    def media_of(self, prompts: Sequence[PromptRow]) -> Any:
-        """Return what a rollout reads of the media of prompts (`RolloutRequest.media`); None where none has some."""
-        return None if self.media is None else self.media.of_prompts([row.media for row in prompts])
-
-    def share(
-        self,
-        sequences: Sequence[TokenSequence],
-        device: torch.device,
-        sharing: bool = True,
-        with_before: bool = False,
-    ) -> list[SequenceRows]:
-        """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
-        plan, pad, rank, media = self.plan, self.pad_token_id, self.rank, self.media
-        return rank_share(sequences, plan, pad, rank, device, sharing, with_before, media)
 
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """Of part 7; see the flags of the same names. policy_loss, aggregation: entries of their tables. bypass: the
-    correction where the loss makes it, from the policy of each update; None where the experience has it."""
+    """Settings of the losses of part 7; see the flags of the same names.
+
+    policy_loss, aggregation: entries of their tables. bypass: the correction where the loss makes it, from the policy
+        of each update; None where the experience has it.
+    """
 
     policy_loss: PolicyLoss
     policy: PolicyLossSettings
@@ -127,34 +116,56 @@ class LearningSettings:
 
 
 @dataclass(frozen=True)
-class PpoSettings:
-    """Of the loop; counts are per rank.
+class UpdateSettings:
+    """Settings of part 7: ppo_epochs passes over a rollout, in minibatches of sequences_per_minibatch of each rank.
 
-    total_rollouts: of the run; each is followed by ppo_epochs passes over minibatches.
     critic_warmup: number of first rollouts that train only the critic.
-    dynamic_sampling_tries: 0 keeps all prompts.
-    stop_kl, stop_update_kl: see the flags.
     meters: of actor and critic; empty leaves MFU out.
-    rollouts_per_epoch: not rounded.
     """
 
-    total_rollouts: int
-    prompts_per_batch: int
-    generation_batches: int
+    learning: LearningSettings
     sequences_per_minibatch: int
     ppo_epochs: int
-    critic_warmup: int
-    dynamic_sampling_tries: int
-    eval_interval: int
-    seed: int
-    sampling: Sampling
-    experience: ExperienceSettings
-    learning: LearningSettings
-    evaluates_first: bool
-    stop_kl: float | None = None
+    critic_warmup: int = 0
     stop_update_kl: float | None = None
     meters: tuple[ComputeMeter, ...] = ()
-    traces: Traces = Traces()
+
+
+@dataclass(frozen=True)
+class DrawingSettings:
+    """Settings of parts 1 and 2; counts are per rank. dynamic_sampling_tries: 0 keeps all prompts."""
+
+    sampling: Sampling
+    prompts_per_batch: int
+    generation_batches: int = 1
+    dynamic_sampling_tries: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluationTimes:
+    """When held-out prompts are evaluated, besides after the last rollout. rollouts_per_epoch: not rounded."""
+
+    evaluates_first: bool
+    eval_interval: int = 0
     eval_epochs: float = 0.0
     rollouts_per_epoch: float = 0.0
+
+    def are_due(self, rollouts: int) -> bool:
+        """Return whether held-out prompts are due after so many rollouts."""
+        by_count = self.eval_interval > 0 and rollouts % self.eval_interval == 0
+        return by_count or completes_epochs(rollouts, self.eval_epochs, self.rollouts_per_epoch)
+
+
+@dataclass(frozen=True)
+class PpoSettings:
+    """Settings of the loop. total_rollouts: of the run. stop_kl: see the flag."""
+
+    total_rollouts: int
+    seed: int
+    drawing: DrawingSettings
+    experience: ExperienceSettings
+    updates: UpdateSettings
+    evaluation: EvaluationTimes
+    stop_kl: float | None = None
+    traces: Traces = Traces()
     log_pace: LogPace = LogPace()

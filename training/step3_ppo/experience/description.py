@@ -21,7 +21,7 @@ from training.utils.engine.ranks.collectives import gathered
 from training.utils.environments.episodes import FAILURES
 
 if TYPE_CHECKING:
-    from training.step3_ppo.contracts.records import Experience
+    from training.step3_ppo.contracts.records import Experience, Readings
     from training.step3_ppo.contracts.settings import ExperienceSettings
 
 
@@ -62,7 +62,7 @@ def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
     it. A collective; ranks may have different names."""
     values: dict[str, list[float]] = {}
     for experience in experiences:
-        for name, part_B in experience.reward_parts.items():
+        for name, part_B in experience.scored.parts.items():
             values.setdefault(name, []).extend(value for value in part_B.tolist() if not math.isnan(value))
     return {f"reward/{name}": mean for name, mean in _means(values).items()}
 
@@ -99,7 +99,7 @@ def _means(numbers: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def _measures(experience: Experience, settings: ExperienceSettings) -> list[Measure]:
     """Return the measures of one experience, the same list for each experience and rank."""
     rollout, mask_BR = experience.rollout, experience.rollout.drawn.mask_BR
-    old_BR, ref_BR, sampled_BR = experience.old_logprobs_BR, experience.ref_logprobs_BR, rollout.drawn.logprobs_BR
+    read, old_BR, sampled_BR = experience.read, experience.old_logprobs_BR, rollout.drawn.logprobs_BR
     lengths_B, prompts_B = rollout.response_lengths_B.float(), rollout.prompt_mask_BP.sum(dim=1).float()
     measures = [
         Measure(lengths_B + prompts_B, {"total": "rollout/tokens"}),
@@ -110,7 +110,7 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         Measure(~rollout.ended_B, {"mean": "rollout/clipped_share"}),
         Measure(rollout.ended_B & (lengths_B == 1), {"mean": "rollout/empty_share"}),
         Measure(prompts_B, spread("rollout/prompt_tokens")),
-        Measure(experience.scores_B, spread("rollout/score", mean="rollout/score")),
+        Measure(experience.scored.scores_B, spread("rollout/score", mean="rollout/score")),
         # With the KL's part, where the reward has one.
         Measure(experience.rewards_BR.double().sum(dim=1), spread("rollout/reward", mean="rollout/reward")),
         Measure(rollout.ended_B, {"mean": "rollout/ended_share"}),
@@ -119,35 +119,46 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         # E[-log p(token)] over tokens drawn from p: an estimate of the entropy that costs no forward.
         Measure(-sampled_BR[mask_BR], {"mean": "rollout/entropy"}),
     ]
-    if settings.length.max_prompt_tokens is not None:
-        measures.append(Measure(prompts_B >= settings.length.max_prompt_tokens, {"mean": "rollout/full_prompt_share"}))
-    if experience.score_norms_BR is not None:
-        power_B = (experience.advantages_BR.square() * experience.score_norms_BR).sum(dim=1)
+    if settings.scoring.length.max_prompt_tokens is not None:
+        measures.append(
+            Measure(prompts_B >= settings.scoring.length.max_prompt_tokens, {"mean": "rollout/full_prompt_share"})
+        )
+    if settings.reports_variance:
+        norms_BR = score_norms(read, mask_BR)
+        power_B = (experience.advantages_BR.square() * norms_BR).sum(dim=1)
         measures.append(Measure(power_B, {"mean": "variance/power"}))
-        measures.append(Measure(experience.score_norms_BR.sum(dim=1), {"mean": "variance/energy"}))
+        measures.append(Measure(norms_BR.sum(dim=1), {"mean": "variance/energy"}))
     if rollout.paths is not None:
         measures += [
             Measure(rollout.paths.inserted_BR.any(dim=1), {"mean": "rollout/with_paths"}),
             Measure(rollout.paths.positions_B, spread("rollout/response_positions", mean="rollout/response_positions")),
         ]
-    if experience.outcomes_B is not None:
-        measures.append(Measure(experience.outcomes_B, {"mean": "rollout/outcome"}))
-        if settings.samples_per_prompt > 1:
-            equal = equal_groups(experience.outcomes_B, settings.samples_per_prompt)
-            measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))
-    if ref_BR is not None:  # without a training forward, from the rollout's log-probabilities
-        kl_BR = (sampled_BR if old_BR is None else old_BR) - ref_BR
+    measures.append(Measure(experience.scored.outcomes_B, {"mean": "rollout/outcome"}))
+    if settings.samples_per_prompt > 1:
+        equal = equal_groups(experience.scored.outcomes_B, settings.samples_per_prompt)
+        measures.append(Measure(equal, {"mean": "rollout/equal_groups"}))
+    if read.ref_logprobs_BR is not None:  # without a training forward, from the rollout's log-probabilities
+        kl_BR = (sampled_BR if old_BR is None else old_BR) - read.ref_logprobs_BR
         measures.append(Measure(torch.where(mask_BR, kl_BR, 0.0).sum(dim=1), {"mean": "rollout/kl"}))
     if old_BR is not None and not (settings.mismatch is not None and settings.mismatch.bypass):
-        measures += mismatch_measures(old_BR, sampled_BR, mask_BR, settings.mismatch, experience.weights_BR)
+        measures += mismatch_measures(
+            old_BR, sampled_BR, mask_BR, settings.mismatch, weights_BR=experience.correction.weights_BR
+        )
     if experience.returns_BR is None:  # no critic learns from them
         returns_BR = discounted_sums(torch.where(mask_BR, experience.rewards_BR, 0.0), settings.advantage.gamma)
         measures.append(Measure(returns_BR[mask_BR], spread("rollout/return")))
-    if experience.values_BR is not None and experience.returns_BR is not None:
-        values_M, returns_M = experience.values_BR[mask_BR], experience.returns_BR[mask_BR]
+    if read.values_BR is not None and experience.returns_BR is not None:
+        values_M, returns_M = read.values_BR[mask_BR], experience.returns_BR[mask_BR]
         measures += [
             Measure(values_M, spread("critic/value")),
             Measure(returns_M, spread("critic/return")),
             Measure(returns_M - values_M, {"mean": "critic/error_mean", "std": "critic/error_std"}),
         ]
     return measures
+
+
+def score_norms(read: Readings, mask_BR: torch.Tensor) -> torch.Tensor:
+    """Return 1 - 2 p + the sum of p^2 over the vocabulary on response tokens, the square of the gradient of log p by
+    the logits; 0 elsewhere."""
+    assert read.logprobs_BR is not None and read.collisions_BR is not None  # read where the variance is reported
+    return torch.where(mask_BR, 1.0 - 2.0 * read.logprobs_BR.exp() + read.collisions_BR, 0.0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,6 @@ from training.utils.engine.ranks.collectives import gathered, several_ranks
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings
-    from training.utils.contracts.rows import PromptRow
 
 
 def equal_groups(outcomes_B: torch.Tensor, samples_per_prompt: int) -> torch.Tensor:
@@ -48,8 +48,7 @@ class GroupCounts:
         return {f"dynamic_sampling/{each.name}": float(getattr(self, each.name)) for each in fields(self)}
 
 
-@dataclass(frozen=True)
-class DrawnGroups:
+class DrawnGroups(NamedTuple):
     """The samples that a batch trains on, and those that it leaves out. samples, left_out: of this rank."""
 
     samples: Samples
@@ -65,7 +64,7 @@ def with_differing_groups(
     draw(attempt, prompts): this rank's samples of that many prompts, its share of the attempt's. Rollouts are
         collectives, so every rank draws the same number; those beyond the number that all ranks lack are dropped.
     """
-    ranks, rank, each = settings.plan.ranks, settings.rank, settings.samples_per_prompt
+    ranks, rank, each = settings.layout.plan.ranks, settings.layout.rank, settings.samples_per_prompt
     left_out: list[LeftOut] = []
     counts = GroupCounts()
     for attempt in range(tries):
@@ -80,7 +79,7 @@ def with_differing_groups(
         replaced = [place // ranks for place in taken if place % ranks == rank]
         dropped = [own for own, equal in enumerate(is_equal) if equal and own * ranks + rank < len(gaps)]
         for order, (groups, source) in enumerate(((replaced, samples), (dropped, fresh))):
-            found = _picked([_Part.of(source)], groups, settings)
+            found = _picked([source], groups, settings)
             keys = [(attempt, order, group * ranks + rank) for group in groups]
             left_out.append(LeftOut(keys, found.rows, found.rollout, found.scored.scores_B))
         samples = _filled(samples, fresh, taken, settings)
@@ -99,53 +98,40 @@ def places_of(flags_of_ranks: Sequence[Sequence[bool]]) -> list[int]:
     )
 
 
-class _Part(NamedTuple):
-    """Samples whose scores are there, as ranks send them to each other."""
-
-    rows: tuple[PromptRow, ...]
-    rollout: Rollout
-    scored: Scored
-
-    @staticmethod
-    def of(samples: Samples) -> _Part:
-        return _Part(samples.rows, samples.rollout, samples.scored)
-
-
 def _filled(samples: Samples, fresh: Samples, taken: dict[int, int], settings: ExperienceSettings) -> Samples:
     """Return this rank's samples with the groups at the places of `taken` replaced, each by the fresh group of that
     number among all ranks'. A collective."""
-    ranks, rank = settings.plan.ranks, settings.rank
+    ranks, rank = settings.layout.plan.ranks, settings.layout.rank
     sources = [[place for place in taken.values() if place % ranks == other] for other in range(ranks)]
-    own = _picked([_Part.of(fresh)], [place // ranks for place in sources[rank]], settings)
-    parts = [_Part.of(samples), *_from_all_ranks(own, samples.rollout.response_lengths_B.device)]
+    own = _picked([fresh], [place // ranks for place in sources[rank]], settings)
+    parts = [samples, *_from_all_ranks(own, samples.rollout.response_lengths_B.device)]
     numbers = {place: len(samples.rows) + at for at, place in enumerate(chain.from_iterable(sources))}
     groups = list(range(len(samples.rows)))
     for gap, place in taken.items():
         if gap % ranks == rank:
             groups[gap // ranks] = numbers[place]
-    rows, rollout, scored = _picked(parts, groups, settings)
-    rollout = replace(rollout, seconds=samples.rollout.seconds + fresh.rollout.seconds)
-    return Samples(rows, rollout, lambda: scored)
+    found = _picked(parts, groups, settings)
+    return replace(found, rollout=replace(found.rollout, seconds=samples.rollout.seconds + fresh.rollout.seconds))
 
 
-def _from_all_ranks(own: _Part, device: torch.device) -> list[_Part]:
-    """Return every rank's part, in the order of ranks, with its tensors on `device`. A collective."""
+def _from_all_ranks(own: Samples, device: torch.device) -> list[Samples]:
+    """Return every rank's samples, in the order of ranks, with their tensors on `device`. A collective."""
     if not several_ranks():
         return [own]
-    return [_moved(part, device) for part in gathered(_moved(own, torch.device("cpu")))]
+    cpu = torch.device("cpu")
+    parts = gathered((own.rows, _moved(own.rollout, cpu), _moved(own.scored, cpu)))
+    return [Samples(rows, _moved(rollout, device), partial(_moved, scored, device)) for rows, rollout, scored in parts]
 
 
-def _moved(part: _Part, device: torch.device) -> _Part:
-    def of(value: Any) -> Any:
-        if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{field.name: of(getattr(value, field.name)) for field in fields(value)})
-        return value.to(device) if isinstance(value, torch.Tensor) else value
-
-    scored = replace(of(part.scored), parts={name: value.to(device) for name, value in part.scored.parts.items()})
-    return _Part(part.rows, of(part.rollout), scored)
+def _moved(value: Any, device: torch.device) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: _moved(getattr(value, field.name), device) for field in fields(value)})
+    if isinstance(value, dict):
+        return {name: _moved(part, device) for name, part in value.items()}
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def _picked(parts: Sequence[_Part], groups: Sequence[int], settings: ExperienceSettings) -> _Part:
+def _picked(parts: Sequence[Samples], groups: Sequence[int], settings: ExperienceSettings) -> Samples:
     """Return the groups of these numbers, counted through all parts."""
     rows = [row for part in parts for row in part.rows]
     each, device = settings.samples_per_prompt, parts[0].rollout.response_lengths_B.device
@@ -163,8 +149,8 @@ def _picked(parts: Sequence[_Part], groups: Sequence[int], settings: ExperienceS
         rounding_B=torch.cat([own.rounding_B for own in every])[taken_B],
         parts={name: reward(name) for name in dict.fromkeys(name for own in every for name in own.parts)},
     )
-    rollout = _joined([part.rollout for part in parts], taken_B, settings.pad_token_id)
-    return _Part(tuple(rows[group] for group in groups), rollout, scored)
+    rollout = _joined([part.rollout for part in parts], taken_B, settings.layout.pad_token_id)
+    return Samples(tuple(rows[group] for group in groups), rollout, lambda: scored)
 
 
 def _joined(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) -> Rollout:

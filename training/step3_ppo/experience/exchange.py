@@ -15,10 +15,11 @@ from training.utils.base.transfer import moved
 from training.utils.contracts.documents import TokenSequence
 from training.utils.contracts.media import media_numbers, media_of_numbers
 from training.utils.engine.ranks.collectives import gathered, several_ranks
+from training.utils.layout.rank_share import rank_share
 
 if TYPE_CHECKING:
-    from training.step3_ppo.contracts.settings import ExperienceSettings
     from training.utils.contracts.token_rows import TokenRows
+    from training.utils.layout.rank_share import SequenceLayout
 
 Packed = dict[str, Any]
 _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
@@ -48,8 +49,9 @@ def unpacked_values(packed: Packed, device: torch.device) -> list[torch.Tensor]:
 
 def read_balanced(
     sequences: Sequence[TokenSequence],
-    settings: ExperienceSettings,
+    layout: SequenceLayout,
     read: Callable[[Sequence[int], TokenRows], dict[str, torch.Tensor]],
+    *,
     count: Callable[[TokenSequence], int],
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
@@ -62,9 +64,9 @@ def read_balanced(
     if several_ranks():
         parts = [unpacked_sequences(part) for part in gathered(packed_sequences(sequences))]
     all_ranks = [sequence for part in parts for sequence in part]
-    first = sum(len(part) for part in parts[: settings.rank])
+    first = sum(len(part) for part in parts[: layout.rank])
     by_name: dict[str, dict[int, torch.Tensor]] = {}
-    for indices, laid_out in settings.share(all_ranks, device):
+    for indices, laid_out in rank_share(all_ranks, layout, device):
         rows = moved(laid_out, device)
         sizes = [count(all_ranks[index]) for index in indices]
         for name, values in read(indices, rows).items():

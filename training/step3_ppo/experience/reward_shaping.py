@@ -13,6 +13,7 @@ def shaped_rewards(
     kl_BR: torch.Tensor,
     response_lengths_B: torch.Tensor,
     kl_coef: float,
+    *,
     turns_BR: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return rewards_BR: the score on each response's last real token, minus kl_coef x KL on every token.

@@ -37,6 +37,7 @@ def of_kl(
     logprobs_BR: torch.Tensor,
     ref_logprobs_BR: torch.Tensor,
     kl_BR: torch.Tensor,
+    *,
     nats_BR: torch.Tensor,
 ) -> torch.Tensor:
     """Return [B, R], how far the KL of a token moves where its log-probability moves by `nats_BR` to either side. The

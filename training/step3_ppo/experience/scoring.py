@@ -8,7 +8,8 @@ B sequences of this rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     """Start the reward functions, score with the reward model, and return the samples; reading `scored` waits for the
     functions. A collective, and so is the reading. rows: the prompts, each with the same number of adjacent
     responses."""
-    rewards, device = settings.rewards, rollout.response_lengths_B.device
+    rewards, device = settings.scoring.rewards, rollout.response_lengths_B.device
     rules = {reward.name: reward.rule for reward in rewards.named if reward.rule is not None}
     texts = rewards.texts_of(rollout) if rewards.texts_of is not None else []
     more = further_columns(rows, rollout, rewards)
@@ -47,7 +48,7 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
 
     def collect() -> Scored:
         if model is not None:
-            _check_scores(model.values_B, rows, rollout)
+            _check_finite(model.values_B, rows, partial(_diverged, rows, rollout))
         answers = wait()
         nothing_B = torch.zeros(len(rollout.response_lengths_B), device=device)
         summands, rounding_B, parts = list[torch.Tensor](), nothing_B, dict[str, torch.Tensor]()
@@ -63,9 +64,9 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
                 parts |= {f"{reward.name}/{key}": torch.tensor(each, device=device) for key, each in values.items()}
             summands.append(reward.weight * parts[reward.name])
         scores_B = sum(summands, nothing_B)
-        outcomes_B = outcome_scores(rollout, scores_B, settings.length)
+        outcomes_B = outcome_scores(rollout, scores_B, settings.scoring.length)
         rounding_B = rounding_B + rounding_of_sums(torch.stack([*summands, outcomes_B - scores_B], dim=1))
-        _check_sums(outcomes_B, summands, rows, settings)
+        _check_finite(outcomes_B, rows, partial(_overflowing, rewards, summands))
         group_B = torch.arange(len(scores_B), device=device) // max(len(scores_B) // len(rows), 1)
         return Scored(scores_B, settled(outcomes_B, rounding_B, group_B), rounding_B, parts)
 
@@ -120,58 +121,69 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
     clip_reward; equal responses to a prompt are read once. Of a conversation that forks it reads the last part, which
     is all of it as the chat template writes it by then."""
     assert roles.reward_model is not None  # loaded wherever --reward has the model
-    model, device = roles.reward_model, rollout.response_lengths_B.device
+    model, device, scoring = roles.reward_model, rollout.response_lengths_B.device, settings.scoring
     read_B = [sequence.parts[-1] for sequence in rollout.sequences()]
     first_B = first_alike(read_B)
     once = sorted(set(first_B))
     read = read_balanced(
-        [read_B[place] for place in once], settings, lambda _, rows: {"score": model(rows)}, lambda _: 1, device
+        [read_B[place] for place in once],
+        settings.layout,
+        lambda _, rows: {"score": model(rows)},
+        count=lambda _: 1,
+        device=device,
     )
     places = {place: at for at, place in enumerate(once)}
     scores_B = read["score"][[places[first] for first in first_B]]
     rounding_B = share(torch.float32 if roles.scorer is None else roles.scorer.dtype) * scores_B.abs()
-    if settings.score_scale is not None:
-        scores_B = (scores_B - settings.score_scale.mean) / settings.score_scale.std
-        rounding_B = rounding_B / settings.score_scale.std
-    clipped_B = scores_B.clamp(-settings.clip_reward, settings.clip_reward)
+    if scoring.score_scale is not None:
+        scores_B = (scores_B - scoring.score_scale.mean) / scoring.score_scale.std
+        rounding_B = rounding_B / scoring.score_scale.std
+    clipped_B = scores_B.clamp(-scoring.clip_reward, scoring.clip_reward)
     rounding_B = torch.where(clipped_B == scores_B, rounding_B, 0.0)  # the limit is exact
     return Rounded(torch.where(scores_B.isfinite(), clipped_B, scores_B), rounding_B)  # infinite is reported later
 
 
-def _check_sums(
-    outcomes_B: torch.Tensor, summands: Sequence[torch.Tensor], rows: Sequence[PromptRow], settings: ExperienceSettings
-) -> None:
-    """ThreestepError on every rank if an outcome of any rank's sample overflows, of summands that do not. A
-    collective."""
-    faulty = (~outcomes_B.isfinite()).nonzero().flatten().tolist()
-    if not largest(len(faulty), outcomes_B.device):
+def beside(scored: Scored, greedy: Scored, samples_per_prompt: int) -> torch.Tensor:
+    """Return the score of the greedy response to each sample's prompt: the sample's score if the two differ by rounding
+    alone, as those of one text do that two forwards scored."""
+    greedy_B, rounding_B = (
+        each_G.repeat_interleave(samples_per_prompt) for each_G in (greedy.outcomes_B, greedy.rounding_B)
+    )
+    own_B = scored.outcomes_B
+    return torch.where((own_B - greedy_B).abs() <= torch.maximum(rounding_B, scored.rounding_B), own_B, greedy_B)
+
+
+def _check_finite(values_B: torch.Tensor, rows: Sequence[PromptRow], problem_of: Callable[[int, str], str]) -> None:
+    """ThreestepError on every rank if a value of any rank's sample is not finite. A collective.
+
+    problem_of: the index of the first such sample, and in words its value, their number and its row
+    """
+    faulty = (~values_B.isfinite()).nonzero().flatten().tolist()
+    if not largest(len(faulty), values_B.device):
         return
     problem = None
     if faulty:
-        row = rows[faulty[0] // (len(outcomes_B) // len(rows))]
-        shares = zip(settings.rewards.named, summands, strict=True)
-        told = ", ".join(f"{reward.name} {float(each_B[faulty[0]]):.3g}" for reward, each_B in shares)
-        problem = (
-            f"expected a score that is finite in float32, got {float(outcomes_B[faulty[0]])} for {len(faulty)} of "
-            f"{len(outcomes_B)} samples, the first of them row {row.row_id} (uid {row.uid}), whose rewards times their "
-            f"weights are {told}; give smaller weights in --reward, or smaller rewards and penalties"
-        )
+        row = rows[faulty[0] // (len(values_B) // len(rows))]
+        those = f"{float(values_B[faulty[0]])} for {len(faulty)} of {len(values_B)} samples, the first of them row "
+        problem = problem_of(faulty[0], f"{those}{row.row_id} (uid {row.uid})")
     raise ThreestepError(next(found for found in gathered(problem) if found is not None))
 
 
-def _check_scores(scores_B: torch.Tensor, rows: Sequence[PromptRow], rollout: Rollout) -> None:
-    """ThreestepError on every rank if the reward model's score of any rank's sample is not finite. A collective."""
-    faulty = (~scores_B.isfinite()).nonzero().flatten().tolist()
-    if not largest(len(faulty), scores_B.device):
-        return
-    problem = None
-    if faulty:
-        row = rows[faulty[0] // (len(scores_B) // len(rows))]
-        prompt = row.prompt_text[-SHOWN_CHARACTERS:]
-        problem = (
-            f"the reward model's score is {float(scores_B[faulty[0]])} for {len(faulty)} of {len(scores_B)} samples, "
-            f"the first of them row {row.row_id} (uid {row.uid}), whose prompt ends {prompt!r}, with the response ids "
-            f"{rollout.response_of(faulty[0]).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this "
-            "--dtype; evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
-        )
-    raise ThreestepError(next(found for found in gathered(problem) if found is not None))
+def _overflowing(rewards: Rewards, summands: Sequence[torch.Tensor], index: int, those: str) -> str:
+    """Return the message for a sum that overflows, of summands that do not."""
+    shares = zip(rewards.named, summands, strict=True)
+    parts = ", ".join(f"{reward.name} {float(each_B[index]):.3g}" for reward, each_B in shares)
+    return (
+        f"expected a score that is finite in float32, got {those}, whose rewards times their weights are {parts}; give "
+        "smaller weights in --reward, or smaller rewards and penalties"
+    )
+
+
+def _diverged(rows: Sequence[PromptRow], rollout: Rollout, index: int, those: str) -> str:
+    """Return the message for a score of the reward model."""
+    prompt = rows[index // (len(rollout.response_lengths_B) // len(rows))].prompt_text[-SHOWN_CHARACTERS:]
+    return (
+        f"the reward model's score is {those}, whose prompt ends {prompt!r}, with the response ids "
+        f"{rollout.response_of(index).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this --dtype; "
+        "evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
+    )

@@ -87,7 +87,15 @@ def training_sequences(
     sequences: list[TrainingSequence] = []
     for experience in experiences:
         lengths, counts = experience.rollout.drawn.lengths_B.tolist(), experience.counts_B.tolist()
-        fields_BR = [getattr(experience, f"{name[:-1]}BR") for name in _FIELDS]
+        read, correction = experience.read, experience.correction
+        fields_BR = (
+            experience.advantages_BR,
+            experience.old_logprobs_BR,
+            read.ref_logprobs_BR,
+            read.values_BR,
+            experience.returns_BR,
+            *correction,
+        )
         for index, (tokens, length) in enumerate(zip(experience.rollout.sequences(), lengths, strict=True)):
             number = sequence_number(rank, len(sequences), samples_per_prompt, world_size)
             fields_r: list[Any] = [None if field_BR is None else field_BR[index, :length] for field_BR in fields_BR]

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC, Estimator
 from training.step3_ppo.advantages.inputs import AdvantageSettings
-from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LearningSettings, LengthSettings
+from training.step3_ppo.contracts.settings import (
+    ExperienceSettings,
+    KlSettings,
+    LearningSettings,
+    LengthSettings,
+    ReadingSettings,
+    ScoringSettings,
+)
 from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstimator
 from training.step3_ppo.kl.control import KlControl
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.base.errors import Mistakes
-    from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
 
 
@@ -81,13 +88,13 @@ def selected_algorithm(
         f"--overlong_buffer_tokens expects at most --max_answer_seq_len {ppo.max_answer_seq_len}, got "
         f"{flags.overlong_buffer_tokens}",
     )
-    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, ppo, mistakes)
+    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, ppo, mistakes=mistakes)
     kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]
     return Algorithm(flags, mismatch, estimator, policy_loss, kl_estimator)
 
 
 def _note_mismatch(
-    given: MismatchArguments, policy_loss: str, has_ratio: bool, ppo: PpoArguments, mistakes: Mistakes
+    given: MismatchArguments, policy_loss: str, has_ratio: bool, ppo: PpoArguments, *, mistakes: Mistakes
 ) -> None:
     """Note a correction that does not go with the policy loss, and flags of one where there is none."""
     found = mistakes.note(given.chosen, _default_correction(ppo))
@@ -110,11 +117,10 @@ def _note_mismatch(
 def experience_settings(
     algorithm: Algorithm,
     ppo: PpoArguments,
-    scale: ScoreScale | None,
-    plan: PlanSettings,
-    pad_token_id: int,
+    layout: SequenceLayout,
     rewards: Rewards = MODEL_ALONE,
-    rank: int = 0,
+    *,
+    scale: ScoreScale | None = None,
 ) -> ExperienceSettings:
     """Return the settings of parts 3 to 6."""
     flags, estimator = algorithm.flags, algorithm.estimator
@@ -131,26 +137,24 @@ def experience_settings(
         or ppo.report_variance
         or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
     )
-    return settings_of(
-        ExperienceSettings,
-        ppo,
-        score_scale=scale,
+    length = settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len, defaults=("max_prompt_tokens",))
+    return ExperienceSettings(
         samples_per_prompt=ppo.num_samples_per_prompt,
+        layout=layout,
+        scoring=ScoringSettings(ppo.clip_reward, length, rewards, scale),
+        reading=ReadingSettings(
+            ppo.temperature,
+            reads_old_logprobs,
+            reuses_forwards=ppo.reuse_forwards,
+            with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
+            with_collisions=estimator.needs_policy or ppo.report_variance,
+        ),
+        kl=kl,
         estimator=estimator,
         advantage=_advantage_settings(flags),
         whiten_advantages=estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages,
-        kl=kl,
-        length=settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len, defaults=("max_prompt_tokens",)),
         mismatch=mismatch,
-        reads_old_logprobs=reads_old_logprobs,
-        plan=plan,
-        pad_token_id=pad_token_id,
-        rewards=rewards,
-        rank=rank,
-        reuses_forwards=ppo.reuse_forwards,
         reports_variance=ppo.report_variance,
-        with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
-        defaults=("media",),
     )
 
 

@@ -225,12 +225,12 @@ class PpoArguments:
 
     @property
     def sequences_per_rollout(self) -> int:
-        """Of one rank, between two updates."""
+        """Sequences of one rank between two updates."""
         return self.per_device_generation_batch_size * self.num_samples_per_prompt * self.generation_batches
 
     @property
     def sequences_per_minibatch(self) -> int:
-        """Of one rank."""
+        """Sequences of one rank in an optimizer step."""
         return self.per_device_training_batch_size * self.gradient_accumulation_steps
 
     @property

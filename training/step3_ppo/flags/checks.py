@@ -31,7 +31,7 @@ _VLLM_SPECULATE = "--vllm_speculate"
 
 
 class Components(NamedTuple):
-    """What the names in the flags select."""
+    """The selection of the names in the flags."""
 
     rollout_engine: type[RolloutEngine]
     checker: Rule | None
@@ -47,7 +47,7 @@ class Components(NamedTuple):
 
     @property
     def with_critic_tokenizer(self) -> bool:
-        """Whether anything is loaded from --critic_model_name_or_path."""
+        """Something is loaded from --critic_model_name_or_path."""
         return self.with_reward_model or (self.algorithm.estimator.needs_critic and not self.share_trunk)
 
 
@@ -71,7 +71,7 @@ def checked_components(flags: PpoFlags) -> Components:
     environments = _checked_environments(flags, engine, mistakes)
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
-        _check_critic(roles, ppo, algorithm, rewards, mistakes)
+        _check_critic(roles, ppo, algorithm, rewards, mistakes=mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
@@ -197,7 +197,7 @@ def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
 
 
 def _check_critic(
-    roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], mistakes: Mistakes
+    roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], *, mistakes: Mistakes
 ) -> None:
     advantage, needs_critic = algorithm.flags.advantage, algorithm.estimator.needs_critic
     if needs_critic:

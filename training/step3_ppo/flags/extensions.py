@@ -28,7 +28,7 @@ def estimator_named(given: str) -> Estimator:
     def estimate(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, torch.Tensor | None]:
         result = call_user(estimator.estimate, _copied(inputs), settings)
         names, shape = ("advantages_BR", "returns_BR"), inputs.rewards_BR.shape
-        _check_pair("--advantage", given, names, result, shape, estimator.needs_critic)
+        _check_pair("--advantage", given, names, result, shape=shape, is_complete=estimator.needs_critic)
         return result
 
     return replace(estimator, estimate=estimate)
@@ -43,7 +43,7 @@ def policy_loss_named(given: str) -> PolicyLoss:
 
     def loss(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
         result = call_user(policy_loss.loss, _copied(tokens), settings)
-        _check_pair("--policy_loss", given, ("loss_M", "clipped_M"), result, tokens.logprobs_M.shape)
+        _check_pair("--policy_loss", given, ("loss_M", "clipped_M"), result, shape=tokens.logprobs_M.shape)
         if tokens.logprobs_M.requires_grad and not result[0].requires_grad:
             raise ThreestepError(
                 f"--policy_loss expects loss_M of '{given}' to have a gradient, got none; compute it from logprobs_M"
@@ -62,7 +62,7 @@ def _copied(record: _Record) -> _Record:
 
 
 def _check_pair(
-    flag: str, given: str, names: tuple[str, str], result: Any, shape: torch.Size, is_complete: bool = True
+    flag: str, given: str, names: tuple[str, str], result: Any, *, shape: torch.Size, is_complete: bool = True
 ) -> None:
     """is_complete: the second may not be None."""
     if not isinstance(result, tuple) or len(result) != 2:

@@ -43,12 +43,12 @@ class PpoFlags(NamedTuple):
 
     @property
     def longest_tokens(self) -> int:
-        """Of a prompt with its response."""
+        """The most tokens of a prompt with its response."""
         return self.data.rows.max_prompt_seq_len + self.ppo.max_answer_seq_len
 
     @property
     def guests(self) -> GuestSettings:
-        """What trains beside actor and critic, or adds to their losses."""
+        """Settings of the guests, which train beside actor and critic or add to their losses."""
         return GuestSettings(self.roles.router_aux_loss_coef, self.mtp.settings())
 
     def settings_of_engine(self, engine: type[RolloutEngine]) -> RolloutSettings:

@@ -215,6 +215,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         return settings_of(EngineSettings, self, role, defaults=("deepspeed_config",))
 
     def frozen_engine(self, role: str) -> EngineSettings:
-        """Of the reference, which starts as the actor, or of the reward model, as which the critic starts."""
+        """Return settings of the reference, which starts as the actor, or of the reward model, as which the critic
+        starts."""
         offloads = self.offload_reference_model if role == "actor" else self.offload_reward_model
         return replace(self.engine(role), offload=self.offload or offloads)

@@ -5,10 +5,8 @@ M response tokens of a micro-batch, r of one sequence.
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
@@ -23,21 +21,21 @@ from training.step3_ppo.experience.sequences import (
     text_sequence,
     training_sequences,
 )
+from training.step3_ppo.learning.selection import Selected, selected_tokens
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
-from training.step3_ppo.losses.covariance import covariance_sums, covariances, smallest_selected_key, tokens_to_select
 from training.step3_ppo.losses.tokens import PolicyTokens
 from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
-from training.utils.contracts.documents import TokenSequence, first_alike, plain
+from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.rank_share import documents_of
+from training.utils.layout.rank_share import documents_of, rank_share
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -77,9 +75,7 @@ class Learner:
         roles, device = self.roles, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
         totals, actor_totals = self._totals(sequences)
-        selected = None
-        if self.settings.policy_loss.keys is not None:
-            selected = _selected_tokens(sequences, self.settings, totals.tokens, noise_seed, device)
+        selected = selected_tokens(sequences, self.settings, totals.tokens, noise_seed, device=device)
         batches = [
             (forward, TokenColumns([by_number[number] for number in forward.numbers], device))
             for forward in on_device(forwards, device)
@@ -106,7 +102,7 @@ class Learner:
         """Return the totals of all responses that count, which the step's denominators are, and those of the actor's
         loss, which rejected tokens may have left."""
         counted = [sequence for sequence in sequences if sequence.counts]
-        longest = float(self.experience.length.max_tokens)
+        longest = float(self.experience.scoring.length.max_tokens)
         tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
         return StepTotals(tokens, float(len(counted)), longest), StepTotals(*counted_by_the_actor(counted), longest)
 
@@ -121,7 +117,7 @@ class Learner:
             loss = pretraining_loss(actor(rows).logprobs_M, tokens)
             return MicroLoss(coefficient * loss, {"actor/pretraining_loss": loss})
 
-        shares = [moved(rows, device) for _, rows in self.experience.share(texts, device, sharing=False)]
+        shares = [moved(rows, device) for _, rows in rank_share(texts, self.experience.layout, device, sharing=False)]
         return [MicroBatch(rows, partial(loss_of, rows), learns=coefficient > 0) for rows in shares]
 
     def forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
@@ -132,71 +128,60 @@ class Learner:
             Forward(
                 [sequences[index].number for index in indices], rows, for_guests=pinned(guests.prepare(rows), device)
             )
-            for indices, rows in self.experience.share(tokens, device, with_before=guests.needs_before)
+            for indices, rows in rank_share(tokens, self.experience.layout, device, with_before=guests.needs_before)
         ]
 
-    def _read(self, forward: Forward) -> TokenLogprobs:
+    def _read(self, forward: Forward, with_logits: bool) -> TokenLogprobs:
         """Return the actor's log-probabilities of a micro-batch's targets."""
         if forward.policy is not None:
             return forward.policy
         with_entropy, more = self.settings.entropy_coef > 0, self.roles.actor_guests.forward_kwargs(forward.for_guests)
-        return self.roles.actor(
-            forward.rows, self.experience.temperature, with_entropy, with_logits=self._exact_kl, **more
-        )
-
-    @property
-    def _exact_kl(self) -> bool:
-        """Whether the loss has a KL over the whole vocabulary."""
-        kl = self.experience.kl
-        return kl.in_loss and kl.estimator.of_logits and self.roles.reference is not None
+        temperature = self.experience.reading.temperature
+        return self.roles.actor(forward.rows, temperature, with_entropy, with_logits=with_logits, **more)
 
     def _actor_loss(
-        self,
-        forward: Forward,
-        batch: TokenColumns,
-        totals: StepTotals,
-        selected: dict[int, torch.Tensor] | None,
+        self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: Selected | None
     ) -> MicroLoss:
-        """Return this micro-batch's part of the actor's loss. selected: by a sequence's number, the tokens that KL-Cov
-        or Clip-Cov treats apart; None for other losses."""
-        read = self._read(forward)
-        roles, settings, kl, temperature = self.roles, self.settings, self.experience.kl, self.experience.temperature
-        rows, exact_kl = forward.rows, self._exact_kl
-        selected_M = None
-        if selected is not None:
-            parts = [selected[number] for number in forward.numbers]
-            selected_M = torch.cat([rows.sequence_M.new_zeros(0).bool(), *parts])
-        ref_logits_MV = None
-        if exact_kl and roles.reference is not None:
-            with torch.no_grad():
-                ref_logits_MV = roles.reference(rows, temperature, with_logits=True).logits_MV
+        """Return this micro-batch's part of the actor's loss. selected: of KL-Cov and Clip-Cov; None for others."""
+        settings, kl, rows = self.settings, self.experience.kl, forward.rows
+        kl_in_loss = kl.in_loss and self.roles.reference is not None
+        read = self._read(forward, with_logits=kl_in_loss and kl.estimator.of_logits)
         # Exactly on-policy, the old policy is this one.
         old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
+        selected_M = None if selected is None else selected.of_rows(forward.numbers)
         tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, selected_M)
         weights_M = AGGREGATIONS[settings.aggregation](batch.actor_counted_M, rows.sequence_M, totals)
         policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
+        counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
         corrections_M = batch.weights_M
         if settings.bypass is not None:
-            corrections_M = loss_weights(tokens.log_ratio_M.detach(), rows.sequence_M, settings.bypass)
+            corrections_M = loss_weights(log_ratio_M, rows.sequence_M, settings.bypass)
         if corrections_M is not None:
             policy_M = policy_M * corrections_M
         loss = (policy_M * weights_M).sum()
-        counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
         seen = {
             "actor/policy_loss": loss,
             "actor/clip_fraction": (clipped_M * counted_M).sum(),
             "actor/ratio": (log_ratio_M.exp() * counted_M).sum(),
             "actor/update_kl": (-(log_ratio_M * counted_M)).sum(),
         }
-        if kl.in_loss and roles.reference is not None:
-            pair = (read.logits_MV, ref_logits_MV) if exact_kl else (read.logprobs_M, batch.ref_logprobs_M)
-            kl_loss = (kl.estimator.estimate(*pair) * weights_M).sum()
+        if kl_in_loss:
+            kl_loss = (self._kl_of_loss(read, rows, batch) * weights_M).sum()
             loss = loss + self.kl_coef * kl_loss
             seen["actor/kl_loss"] = kl_loss
         if read.entropies_M is not None:
             loss = loss + (entropy_loss(read.entropies_M, settings.entropy_coef) * weights_M).sum()
             seen["actor/entropy"] = (read.entropies_M.detach() * counted_M).sum()
         return MicroLoss(loss, seen, read)
+
+    def _kl_of_loss(self, read: TokenLogprobs, rows: TokenRows, batch: TokenColumns) -> torch.Tensor:
+        """Return the KL to the reference of each token, with a gradient."""
+        estimator, reference = self.experience.kl.estimator, self.roles.reference
+        if not estimator.of_logits or reference is None:
+            return estimator.estimate(read.logprobs_M, batch.ref_logprobs_M)
+        with torch.no_grad():
+            ref_logits_MV = reference(rows, self.experience.reading.temperature, with_logits=True).logits_MV
+        return estimator.estimate(read.logits_MV, ref_logits_MV)
 
     def _critic_loss(self, forward: Forward, batch: TokenColumns, totals: StepTotals) -> MicroLoss:
         values_M = forward.values_M
@@ -209,38 +194,6 @@ class Learner:
         loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
         clipped = (clipped_M * batch.counted_M).sum()
         return MicroLoss(loss, {"critic/value_loss": loss, "critic/clip_fraction": clipped})
-
-
-def _selected_tokens(
-    sequences: Sequence[TrainingSequence],
-    settings: LearningSettings,
-    tokens: float,
-    noise_seed: int,
-    device: torch.device,
-) -> dict[int, torch.Tensor]:
-    """Return bool by the sequence's number, selected among the tokens that count. Each sequence has its own noise.
-
-    Sequences that are read alike are ranked by the old log-probabilities of the first of them: rounding, by which those
-    of their forwards differ, would decide which of two equal tokens is selected.
-    """
-    assert settings.policy_loss.keys is not None
-    first = first_alike([sequence.tokens for sequence in sequences])
-    olds = [sequences[place].old_logprobs_r for place in first]
-    sequences = [replace(sequence, old_logprobs_r=old_r) for sequence, old_r in zip(sequences, olds, strict=True)]
-    counted = TokenColumns([sequence for sequence in sequences if sequence.counts], device)
-    assert counted.old_logprobs_M is not None  # reads_old_logprobs is True wherever tokens are selected
-    sums = covariance_sums(counted.advantages_M, counted.old_logprobs_M)
-    keys = []
-    for sequence in sequences:
-        assert sequence.old_logprobs_r is not None
-        generator = torch.Generator().manual_seed(derived_seed(noise_seed, sequence.number))
-        noise_r = torch.rand(len(sequence.advantages_r), generator=generator, dtype=torch.float64).to(device)
-        covariance_r = covariances(sequence.advantages_r, sequence.old_logprobs_r, sums)
-        keys.append(settings.policy_loss.keys(covariance_r, noise_r, settings.clip_cov_low, settings.clip_cov_high))
-    nothing = torch.empty(0, dtype=torch.float64, device=device)
-    those = torch.cat([nothing, *(key_r for key_r, sequence in zip(keys, sequences, strict=True) if sequence.counts)])
-    bound = smallest_selected_key(those, tokens_to_select(settings.cov_share, tokens))
-    return {sequence.number: key_r >= bound for key_r, sequence in zip(keys, sequences, strict=True)}
 
 
 @dataclass(eq=False)
@@ -262,19 +215,22 @@ class Updates:
     ) -> dict[str, float]:
         """Return figures, means over the minibatches. rows: this rank's prompts, named where a step goes wrong. A
         collective."""
-        settings, ranks = self.settings, self.ranks
+        ranks, experience, settings = self.ranks, self.settings.experience, self.settings.updates
         train_actor = iteration > settings.critic_warmup
-        samples = settings.experience.samples_per_prompt
-        own = training_sequences(experiences, samples, ranks.rank, ranks.world_size)
+        own = training_sequences(experiences, experience.samples_per_prompt, ranks.rank, ranks.world_size)
         sequences = sequences_of_all_ranks(own, ranks.device)
-        row_ids = _row_ids_of_all_ranks(rows, samples)
-        size = settings.sequences_per_minibatch * ranks.world_size
-        reusable = [forward for experience in experiences for forward in experience.reusable]  # of one minibatch
-        learner = Learner(self.roles, settings.experience, settings.learning, kl_coef, train_actor)
+        row_ids = _row_ids_of_all_ranks(rows, experience.samples_per_prompt)
+        reusable = [forward for each in experiences for forward in each.reusable]  # of one minibatch
+        learner = Learner(self.roles, experience, settings.learning, kl_coef, train_actor)
         steps: list[dict[str, float]] = []
-        most_kl = math.inf if settings.stop_update_kl is None else settings.stop_update_kl
         empty = computed = 0
-        for seed, places, laid_out in self._minibatches(learner, sequences, size, iteration, bool(reusable)):
+        minibatches = self._minibatches(len(sequences), iteration)
+        ahead: Ahead[list[int], list[Forward]] = Ahead(
+            lambda places: learner.forwards([sequences[place] for place in places]),
+            in_background=ranks.device.type == "cuda" and not reusable,
+        )
+        laid_out_ahead = ahead.each([places for _, places in minibatches])
+        for (seed, places), laid_out in zip(minibatches, laid_out_ahead, strict=True):
             picked = [sequences[index] for index in places]
             texts = self._next_texts(len(picked)) if train_actor else []
             if not any(sequence.counts for sequence in picked):  # there is nothing to learn
@@ -287,37 +243,19 @@ class Updates:
             if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                 self.roles.average.update()
             steps.append(figures)
-            if figures.get("actor/update_kl", 0.0) > most_kl:
+            if settings.stop_update_kl is not None and figures.get("actor/update_kl", 0.0) > settings.stop_update_kl:
                 break
         return self._figures(steps, empty, sequences, train_actor) | (rank_token_figures(computed) if steps else {})
 
-    def _minibatches(
-        self, learner: Learner, sequences: Sequence[TrainingSequence], size: int, iteration: int, are_read: bool
-    ) -> Iterator[tuple[int, list[int], Callable[[], list[Forward]]]]:
-        """Yield each minibatch of all epochs: its epoch's seed, its places among the sequences, and what returns its
-        forwards and begins to lay out the next, in a thread if the device is a GPU. are_read: there are forwards."""
-        epochs = range(self.settings.ppo_epochs)
-        seeds = [derived_seed(self.settings.seed, "minibatch", iteration, epoch) for epoch in epochs]
-        streams = [ShuffledStream(len(sequences), seed) for seed in seeds]
-        every = [
-            (seed, stream.take(start, size))
-            for seed, stream in zip(seeds, streams, strict=True)
-            for start in range(0, len(sequences), size)
-        ]
-        ahead: Ahead[list[int], list[Forward]] = Ahead(
-            lambda places: learner.forwards([sequences[place] for place in places]),
-            self.ranks.device.type == "cuda" and not are_read,
-        )
-
-        def laid_out(number: int) -> list[Forward]:
-            made = ahead.made(every[number][1])
-            if number + 1 < len(every):
-                ahead.begin(every[number + 1][1])
-            return made
-
-        with contextlib.closing(ahead):
-            for number, (seed, places) in enumerate(every):
-                yield seed, places, partial(laid_out, number)
+    def _minibatches(self, sequences: int, iteration: int) -> list[tuple[int, list[int]]]:
+        """Return each minibatch of all epochs: its epoch's seed, and its places among the sequences."""
+        size = self.settings.updates.sequences_per_minibatch * self.ranks.world_size
+        found = []
+        for epoch in range(self.settings.updates.ppo_epochs):
+            seed = derived_seed(self.settings.seed, "minibatch", iteration, epoch)
+            order = ShuffledStream(sequences, seed)
+            found += [(seed, order.take(start, size)) for start in range(0, sequences, size)]
+        return found
 
     def _next_texts(self, count: int) -> list[TokenSequence]:
         """Return one block of unsupervised text per sequence of the minibatch; none if no text is given."""
@@ -337,12 +275,12 @@ class Updates:
             values = [figures[name] for figures in steps if name in figures]
             means[name] = sum(values) / len(values)
         means |= {"train/minibatches": float(len(steps)), "train/empty_minibatches": float(empty)}
-        if settings.meters:
+        if settings.updates.meters:
             tokens = [sequence.tokens for sequence in sequences]
-            documents = documents_of(tokens, settings.experience.plan)
+            documents = documents_of(tokens, settings.experience.layout.plan)
             targets = sum(int(part.is_target.sum()) for part in tokens)
-            epochs = len(steps) * settings.sequences_per_minibatch * self.ranks.world_size / len(sequences)
-            trained = settings.meters if train_actor else settings.meters[1:]
+            epochs = len(steps) * settings.updates.sequences_per_minibatch * self.ranks.world_size / len(sequences)
+            trained = settings.updates.meters if train_actor else settings.updates.meters[1:]
             means["learn/flops"] = epochs * sum(meter.flops(documents, targets) for meter in trained)
         return means
 

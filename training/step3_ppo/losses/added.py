@@ -5,12 +5,7 @@ M response tokens, or tokens of text.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    import torch
 
 
 def value_loss(

@@ -22,6 +22,7 @@ def mismatch_measures(
     sampled_logprobs_BR: torch.Tensor,
     inside_BR: torch.Tensor,
     settings: MismatchSettings | None,
+    *,
     weights_BR: torch.Tensor | None = None,
 ) -> list[Measure]:
     """Return, over tokens: k1, k2 and k3, estimates of KL(rollout || train) (Schulman 2020), and |d|. Over responses:
@@ -53,7 +54,9 @@ def mismatch_measures(
         ]
     if settings is None:
         return measures
-    return measures + _of_correction(log_ratio_M, sequence_M, first_M, settings, weights_BR, inside_BR)
+    return measures + _of_correction(
+        log_ratio_M, sequence_M, first_M, settings, weights_BR=weights_BR, inside_BR=inside_BR
+    )
 
 
 def _probabilities(old_M: torch.Tensor, sampled_M: torch.Tensor) -> list[Measure]:
@@ -89,6 +92,7 @@ def _of_correction(
     sequence_M: torch.Tensor,
     first_M: torch.Tensor,
     settings: MismatchSettings,
+    *,
     weights_BR: torch.Tensor | None,
     inside_BR: torch.Tensor,
 ) -> list[Measure]:

@@ -16,6 +16,7 @@ from training.step3_ppo.mismatch.rejection import kept_tokens
 
 if TYPE_CHECKING:
     from training.step3_ppo.mismatch.settings import MismatchSettings
+    from training.utils.contracts.rollout import DrawnTokens
 
 MOST = 20.0  # bound of a log ratio, as verl's: exp(20) is 5e8, and its square is finite in float64
 
@@ -63,40 +64,52 @@ def weight_sums(weights_M: torch.Tensor, sequence_M: torch.Tensor, counted_M: to
 
 
 class Corrected(NamedTuple):
-    """weights_BR: float32, of each token's policy loss, 0 outside the response and where rejected. kept_BR: bool, False
-    where a token leaves the denominators of the actor's loss; None where all stay in them."""
+    """weights_BR: float32, of each token's policy loss, 0 outside the response and where rejected; None without a
+    correction. kept_BR: bool, False where a token leaves the denominators of the actor's loss; None where all stay."""
 
-    weights_BR: torch.Tensor
-    kept_BR: torch.Tensor | None
+    weights_BR: torch.Tensor | None = None
+    kept_BR: torch.Tensor | None = None
+
+
+def old_policy(
+    read_BR: torch.Tensor | None, drawn: DrawnTokens, settings: MismatchSettings | None
+) -> torch.Tensor | None:
+    """Return the old policy's log-probabilities: read_BR, of the training forward, or the rollout's own in a bypass."""
+    if settings is None or not settings.bypass:
+        return read_BR
+    return torch.where(drawn.mask_BR, drawn.logprobs_BR.float(), 0.0)
 
 
 def corrected(
-    old_logprobs_BR: torch.Tensor,
-    sampled_logprobs_BR: torch.Tensor,
-    inside_BR: torch.Tensor,
+    old_logprobs_BR: torch.Tensor | None,
+    drawn: DrawnTokens,
     counts_B: torch.Tensor,
-    settings: MismatchSettings,
+    settings: MismatchSettings | None,
+    *,
     over_ranks: Callable[[torch.Tensor], torch.Tensor],
 ) -> Corrected:
-    """Weigh and reject the tokens of a rollout. over_ranks: the sum of a tensor over all ranks, called only to
-    normalise.
+    """Weigh and reject the tokens of a rollout; nothing without settings or in a bypass. over_ranks: the sum of a
+    tensor over all ranks, called only to normalise.
 
     Normalised weights are divided by their mean over all ranks' tokens (responses, above the level of tokens), those
     of responses that do not count (counts_B) and what is rejected apart: first the bounds, then the mean, then the
     rejection.
     """
-    log_ratio_M = (old_logprobs_BR - sampled_logprobs_BR)[inside_BR]
-    sequence_M = sequences_of(inside_BR)
+    if settings is None or settings.bypass:
+        return Corrected()
+    assert old_logprobs_BR is not None  # reads_old_logprobs is True wherever there is a correction
+    log_ratio_M = (old_logprobs_BR - drawn.logprobs_BR)[drawn.mask_BR]
+    sequence_M = sequences_of(drawn.mask_BR)
     weights_M = importance_weights(log_ratio_M, sequence_M, settings)
     if settings.normalize:
         total, count = over_ranks(weight_sums(weights_M, sequence_M, counts_B[sequence_M], settings.level))
         weights_M = weights_M * (count / total if total > 0 else torch.ones_like(total)).to(weights_M.dtype)
     kept_M = kept_tokens(log_ratio_M, sequence_M, settings)
     outside_BR = torch.zeros_like(old_logprobs_BR)
-    weights_BR = outside_BR.masked_scatter(inside_BR, torch.where(kept_M, weights_M, 0.0))
+    weights_BR = outside_BR.masked_scatter(drawn.mask_BR, torch.where(kept_M, weights_M, 0.0))
     if settings.rejected == "stay" or not settings.rejects:
-        return Corrected(weights_BR, None)
-    return Corrected(weights_BR, outside_BR.bool().masked_scatter(inside_BR, kept_M))
+        return Corrected(weights_BR)
+    return Corrected(weights_BR, outside_BR.bool().masked_scatter(drawn.mask_BR, kept_M))
 
 
 def sequences_of(inside_BR: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ def engine_of_rows(
     environments: Environments,
     flags: PpoFlags,
     tokenizer: PreTrainedTokenizerBase,
+    *,
     end_token_ids: Sequence[int],
 ) -> ActingRollout:
     """Return the sampler of the rows' conversations on `engine` (see `acting_engine`)."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from training.step3_ppo.parts.acting import deciding_flags, engine_of_rows
-from training.step3_ppo.parts.replay import make_engine
+from training.step3_ppo.parts.replay import recorded_engine
 from training.step3_ppo.roles.loading import RolesNeeded, load_roles
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
@@ -21,30 +20,29 @@ from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.setup.setup import may_pack
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.step3_ppo.parts.inputs import Inputs
-    from training.step3_ppo.roles.roles import Roles, Tokenizers
-    from training.utils.contracts.rollout_engine import Decode, RolloutEngine
-    from training.utils.engine.ranks.startup import Ranks
+    from training.step3_ppo.parts.inputs import PpoOpening
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
     from training.utils.setup.guests import GuestSettings
 
 
-def open_rollout_engine(
-    flags: PpoFlags, components: Components, inputs: Inputs, roles: Roles, tokenizer: PreTrainedTokenizerBase
-) -> RolloutEngine:
+def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
     """Return what draws responses, checked against the actor's own forward. A collective, before a checkpoint changes
     the weights."""
-    ppo, ranks = flags.ppo, roles.actor.ranks
-    engine = make_engine(
-        partial(_engine, flags=flags, components=components, roles=roles, tokenizer=tokenizer, inputs=inputs),
-        lambda ids: str(tokenizer.decode(list(ids))),
-        ppo.rollout_dump,
-        ppo.rollout_replay,
-        ranks.rank,
-        deciding_flags(flags),
+    flags, components, inputs, ranks = opening.flags, opening.components, opening.inputs, opening.ranks
+    kind, tokenizer = components.rollout_engine, opening.tokenizers.actor
+
+    def create() -> RolloutEngine:
+        engine = kind.create(lambda ids: str(tokenizer.decode(list(ids))), flags.settings_of_engine(kind))
+        if components.speculation is not None:
+            _speculate(engine, components.speculation, roles, flags.run.seed)
+        if components.environments is None:
+            return engine
+        return engine_of_rows(engine, components.environments, flags, tokenizer, end_token_ids=inputs.end_token_ids)
+
+    engine = recorded_engine(
+        create, flags.ppo.rollout_dump, flags.ppo.rollout_replay, rank=ranks.rank, more=deciding_flags(flags)
     )
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
@@ -54,48 +52,29 @@ def open_rollout_engine(
     return engine
 
 
-def _engine(
-    decode: Decode | None,
-    flags: PpoFlags,
-    components: Components,
-    roles: Roles,
-    tokenizer: PreTrainedTokenizerBase,
-    inputs: Inputs,
-) -> RolloutEngine:
-    """What draws, by guesses if they are asked for, and with environments if there are any."""
-    kind = components.rollout_engine
-    engine = kind.create(decode, flags.settings_of_engine(kind))
-    if components.speculation is not None:
-        ranks, borrow_head = roles.actor.ranks, None
-        if components.speculation.by == BY_HEAD:
-            borrow_head = roles.actor_guests.lent_guesser(roles.actor_model, flags.run.seed)
-            assert borrow_head is not None, "checked with the flags"
-        engine.enable_speculation(components.speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
-    if components.environments is None:
-        return engine
-    return engine_of_rows(engine, components.environments, flags, tokenizer, inputs.end_token_ids)
+def _speculate(engine: RolloutEngine, speculation: Speculation, roles: Roles, seed: int) -> None:
+    """Let the engine draw by guesses, those of the head that is trained beside the actor if they need one."""
+    ranks, borrow_head = roles.actor.ranks, None
+    if speculation.by == BY_HEAD:
+        borrow_head = roles.actor_guests.lent_guesser(roles.actor_model, seed)
+        assert borrow_head is not None, "checked with the flags"
+    engine.enable_speculation(speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
 
 
-def open_roles(
-    flags: PpoFlags,
-    components: Components,
-    tokenizers: Tokenizers,
-    inputs: Inputs,
-    head_chunk_mb: int,
-    ranks: Ranks,
-) -> Roles:
+def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
     """Load the models that something needs, with what trains beside them, checked. A collective."""
+    flags, components, inputs = opening.flags, opening.components, opening.inputs
     _, optimizer_steps, warmup_steps = inputs.length
     algorithm = components.algorithm
     roles = load_roles(
         replace(flags.roles, head_chunk_mb=head_chunk_mb),  # type: ignore[call-arg]
-        tokenizers,
-        ranks,
+        opening.tokenizers,
+        opening.ranks,
         optimizer_steps,
-        warmup_steps,
-        flags.longest_tokens,
-        RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model),
-        inputs.media,
+        warmup_steps=warmup_steps,
+        longest_tokens=flags.longest_tokens,
+        needed=RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model),
+        media=inputs.media,
     )
     return with_guests(
         checked_roles(flags, roles),

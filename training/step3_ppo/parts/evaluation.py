@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from training.step3_ppo.experience.drawing import draw_responses
 from training.step3_ppo.experience.scoring import further_columns, start_rules, start_scoring
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.images.run.sample_pictures import keep_pictures
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.parts.inputs import Inputs
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
     from training.utils.contracts.rows import PromptRow
     from training.utils.images.data.reader import PixelReader
     from training.utils.rewards.calling.calling import Rule
@@ -75,10 +76,10 @@ class Evaluator:
         if not len(self.held_out.prompts):
             return None
         keep_pictures(self.folder, self.held_out.pixels, self.held_out.prompts)
-        sampled = self._samples_of_all_ranks(step, self.settings.sampling, self.held_out.samples_per_prompt)
+        sampled = self._samples_of_all_ranks(step, self.settings.drawing.sampling, self.held_out.samples_per_prompt)
         figures = evaluation_figures(sampled, "eval", self.settings.seed)
         if self.held_out.with_greedy:
-            greedy = self._samples_of_all_ranks(step, replace(self.settings.sampling, temperature=0.0), 1)
+            greedy = self._samples_of_all_ranks(step, replace(self.settings.drawing.sampling, temperature=0.0), 1)
             figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
@@ -109,20 +110,17 @@ class Evaluator:
 
     def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
         own = [self.held_out.prompts[index] for index in prompts]
-        batch = collate_prompts(own, self.settings.sampling.pad_token_id)
+        batch = collate_prompts(own, self.settings.drawing.sampling.pad_token_id)
         device = self.roles.actor.ranks.device
         indices = [(index, sample) for index in prompts for sample in range(each)]
         rows = [self.held_out.prompts[index] for index, _ in indices]
         # The first sample has the seed that it has where it is the only one.
         seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
-        ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-        media = self.settings.experience.media_of(own)
-        request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, each, own, media)
+        layout = self.settings.experience.layout
         with self.roles.reading(), torch.no_grad():
-            with self.rollout_engine.lent(self.roles.whole_actor) as model:
-                rollout = rolled_out(self.rollout_engine, model, request)
+            rollout = draw_responses(self.rollout_engine, self.roles, batch, sampling, seeds=seeds, layout=layout)
             scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
-        ends = self.settings.sampling.end_token_ids
+        ends = self.settings.drawing.sampling.end_token_ids
         responses = rollout.texts(self.tokenizer.decode, ends)
         columns: dict[str, Sequence[Any]] = {
             "prompt_index": [index for index, _ in indices],
@@ -137,12 +135,12 @@ class Evaluator:
             "columns": [row.columns for row in rows],
             **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
         }
-        if media is not None:
+        if rollout.media is not None:
             columns["images"] = [list(row.picture_digests) for row in rows]
         if rollout.conversations is not None:
             columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
         if self.checker is not None:
-            rules, rewards = {"--checker": self.checker}, self.settings.experience.rewards
+            rules, rewards = {"--checker": self.checker}, self.settings.experience.scoring.rewards
             more = further_columns(own, rollout, rewards)
             wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device, more)
             checks, values = wait()["--checker"]

@@ -1,10 +1,9 @@
-"""What a run of step 3 reads: tokenizers, prompts and unsupervised text, and how many rollouts they make."""
+"""Inputs of a run of step 3: tokenizers, prompts and unsupervised text, and the rollouts that they make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.data.chat.arguments import ChatArguments
@@ -82,7 +82,7 @@ def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | 
 
 
 class RunLength(NamedTuple):
-    """How long a run is. warmup_steps: those of the optimizer_steps that train the critic alone."""
+    """The length of a run. warmup_steps: those of the optimizer_steps that train the critic alone."""
 
     rollouts: int
     optimizer_steps: int
@@ -91,7 +91,7 @@ class RunLength(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the trainer reads, and for how long.
+    """The trainer's inputs, and the length of the run.
 
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
@@ -112,7 +112,18 @@ class Inputs:
     @property
     def media_of(self) -> Callable[[PromptRow], dict[str, Any]] | None:
         """Return the column that shows the media of a row to a reward; None where no prompt has some."""
-        return None if self.pixels is None else partial(media_of, self.pixels)
+        pixels = self.pixels
+        return None if pixels is None else lambda row: {"images": pictures_of(pixels, row)}
+
+
+class PpoOpening(NamedTuple):
+    """Flags, the selection of their names, and the inputs, from which models and the loop's settings are made."""
+
+    flags: PpoFlags
+    components: Components
+    tokenizers: Tokenizers
+    inputs: Inputs
+    ranks: Ranks
 
 
 def load_inputs(
@@ -120,6 +131,7 @@ def load_inputs(
     tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
     log: Callable[..., None],
+    *,
     environments: Environments | None = None,
 ) -> Inputs:
     """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make. environments: of the
@@ -154,10 +166,10 @@ def load_inputs(
         ppo.prompt_sampler,
         ppo.prompt_dataset,
         lambda: PromptMaker(data, tokenizer),
-        lambda rollout: rollout.texts(tokenizer.decode, ends),
-        run.seed,
-        ranks,
-        run.shuffle,
+        texts_of=lambda rollout: rollout.texts(tokenizer.decode, ends),
+        seed=run.seed,
+        ranks=ranks,
+        shuffled=run.shuffle,
     )
     fingerprint = " ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None)
     return Inputs(
@@ -173,11 +185,6 @@ def load_inputs(
         media=images,
         pixels=phase.pixels_of,
     )
-
-
-def media_of(pixels: PixelReader, row: PromptRow) -> dict[str, Any]:
-    """Return the column `images` of a prompt for reward functions."""
-    return {"images": pictures_of(pixels, row)}
 
 
 def pictures_of(pixels: PixelReader, row: PromptRow) -> DecodedPictures:

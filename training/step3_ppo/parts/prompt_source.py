@@ -25,7 +25,7 @@ from training.utils.layout.order import ShuffledStream
 if TYPE_CHECKING:
     import torch
 
-    from training.step3_ppo.contracts.records import Experience, LeftOut
+    from training.step3_ppo.contracts.records import LeftOut, Samples
     from training.utils.contracts.rollout import Rollout
     from training.utils.data.build.prompts import PromptMaker
     from training.utils.engine.ranks.startup import Ranks
@@ -173,9 +173,8 @@ class PromptSource:
         """Return replacements: the prompts at positions first .. of all there are, in shuffled epochs by `seed`."""
         return [self.prompts[row] for row in ShuffledStream(len(self.prompts), seed).take(first, count)]
 
-    def observe(self, rows: Sequence[PromptRow], experience: Experience, left_out: Sequence[LeftOut] = ()) -> None:
-        """Receive the results of this rank's prompts: `experience` has the same number of adjacent responses to each.
-        left_out: prompts that were scored and are not trained on."""
+    def observe(self, samples: Samples, left_out: Sequence[LeftOut] = ()) -> None:
+        """Receive the results of this rank's prompts. left_out: those that were scored and are not trained on."""
 
     def state_dict(self) -> State:
         return {}
@@ -214,9 +213,9 @@ class SampledPrompts(PromptSource):
     def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
         return on_main(lambda: super(SampledPrompts, self).spare(seed, first, count), self.ranks.is_main)
 
-    def observe(self, rows: Sequence[PromptRow], experience: Experience, left_out: Sequence[LeftOut] = ()) -> None:
+    def observe(self, samples: Samples, left_out: Sequence[LeftOut] = ()) -> None:
         # Ranks hold every world_size-th prompt: back into the order of the positions.
-        trained = self._answers(rows, experience.rollout, experience.scores_B)
+        trained = self._answers(samples.rows, samples.rollout, samples.scored.scores_B)
         groups = [group for place in zip(*gathered(trained), strict=True) for group in place]
         others: list[tuple[tuple[int, ...], _Answers]] = []
         for part in left_out:
@@ -258,6 +257,7 @@ def open_prompt_source(
     sampler_address: str | None,
     dataset_address: str | None,
     make_maker: Callable[[], PromptMaker],
+    *,
     texts_of: Callable[[Rollout], Sequence[str]],
     seed: int,
     ranks: Ranks,

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnPaths, Rollout
-from training.utils.contracts.rollout_engine import Decode, EngineWrapper, RolloutEngine, RolloutRequest
+from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,19 +38,19 @@ _TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.na
 _ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
 
-def make_engine(
-    kind: Callable[[Decode | None], RolloutEngine],
-    decode: Decode,
+def recorded_engine(
+    create: Callable[[], RolloutEngine],
     dump: str | None,
     replay: str | None,
+    *,
     rank: int,
     more: Mapping[str, Any] | None = None,
 ) -> RolloutEngine:
-    """Return an engine of `kind` whose rollouts are written to `dump`, if given; or the engine that reads `replay`.
+    """Return a created engine whose rollouts are written to `dump`, if given; or the engine that reads `replay`.
     more: what else decides the responses, by name, as JSON holds it."""
     if replay is not None:
         return ReplayRollout(replay, rank, more)
-    engine = kind(decode)
+    engine = create()
     return engine if dump is None else DumpingRollout(engine, dump, rank, more)
 
 
@@ -59,7 +59,7 @@ def file_of(folder: str | Path, index: int, rank: int) -> Path:
 
 
 class _Files:
-    """The files of a rank in `folder`. more: see `make_engine`. count: of rollouts so far."""
+    """The files of a rank in `folder`. more: see `recorded_engine`. count: of rollouts so far."""
 
     def __init__(self, folder: str | Path, rank: int, more: Mapping[str, Any] | None) -> None:
         self.folder, self.more, self.count, self.rank = Path(folder), dict(more or {}), 0, rank
@@ -125,7 +125,7 @@ class ReplayRollout(RolloutEngine):
         tensors, metadata = _read(path)
         records = metadata.pop(_RECORDS, None)
         _check_pictures(path, metadata.pop(_PICTURES, None), request)
-        _check_asked_alike(path, tensors, metadata, request, _metadata(request, self._files.more))
+        _check_asked_alike(path, tensors, metadata, request, wanted_settings=_metadata(request, self._files.more))
         self._files.count += 1
         columns: dict[str, Any] = {name: tensor.to(request.prompt_ids_BP.device) for name, tensor in tensors.items()}
         rollout = Rollout(**{name: columns[name] for name in _TENSORS}, seconds=time.perf_counter() - started)
@@ -144,7 +144,7 @@ class ReplayRollout(RolloutEngine):
 
 
 def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str]:
-    """What decides the responses, as JSON by name: safetensors keeps strings."""
+    """Return all that decides the responses, as JSON by name: safetensors keeps strings."""
     sampling = dataclasses.asdict(request.sampling)
     ends = sampling.pop("ends")
     settings = {
@@ -194,6 +194,7 @@ def _check_asked_alike(
     tensors: dict[str, torch.Tensor],
     metadata: dict[str, str],
     request: RolloutRequest,
+    *,
     wanted_settings: dict[str, str],
 ) -> None:
     for name in dict.fromkeys((*wanted_settings, *metadata)):

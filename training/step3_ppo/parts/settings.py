@@ -6,7 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.contracts.settings import PpoSettings
+from training.step3_ppo.contracts.settings import (
+    DrawingSettings,
+    EvaluationTimes,
+    PpoSettings,
+    UpdateSettings,
+)
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
@@ -14,6 +19,7 @@ from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
 from training.utils.images.run.row_images import why_not_kept, with_kept_features
+from training.utils.layout.rank_share import SequenceLayout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id
@@ -25,10 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.step3_ppo.flags.arguments import PpoArguments
-    from training.step3_ppo.flags.checks import Components
-    from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.step3_ppo.parts.inputs import Inputs
+    from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
@@ -36,44 +40,39 @@ if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
 
 
-def loop_settings(
-    flags: PpoFlags,
-    components: Components,
-    inputs: Inputs,
-    roles: Roles,
-    tokenizer: PreTrainedTokenizerBase,
-    scale: ScoreScale | None,
-) -> PpoSettings:
+def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -> PpoSettings:
     """Return the settings of the loop and its parts. A collective, which reads pictures and measures the matmul rate
     where that is asked for. scale: of `wanted_score_scale`"""
-    ppo, ranks, rollouts = flags.ppo, roles.actor.ranks, inputs.length.rollouts
-    sampling = _sampling(flags, inputs, roles.actor_model, tokenizer)
-    rewards = _rewards(flags, components, inputs, tokenizer)
-    plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks.world_size)
+    flags, components, _, inputs, ranks = opening
+    ppo, rollouts, sampling = flags.ppo, inputs.length.rollouts, _sampling(opening, roles.actor_model)
+    plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks=ranks.world_size)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
-    experience = experience_settings(
-        components.algorithm, ppo, scale, plan, tokenizer.pad_token_id, rewards, ranks.rank
-    )
-    settings = settings_of(
-        PpoSettings,
-        ppo,
-        total_rollouts=rollouts,
-        rollouts_per_epoch=inputs.data.steps_per_epoch,
-        prompts_per_batch=ppo.per_device_generation_batch_size,
-        critic_warmup=flags.algorithm.critic_warmup,
-        dynamic_sampling_tries=flags.algorithm.dynamic_sampling_tries,
-        seed=flags.run.seed,
-        sampling=sampling,
-        experience=replace(
-            experience,
-            length=replace(experience.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len),
-            media=with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log),
+    media = with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log)
+    layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media)
+    experience = experience_settings(components.algorithm, ppo, layout, _rewards(opening), scale=scale)
+    length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
+    experience = replace(experience, scoring=replace(experience.scoring, length=length))
+    tries, prompts = flags.algorithm.dynamic_sampling_tries, ppo.per_device_generation_batch_size
+    settings = PpoSettings(
+        rollouts,
+        flags.run.seed,
+        drawing=DrawingSettings(sampling, prompts, ppo.generation_batches, tries),
+        experience=experience,
+        updates=UpdateSettings(
+            learning_settings(components.algorithm, ppo),
+            ppo.sequences_per_minibatch,
+            ppo.ppo_epochs,
+            flags.algorithm.critic_warmup,
+            flags.algorithm.stop_update_kl,
+            _meters(roles, ranks) if ppo.report_mfu and rollouts else (),
         ),
-        learning=learning_settings(components.algorithm, ppo),
-        evaluates_first=ppo.val_before_train or ppo.val_only,
+        evaluation=settings_of(
+            EvaluationTimes,
+            ppo,
+            evaluates_first=ppo.val_before_train or ppo.val_only,
+            rollouts_per_epoch=inputs.data.steps_per_epoch,
+        ),
         stop_kl=flags.algorithm.stop_kl,
-        stop_update_kl=flags.algorithm.stop_update_kl,
-        meters=_meters(roles, ranks) if ppo.report_mfu and rollouts else (),
         traces=flags.run.traces(),
         log_pace=flags.reporting.pace(),
     )
@@ -83,8 +82,9 @@ def loop_settings(
     return settings
 
 
-def _sampling(flags: PpoFlags, inputs: Inputs, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-    """Settings of the drawing of responses."""
+def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
+    """Return the settings of the drawing of responses."""
+    flags, inputs, tokenizer = opening.flags, opening.inputs, opening.tokenizers.actor
     ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
     paths = _path_sampling(ppo, flags.data.chat, tokenizer)
     # The token that stands for images, where prompts have some, would be an image without pixels in a response.
@@ -101,11 +101,12 @@ def _sampling(flags: PpoFlags, inputs: Inputs, model: PreTrainedModel, tokenizer
     )
 
 
-def _rewards(flags: PpoFlags, components: Components, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> Rewards:
-    """The rewards of a response, and texts of a rollout for those that are functions."""
+def _rewards(opening: PpoOpening) -> Rewards:
+    """Return the rewards of a response, and texts of a rollout for those that are functions."""
+    inputs, tokenizer = opening.inputs, opening.tokenizers.actor
     return Rewards(
-        named=components.rewards,
-        timeout_seconds=flags.reward.reward_timeout,
+        named=opening.components.rewards,
+        timeout_seconds=opening.flags.reward.reward_timeout,
         columns=tuple(inputs.columns),
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
         turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
@@ -113,7 +114,7 @@ def _rewards(flags: PpoFlags, components: Components, inputs: Inputs, tokenizer:
     )
 
 
-def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, ranks: int) -> PlanSettings:
+def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, *, ranks: int) -> PlanSettings:
     """The layout of sequences over all ranks."""
     rows, most = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
     plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)

@@ -42,7 +42,7 @@ def _check_same_pixels(flags: RolesArguments, tokenizers: Tokenizers) -> None:
 
 
 class RolesNeeded(NamedTuple):
-    """Which models there are besides the actor."""
+    """Selects the models that there are besides the actor."""
 
     critic: bool = True
     reference: bool = True
@@ -54,6 +54,7 @@ def load_roles(
     tokenizers: Tokenizers,
     ranks: Ranks,
     total_steps: int,
+    *,
     warmup_steps: int = 0,
     longest_tokens: int = 0,
     needed: RolesNeeded | None = None,

@@ -404,14 +404,20 @@ _COLUMNS = {
 
 def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
     """Return what the engine draws, with the images of its prompts, every column checked: an engine may be a user's. It
-    is handed copies of the rows, and its columns are copied, as it may use their memory for its next rollout.
-
-    Raises ThreestepError for a column that is missing, of another type, or ragged: not one row for each sequence, not
-    as wide as the others, or a response that is empty or longer than its row.
-    """
+    is handed copies of the rows, and its columns are copied, as it may use their memory for its next rollout."""
     if request.rows is not None:
         request = replace(request, rows=[deepcopy(row) for row in request.rows])
-    rollout, kind = engine.roll_out(model, request), type(engine).__name__
+    rollout = engine.roll_out(model, request)
+    _check_columns(rollout, request, type(engine).__name__)
+    rollout = replace(rollout, **{name: getattr(rollout, name).clone() for name in _COLUMNS})
+    if request.media is None:
+        return rollout
+    return replace(rollout, media=request.media.repeated(request.samples_per_prompt))
+
+
+def _check_columns(rollout: Rollout, request: RolloutRequest, kind: str) -> None:
+    """ThreestepError for a column that is missing, of another type, or ragged: not one row for each sequence, not as
+    wide as the others, or a response that is empty or longer than its row. kind: of engine."""
     count, prompt = len(request.prompt_ids_BP) * request.samples_per_prompt, request.prompt_ids_BP.shape[1]
     ids = getattr(rollout, "response_ids_BR", None)
     width = ids.shape[1] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else "R"
@@ -429,14 +435,9 @@ def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRe
                 f"--rollout_engine: {kind} expects to return {name} as {expected}, one row for each of {count} "
                 f"sequences, got {got}; mend its roll_out"
             )
-    lengths = rollout.response_lengths_B.tolist()
-    for row, length in enumerate(lengths):
+    for row, length in enumerate(rollout.response_lengths_B.tolist()):
         if not 1 <= length <= int(width):
             raise ThreestepError(
                 f"--rollout_engine: {kind} expects to return response_lengths_B from 1 to the {width} columns of "
                 f"response_ids_BR, got {length} for sequence {row}; mend its roll_out"
             )
-    rollout = replace(rollout, **{name: getattr(rollout, name).clone() for name in _COLUMNS})
-    if request.media is None:
-        return rollout
-    return replace(rollout, media=request.media.repeated(request.samples_per_prompt))

@@ -65,6 +65,14 @@ class WholeModel:
             finally:
                 self.model.train(was_training)
             return
+        plain = self._filled_copy()
+        try:
+            yield plain
+        finally:
+            _release(plain)
+
+    def _filled_copy(self) -> PreTrainedModel:
+        """Return a copy with the whole weights. A collective."""
         if self._copy is None:
             self._copy = _empty_copy(self.model, self.engine)
         targets = {**dict(self._copy.named_parameters()), **dict(self._copy.named_buffers())}
@@ -75,10 +83,7 @@ class WholeModel:
             else:
                 target.copy_(tensor)
         self._copy.tie_weights()
-        try:
-            yield self._copy
-        finally:
-            _release(self._copy)
+        return self._copy
 
 
 def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, TokenSequence, plain
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.token_rows import TokenRows
 
 
@@ -27,20 +28,34 @@ class SequenceRows(NamedTuple):
     rows: TokenRows
 
 
+@dataclass(frozen=True)
+class SequenceLayout:
+    """The layout of sequences as micro-batches. rank: this one, of plan.ranks. media: of the prompts, which their rows
+    get; None where none has some."""
+
+    plan: PlanSettings
+    pad_token_id: int
+    rank: int = 0
+    media: RunMedia | None = None
+
+    def media_of(self, prompts: Sequence[PromptRow]) -> Any:
+        """Return what a rollout reads of the media of prompts (`RolloutRequest.media`); None where none has some."""
+        return None if self.media is None else self.media.of_prompts([row.media for row in prompts])
+
+
 def rank_share(
     sequences: Sequence[TokenSequence],
-    plan: PlanSettings,
-    pad_token_id: int,
-    rank: int,
+    layout: SequenceLayout,
     device: torch.device,
+    *,
     sharing: bool = True,
     with_before: bool = False,
-    media: RunMedia | None = None,
 ) -> list[SequenceRows]:
-    """Return the share of `rank` in all ranks' sequences: every rank has the same number of micro-batches, and nearly
+    """Return this rank's share of all ranks' sequences: every rank has the same number of micro-batches, and nearly
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
-    responses; those to one prompt share it, and what else `plan` says, if documents may share rows. with_before: the
-    rows have `before_NT`. media: of the sequences, which their rows get; None where none has some."""
+    responses; those to one prompt share it, and what else the plan says, if documents may share rows. with_before: the
+    rows have `before_NT`."""
+    plan = layout.plan
     if not sharing:  # tags are of drawn responses alone: other texts may quote them
         plan = replace(plan, tags=None)
     groups = _groups(sequences, plan, sharing)
@@ -49,12 +64,12 @@ def rank_share(
     if plan.packed:
         lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
     step = plan_step(lengths, plan, [len(each) for each in parts])
-    lacking = lacks_media(step, rank, [any(sequences[index].media for index in group) for group in groups])
+    lacking = lacks_media(step, layout.rank, [any(sequences[index].media for index in group) for group in groups])
     shares = []
-    for micro_batch, lacks in zip(step[rank], lacking, strict=True):
+    for micro_batch, lacks in zip(step[layout.rank], lacking, strict=True):
         members = [[groups[place] for place in row] for row in micro_batch]
         filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in members]
-        rows = laid_out([row for each in filled for row in each], pad_token_id, media, lacks, with_before)
+        rows = laid_out([row for each in filled for row in each], layout.pad_token_id, layout.media, lacks, with_before)
         indices = [index for row in members for group in row for index in group]
         if any(sequences[index].forks for index in indices):
             rows = rows.of_whole_sequences([len(sequences[index].parts) for index in indices])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -30,6 +32,19 @@ class Ahead(Generic[Item, Made]):
         """Return the result begun last, if it was for `item`; otherwise make it now. Raises `make`'s exception."""
         begun, self._begun = self._begun, None
         return begun.result() if begun is not None and begun.item == item else self._make(item)
+
+    def each(self, items: Sequence[Item]) -> Iterator[Callable[[], Made]]:
+        """Yield for each item what returns its result, and begins that of the next."""
+
+        def made(number: int) -> Made:
+            result = self.made(items[number])
+            if number + 1 < len(items):
+                self.begin(items[number + 1])
+            return result
+
+        with contextlib.closing(self):
+            for number in range(len(items)):
+                yield partial(made, number)
 
     def close(self) -> None:
         """Wait for the thread, if one runs; what it makes is dropped."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 import torch
 
+from tests.support.step3_records import changed, made_experience
+from tests.support.step3_records import made as records_made
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.records import Experience
@@ -21,7 +22,8 @@ from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 
 CPU = torch.device("cpu")
-SETTINGS = ExperienceSettings(
+SETTINGS = records_made(
+    ExperienceSettings,
     temperature=1.0, score_scale=None, clip_reward=5.0, samples_per_prompt=2, estimator=ESTIMATORS["gae"],
     advantage=AdvantageSettings(1.0, 0.95, True), whiten_advantages=True,
     kl=KlSettings(KlControl(0.1), False, KL_ESTIMATORS["k1"]),
@@ -40,7 +42,7 @@ def made() -> Experience:
         sampled_logprobs_BR=torch.tensor([[-1.0, 0.0], [-2.0, -3.0]]),
         ended_B=torch.tensor([True, False]),
     )
-    return Experience(
+    return made_experience(
         rollout=rollout,
         scores_B=torch.tensor([1.0, 2.0]),
         counts_B=torch.tensor([True, False]),
@@ -113,7 +115,7 @@ def test_by_hand():
 def test_rewards_with_the_kls_part_and_returns_without_a_critic():
     """Rewards 1 | -0.5, 2 with gamma 1: returns 1 | 1.5, 2, sums 1 and 1.5. Columns behind a response are not read."""
     rewards_BR = torch.tensor([[1.0, 0.0], [-0.5, 2.0]])
-    without = dataclasses.replace(made(), rewards_BR=rewards_BR, values_BR=None, returns_BR=None)
+    without = changed(made(), rewards_BR=rewards_BR, values_BR=None, returns_BR=None)
     found = described([without, without], SETTINGS)
     of_sums = [found[f"rollout/reward{statistic}"] for statistic in ("", "_std", "_min", "_max")]
     assert of_sums == pytest.approx([1.25, 0.25, 1.0, 1.5])
@@ -129,8 +131,8 @@ def test_probabilities_in_training_and_in_the_rollout():
 
     def drawn(seed: int) -> Experience:
         old, sampled = -torch.rand(2, 2, 2, generator=generator) * 3
-        rollout = dataclasses.replace(made().rollout, sampled_logprobs_BR=sampled)
-        return dataclasses.replace(made(), rollout=rollout, old_logprobs_BR=old)
+        rollout = changed(made().rollout, sampled_logprobs_BR=sampled)
+        return changed(made(), rollout=rollout, old_logprobs_BR=old)
 
     each = [drawn(seed) for seed in range(5)]
     found = described(each, SETTINGS)
@@ -150,9 +152,9 @@ def test_probabilities_in_training_and_in_the_rollout():
 
 
 def test_equal_probabilities_correlate_exactly_and_constant_ones_not_at_all():
-    same = dataclasses.replace(made(), old_logprobs_BR=made().rollout.sampled_logprobs_BR)
+    same = changed(made(), old_logprobs_BR=made().rollout.sampled_logprobs_BR)
     assert described([same], SETTINGS)["mismatch/probability_correlation"] == 1.0
-    constant = dataclasses.replace(made(), old_logprobs_BR=torch.full((2, 2), -1.0))
+    constant = changed(made(), old_logprobs_BR=torch.full((2, 2), -1.0))
     assert "mismatch/probability_correlation" not in described([constant], SETTINGS)
 
 
@@ -161,34 +163,31 @@ def test_the_share_that_the_bounds_change():
 
 
 def test_returns_that_are_all_the_same_have_nothing_to_explain():
-    figures = described([dataclasses.replace(made(), returns_BR=torch.ones(2, 2))], SETTINGS)
+    figures = described([changed(made(), returns_BR=torch.ones(2, 2))], SETTINGS)
     assert "critic/explained_variance" not in figures and figures["critic/return_mean"] == 1.0
 
 
 def test_what_is_missing_has_no_figure():
-    bare = dataclasses.replace(
-        made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None, outcomes_B=None
-    )
+    bare = changed(made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None)
     figures = described([bare], SETTINGS)
     assert not any(name.startswith(("critic/", "mismatch/")) for name in figures)
     assert "rollout/kl" not in figures and "rollout/logprob_mismatch" not in figures
-    assert "rollout/outcome" not in figures and "rollout/equal_groups" not in figures
-    differing = dataclasses.replace(made(), outcomes_B=torch.tensor([1.0, 0.0]))
+    differing = changed(made(), outcomes_B=torch.tensor([1.0, 0.0]))
     assert described([differing], SETTINGS)["rollout/equal_groups"] == 0.0
-    alone = dataclasses.replace(SETTINGS, samples_per_prompt=1)
+    alone = changed(SETTINGS, samples_per_prompt=1)
     assert "rollout/equal_groups" not in described([made()], alone)
 
 
 def test_the_rollouts_own_log_probabilities_stand_in_for_the_kl():
-    sampled = described([dataclasses.replace(made(), old_logprobs_BR=None)], SETTINGS)
+    sampled = described([changed(made(), old_logprobs_BR=None)], SETTINGS)
     assert sampled["rollout/kl"] == pytest.approx((1.0 + 0.5 - 1.0) / 2)
 
 
 def test_rewards_are_means_over_those_that_have_them(monkeypatch):
     nan = float("nan")
-    first = dataclasses.replace(made(), reward_parts={"gsm8k": torch.tensor([1.0, 0.0])})
+    first = changed(made(), parts={"gsm8k": torch.tensor([1.0, 0.0])})
     both = {"gsm8k": torch.tensor([1.0, 1.0]), "gsm8k/n": torch.tensor([nan, 3.0]), "none": torch.tensor([nan, nan])}
-    second = dataclasses.replace(made(), reward_parts=both)
+    second = changed(made(), parts=both)
     assert reward_means([first, second]) == {"reward/gsm8k": 3 / 4, "reward/gsm8k/n": 3.0}
     assert described([first, second], SETTINGS)["reward/gsm8k"] == 3 / 4
     # Another rank has one response of each, and a value that this one lacks.
@@ -200,13 +199,15 @@ def test_rewards_are_means_over_those_that_have_them(monkeypatch):
 
 def test_variance_proxies_by_hand():
     """w 0.5; 1, 0.25 with A -1; 1, 3: powers 0.5 and 1 + 9 x 0.25 = 3.25, energies 0.5 and 1.25."""
-    own = dataclasses.replace(made(), score_norms_BR=torch.tensor([[0.5, 0.0], [1.0, 0.25]]))
-    figures = described([own], SETTINGS)
+    # 1 - 2 p + the sum of p^2 is that sum where p is a half.
+    sums_BR = torch.tensor([[0.5, 0.0], [1.0, 0.25]])
+    own = changed(made(), logprobs_BR=torch.full((2, 2), 0.5).log(), collisions_BR=sums_BR)
+    figures = described([own], changed(SETTINGS, reports_variance=True))
     assert (figures["variance/power"], figures["variance/energy"]) == (1.875, 0.875)
 
 
 def test_prompts_that_fill_their_room():
-    room = dataclasses.replace(SETTINGS, length=dataclasses.replace(SETTINGS.length, max_prompt_tokens=2))
+    room = changed(SETTINGS, max_prompt_tokens=2)
     assert described([made()], room)["rollout/full_prompt_share"] == 1.0
-    room = dataclasses.replace(SETTINGS, length=dataclasses.replace(SETTINGS.length, max_prompt_tokens=3))
+    room = changed(SETTINGS, max_prompt_tokens=3)
     assert described([made()], room)["rollout/full_prompt_share"] == 0.0

@@ -24,7 +24,8 @@ PAD = 9
 
 
 def settings_of(rank: int = 0, ranks: int = 1) -> Any:
-    return SimpleNamespace(samples_per_prompt=2, pad_token_id=PAD, rank=rank, plan=SimpleNamespace(ranks=ranks))
+    layout = SimpleNamespace(pad_token_id=PAD, rank=rank, plan=SimpleNamespace(ranks=ranks))
+    return SimpleNamespace(samples_per_prompt=2, layout=layout)
 
 
 SETTINGS = settings_of()
@@ -192,12 +193,7 @@ def drawn_on(monkeypatch, ranks: int, seed: int, tries: int) -> list[DrawnGroups
         numbers, outcomes = zip(*(group_at(seed, attempt, rank + ranks * own) for own in range(count)), strict=True)
         # Widths differ by rank, as those of the longest prompts and responses do.
         parts = [samples([each], number, 2 + rank, 4 + attempt + rank) for number, each in zip(numbers, outcomes)]  # noqa: B905
-        return parts[0] if count == 1 else joined(parts)
-
-    def joined(parts: list[Samples]) -> Samples:
-        records = [dynamic_sampling._Part.of(part) for part in parts]
-        rows, rollout, scored = dynamic_sampling._picked(records, range(len(parts)), SETTINGS)
-        return Samples(rows, rollout, lambda: scored)
+        return dynamic_sampling._picked(parts, range(count), SETTINGS)
 
     def act(rank: int) -> DrawnGroups:
         first = draws(rank, -1, PLACES // ranks)

@@ -64,6 +64,7 @@ def test_a_rank_without_sequences_or_without_a_share_takes_part(monkeypatch):
     """Rank 1 has no sequence of its own and rank 0 computes nothing: both call what is collective."""
     ranks, answers = Ranks(2), {}
     monkeypatch.setattr(exchange, "gathered", ranks.gathered)
+    monkeypatch.setattr(exchange, "rank_share", lambda everyone, layout, device: layout.share(everyone, device))
     monkeypatch.setattr(exchange, "several_ranks", lambda: True)
     own = {0: [sequence(1, 2, 3), sequence(4, 5)], 1: []}
 
@@ -80,7 +81,9 @@ def test_a_rank_without_sequences_or_without_a_share_takes_part(monkeypatch):
             return {"value": torch.cat([torch.empty(0), *(each.input_ids[1:] * 10.0 for each in rows.ids)])}
 
         settings = SimpleNamespace(rank=rank, share=share)
-        answers[rank] = read_balanced(own[rank], settings, read, lambda each: len(each) - 1, CPU)["value"].tolist()
+        answers[rank] = read_balanced(own[rank], settings, read, count=lambda each: len(each) - 1, device=CPU)[
+            "value"
+        ].tolist()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in own]
     for thread in threads:
@@ -98,6 +101,7 @@ def test_each_rank_gets_the_values_of_its_own_sequences(monkeypatch, several):
         own = {0: own[0] + own[1]}
     ranks, answers = Ranks(len(own)), {}
     monkeypatch.setattr(exchange, "gathered", ranks.gathered)
+    monkeypatch.setattr(exchange, "rank_share", lambda everyone, layout, device: layout.share(everyone, device))
     monkeypatch.setattr(exchange, "several_ranks", lambda: several)
 
     def work(rank: int) -> None:
@@ -114,7 +118,9 @@ def test_each_rank_gets_the_values_of_its_own_sequences(monkeypatch, several):
             return {"value": torch.cat([ids * 10, torch.tensor([-1.0])])}  # what comes behind belongs to none
 
         settings = SimpleNamespace(rank=rank, share=share)
-        answers[rank] = read_balanced(own[rank], settings, read, lambda each: len(each) - 1, CPU)["value"].tolist()
+        answers[rank] = read_balanced(own[rank], settings, read, count=lambda each: len(each) - 1, device=CPU)[
+            "value"
+        ].tolist()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in own]
     for thread in threads:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.support.step3_records import made as records_made
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from tests.unit.utils.generation.engines import test_parallel as in_parallel
 from training.step3_ppo.advantages import ESTIMATORS
@@ -16,6 +18,7 @@ from training.step3_ppo.advantages.gae import gae
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
+from training.step3_ppo.experience.description import score_norms
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.experience.scoring import outcome_scores, score
@@ -25,7 +28,7 @@ from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import rank_share
+from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.phase_clock import PhaseClock
@@ -84,17 +87,21 @@ def how(**changes) -> ExperienceSettings:
         "mismatch": None,
         "reads_old_logprobs": True, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
-    return ExperienceSettings(**{**given, **changes})
+    given |= changes
+    given.setdefault("with_collisions", given["estimator"].needs_policy or given.get("reports_variance", False))
+    return records_made(ExperienceSettings, **given)
 
 
 def made_from(rollout: Rollout, roles, settings: ExperienceSettings, greedy_scores_B=None):
     def samples(scores_B, rounding_B) -> Samples:
-        outcomes_B = outcome_scores(rollout, scores_B, settings.length)
+        outcomes_B = outcome_scores(rollout, scores_B, settings.scoring.length)
         scored = Scored(scores_B, outcomes_B, rounding_B, {"model": scores_B})
         return Samples((), rollout, lambda: scored)
 
     greedy = None if greedy_scores_B is None else samples(greedy_scores_B, torch.zeros_like(greedy_scores_B))
-    return make_experience(samples(*score(rollout, roles, settings)), greedy, roles, settings, 0.1, PhaseClock())
+    return make_experience(
+        samples(*score(rollout, roles, settings)), roles, settings, 0.1, clock=PhaseClock(), greedy=greedy
+    )
 
 
 def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:
@@ -137,10 +144,10 @@ def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, role
     made = made_from(rollout, roles, how(plan=plan))
     expected = one_by_one(rollout, roles)
     close = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(made.scores_B, expected["scores"], **close)
+    torch.testing.assert_close(made.scored.scores_B, expected["scores"], **close)
     torch.testing.assert_close(made.old_logprobs_BR, expected["old"], **close)
-    torch.testing.assert_close(made.ref_logprobs_BR, expected["ref"], **close)
-    torch.testing.assert_close(made.values_BR, expected["values"], **close)
+    torch.testing.assert_close(made.read.ref_logprobs_BR, expected["ref"], **close)
+    torch.testing.assert_close(made.read.values_BR, expected["values"], **close)
     rewards_BR = -0.1 * (expected["old"] - expected["ref"])
     for row, length in enumerate(RESPONSES):
         rewards_BR[row, length - 1] += expected["scores"][row]
@@ -151,8 +158,10 @@ def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, role
     torch.testing.assert_close(made.returns_BR, returns_BR, **close)
     assert made.rollout is rollout and roles.entered == entered + 1
     outside_BR = ~rollout.response_mask_BR
-    for name in ("old_logprobs_BR", "ref_logprobs_BR", "values_BR", "rewards_BR", "advantages_BR", "returns_BR"):
-        field = getattr(made, name)
+    for name in (
+        "old_logprobs_BR", "read.ref_logprobs_BR", "read.values_BR", "rewards_BR", "advantages_BR", "returns_BR",
+    ):  # fmt: skip
+        field = attrgetter(name)(made)
         assert field.dtype == torch.float32 and not field.requires_grad
         assert not field[outside_BR].any()
 
@@ -164,14 +173,16 @@ def test_samples_share_their_prompt(rollout, roles, most):
     packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
     tokens = sum(
         int((rows.segment_ids_NT >= 0).sum())
-        for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu"))
+        for _, rows in rank_share(samples.sequences(), SequenceLayout(packed, PAD, 0), torch.device("cpu"))
     )
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
     assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17
     one, two = (made_from(samples, roles, how(plan=plan)) for plan in (packed, PlanSettings(1, None, 1)))
-    for name in ("scores_B", "old_logprobs_BR", "ref_logprobs_BR", "values_BR", "advantages_BR", "returns_BR"):
-        torch.testing.assert_close(getattr(one, name), getattr(two, name), rtol=1e-4, atol=1e-5, msg=name)
+    for name in (
+        "scored.scores_B", "old_logprobs_BR", "read.ref_logprobs_BR", "read.values_BR", "advantages_BR", "returns_BR",
+    ):  # fmt: skip
+        torch.testing.assert_close(attrgetter(name)(one), attrgetter(name)(two), rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_whitening_touches_the_advantages_alone(rollout, roles):
@@ -218,7 +229,7 @@ def with_a_twin(rollout: Rollout) -> Rollout:
     """The first sequence four times, then all."""
     places = torch.tensor([0, 0, 0, *range(len(PROMPTS))])
     tensors = ("prompt_ids_BP", "prompt_mask_BP", "response_ids_BR", "response_lengths_B", "sampled_logprobs_BR")
-    fields = {name: getattr(rollout, name)[places] for name in (*tensors, "ended_B")}
+    fields = {name: attrgetter(name)(rollout)[places] for name in (*tensors, "ended_B")}
     return Rollout(**{**vars_of(rollout), **fields})
 
 
@@ -276,7 +287,7 @@ def vars_of(rollout: Rollout) -> dict:
         "sampled_logprobs_BR",
         "ended_B",
     )
-    return {name: getattr(rollout, name) for name in names}
+    return {name: attrgetter(name)(rollout) for name in names}
 
 
 def test_sequences_are_prompt_and_response_without_padding(rollout):
@@ -290,11 +301,13 @@ def test_the_samples_of_a_prompt_are_compared(rollout, roles):
     """Five prompts' worth of one rollout, read as groups of five samples of one prompt: no critic, no KL."""
     without = SimpleNamespace(**{**vars(roles), "critic": None, "reference": None})
     made = made_from(rollout, without, how(samples_per_prompt=5, estimator=ESTIMATORS["rloo"]))
-    scores = made.scores_B.tolist()
+    scores = made.scored.scores_B.tolist()
     for row, length in enumerate(RESPONSES):
         want = scores[row] - (sum(scores) - scores[row]) / 4
         assert made.advantages_BR[row, :length].tolist() == pytest.approx([want] * length, abs=1e-5)
-    assert made.values_BR is made.returns_BR is made.ref_logprobs_BR is None and made.old_logprobs_BR is not None
+    assert (
+        made.read.values_BR is made.returns_BR is made.read.ref_logprobs_BR is None and made.old_logprobs_BR is not None
+    )
 
 
 def test_old_log_probabilities_that_nothing_reads_are_not_computed(rollout, roles):
@@ -302,13 +315,13 @@ def test_old_log_probabilities_that_nothing_reads_are_not_computed(rollout, role
     actor = SimpleNamespace(**{**vars(roles), "actor": lambda *given: calls.append(given)})
     settings = how(reads_old_logprobs=False, kl=IN_LOSS)
     made = made_from(rollout, actor, settings)
-    assert calls == [] and made.old_logprobs_BR is None and made.ref_logprobs_BR is not None
-    assert torch.equal(made.rewards_BR.sum(1), made.scores_B)  # no KL in the reward
+    assert calls == [] and made.old_logprobs_BR is None and made.read.ref_logprobs_BR is not None
+    assert torch.equal(made.rewards_BR.sum(1), made.scored.scores_B)  # no KL in the reward
 
 
 def test_another_estimate_of_the_kl(rollout, roles):
     made = made_from(rollout, roles, how(kl=KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["k2"])))
-    want = made.scores_B - 0.1 * 0.5 * (made.old_logprobs_BR - made.ref_logprobs_BR).square().sum(1)
+    want = made.scored.scores_B - 0.1 * 0.5 * (made.old_logprobs_BR - made.read.ref_logprobs_BR).square().sum(1)
     torch.testing.assert_close(made.rewards_BR.sum(1), want)
 
 
@@ -324,18 +337,18 @@ def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
             for policy in (roles.actor, roles.reference)
         )
         want_r = -0.1 * (log_p.exp() * (log_p - log_q)).sum(-1)
-        want_r[-1] += made.scores_B[row]
+        want_r[-1] += made.scored.scores_B[row]
         torch.testing.assert_close(made.rewards_BR[row, : len(want_r)].double(), want_r, rtol=1e-4, atol=1e-5)
     plain = made_from(rollout, roles, how(plan=plan))
     torch.testing.assert_close(made.old_logprobs_BR, plain.old_logprobs_BR)
-    torch.testing.assert_close(made.ref_logprobs_BR, plain.ref_logprobs_BR)
+    torch.testing.assert_close(made.read.ref_logprobs_BR, plain.read.ref_logprobs_BR)
 
 
 def test_the_greedy_baseline(rollout, roles):
     greedy_B = torch.arange(5.0)
     settings = how(estimator=ESTIMATORS["remax"], kl=IN_LOSS)
     made = made_from(rollout, roles, settings, greedy_B)
-    torch.testing.assert_close(made.advantages_BR[:, 0], made.scores_B - greedy_B)
+    torch.testing.assert_close(made.advantages_BR[:, 0], made.scored.scores_B - greedy_B)
 
 
 def test_a_greedy_response_that_scores_the_same_but_for_rounding_is_no_baseline_to_learn_from(rollout, roles):
@@ -353,7 +366,7 @@ def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles)
     off_B = torch.tensor([0.0, -2.0, -0.25, -2.5, 0.0])
     torch.testing.assert_close(outcome_scores(cut, torch.zeros(5), length), off_B)
     made = made_from(cut, roles, how(length=length, kl=IN_LOSS))
-    torch.testing.assert_close(made.rewards_BR.sum(1), made.scores_B + off_B)
+    torch.testing.assert_close(made.rewards_BR.sum(1), made.scored.scores_B + off_B)
     assert made.counts_B.tolist() == [True, False, True, False, True]
     assert made_from(cut, roles, how()).counts_B.all()
 
@@ -365,13 +378,14 @@ def test_the_weights_of_the_correction(rollout, roles):
     made = made_from(off, roles, how(mismatch=mismatch))
     ratio_BR = torch.exp(made.old_logprobs_BR - sampled_BR).clamp(max=2.0)
     want_BR = torch.where(rollout.response_mask_BR, ratio_BR, 0.0)
-    torch.testing.assert_close(made.weights_BR, want_BR)
-    assert made.kept_BR is None and made_from(off, roles, how()).weights_BR is None
+    torch.testing.assert_close(made.correction.weights_BR, want_BR)
+    assert made.correction.kept_BR is None and made_from(off, roles, how()).correction.weights_BR is None
     some = MismatchSettings("none", rejection=(Rejection("token_k1", 0.5, 1.5),), rejected="leave")
     rejected = made_from(off, roles, how(mismatch=some))
     kept_BR = (ratio_BR >= 0.5) & (ratio_BR <= 1.5) & rollout.response_mask_BR
-    assert torch.equal(rejected.kept_BR, kept_BR) and 0 < int(kept_BR.sum()) < int(rollout.response_mask_BR.sum())
-    assert torch.equal(rejected.weights_BR, kept_BR.float())
+    assert torch.equal(rejected.correction.kept_BR, kept_BR)
+    assert 0 < int(kept_BR.sum()) < int(rollout.response_mask_BR.sum())
+    assert torch.equal(rejected.correction.weights_BR, kept_BR.float())
 
 
 def test_a_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(rollout, roles):
@@ -380,9 +394,11 @@ def test_a_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(rollout,
     settings = how(mismatch=MismatchSettings("none", bypass=True), reads_old_logprobs=False)
     made = made_from(off, roles, settings)
     want_BR = sampled_BR
-    kl_BR = want_BR - made.ref_logprobs_BR
-    torch.testing.assert_close((made.rewards_BR + 0.1 * kl_BR).sum(1), made.scores_B)  # the KL is the rollout's too
-    assert torch.equal(made.old_logprobs_BR, want_BR) and made.weights_BR is None
+    kl_BR = want_BR - made.read.ref_logprobs_BR
+    torch.testing.assert_close(
+        (made.rewards_BR + 0.1 * kl_BR).sum(1), made.scored.scores_B
+    )  # the KL is the rollout's too
+    assert torch.equal(made.old_logprobs_BR, want_BR) and made.correction.weights_BR is None
 
 
 @pytest.mark.parametrize(
@@ -432,10 +448,10 @@ def test_the_optimal_token_baseline_under_a_bypass_and_a_correction(rollout, rol
 
 def test_score_norms_are_read_where_the_variance_is_reported(rollout, roles):
     made = made_from(rollout, roles, how(reports_variance=True))
-    norms_BR, mask_BR = made.score_norms_BR, rollout.response_mask_BR
+    norms_BR, mask_BR = score_norms(made.read, rollout.response_mask_BR), rollout.response_mask_BR
     least_BR = (1.0 - made.old_logprobs_BR.exp()).square()  # as the sum of p^2 is at least this token's
     assert (norms_BR >= least_BR - 1e-6)[mask_BR].all() and not norms_BR[~mask_BR].any()
-    assert (norms_BR <= 2.0).all() and made_from(rollout, roles, how()).score_norms_BR is None
+    assert (norms_BR <= 2.0).all() and made_from(rollout, roles, how()).read.collisions_BR is None
 
 
 @pytest.fixture(scope="module")
@@ -458,12 +474,12 @@ def test_every_estimator_takes_drawn_tokens_alone(with_paths, name, packed):
     )  # fmt: skip
     made = made_from(rollout, roles, settings)
     assert torch.allclose(made.old_logprobs_BR, drawn.logprobs_BR, atol=1e-5)
-    kl_BR = 0.1 * (made.old_logprobs_BR - made.ref_logprobs_BR)
-    assert torch.allclose((made.rewards_BR + kl_BR).sum(dim=1), made.scores_B, atol=1e-5)
-    for field in (made.rewards_BR, made.advantages_BR, made.values_BR):
+    kl_BR = 0.1 * (made.old_logprobs_BR - made.read.ref_logprobs_BR)
+    assert torch.allclose((made.rewards_BR + kl_BR).sum(dim=1), made.scored.scores_B, atol=1e-5)
+    for field in (made.rewards_BR, made.advantages_BR, made.read.values_BR):
         assert field.shape == drawn.mask_BR.shape and not field[~drawn.mask_BR].any()
     inputs = AdvantageInputs(
-        made.rewards_BR, drawn.lengths_B, torch.tensor([0] * 4 + [1] * 4), made.values_BR,
+        made.rewards_BR, drawn.lengths_B, torch.tensor([0] * 4 + [1] * 4), made.read.values_BR,
         logprobs_BR=made.old_logprobs_BR, collisions_BR=_collisions(rollout, roles.actor, settings),
     )  # fmt: skip
     wanted_BR, _ = ESTIMATORS[name].estimate(inputs, settings.advantage)
@@ -478,7 +494,7 @@ def _collisions(rollout: Rollout, actor: PolicyModel, settings: ExperienceSettin
     found = [
         actor(rows, 1.0, with_collisions=True).collisions_M
         for sequence in rollout.sequences()
-        for _, rows in rank_share([sequence], settings.plan, PAD, 0, torch.device("cpu"))
+        for _, rows in rank_share([sequence], SequenceLayout(settings.layout.plan, PAD, 0), torch.device("cpu"))
     ]
     return torch.zeros(mask_BR.shape).masked_scatter(mask_BR, torch.cat(found).detach().float())
 
@@ -511,11 +527,11 @@ def beside(roles, off) -> SimpleNamespace:
 def of_equal_scores(rollout: Rollout, roles, settings: ExperienceSettings, kl_coef: float):
     """Two groups of two texts each."""
     tensors = ("prompt_ids_BP", "prompt_mask_BP", "response_ids_BR", "response_lengths_B", "sampled_logprobs_BR")
-    four = Rollout(**{**vars_of(rollout), **{name: getattr(rollout, name)[:4] for name in (*tensors, "ended_B")}})
+    four = Rollout(**{**vars_of(rollout), **{name: attrgetter(name)(rollout)[:4] for name in (*tensors, "ended_B")}})
     scores_B = torch.tensor([0.0, 0.0, 0.3, 0.3]) if settings.estimator.needs_groups else torch.full((4,), 0.3)
     samples = Samples((), four, lambda: Scored(scores_B, scores_B, torch.zeros(4), {}))
     greedy = samples if settings.estimator.needs_greedy else None
-    return make_experience(samples, greedy, roles, settings, kl_coef, PhaseClock())
+    return make_experience(samples, roles, settings, kl_coef, clock=PhaseClock(), greedy=greedy)
 
 
 @pytest.mark.parametrize("whiten", [False, True])
@@ -545,7 +561,7 @@ def test_a_group_whose_kl_differs_by_rounding_has_no_advantage(rollout, roles, e
     assert made.rewards_BR[:2].any() or estimator == "k3"  # exp(d) - d - 1 is 0 in float32
     other_BR = made.advantages_BR[2:, 0]
     assert float(other_BR.abs().max()) > 1e-4
-    kl_BR = kl.estimator.estimate(made.old_logprobs_BR, made.ref_logprobs_BR) if estimator != "full" else None
+    kl_BR = kl.estimator.estimate(made.old_logprobs_BR, made.read.ref_logprobs_BR) if estimator != "full" else None
     if kl_BR is not None:  # the rewards of the other group are as they were
         lengths_B = torch.tensor(RESPONSES[:4])
-        assert made.rewards_BR[2:].equal(shaped_rewards(made.scores_B, kl_BR, lengths_B, 0.1)[2:])
+        assert made.rewards_BR[2:].equal(shaped_rewards(made.scored.scores_B, kl_BR, lengths_B, 0.1)[2:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.step3_records import changed
 from training.step3_ppo.experience import scoring
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import start_scoring
@@ -36,7 +36,7 @@ def rollout() -> Rollout:
 
 def settings(*named: Reward, timeout: float = 30.0, **changes):
     rewards = Rewards(named, timeout, ("level",), lambda given: TEXTS[: len(given.ended_B)])
-    return dataclasses.replace(how(samples_per_prompt=2, **changes), rewards=rewards)
+    return how(samples_per_prompt=2, rewards=rewards, **changes)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def lengths(prompts, responses, *, ground_truth, level, data_source):
 
 def test_the_weighted_sum_by_hand(model):
     how_to = settings(Reward("lengths", 2.0, lengths), Reward("model", 0.5, None))
-    how_to = dataclasses.replace(how_to, length=dataclasses.replace(how_to.length, missing_eos_penalty=3.0))
+    how_to = changed(how_to, missing_eos_penalty=3.0)
     samples = start_scoring(ROWS, rollout(), None, how_to)
     # 2 x (1, 2, 3, 4) + 0.5 x (1, -1, 0.5, 2); the last did not end, which takes 3 off the outcome alone.
     assert samples.scored.scores_B.tolist() == [2.5, 3.5, 6.25, 9.0]
@@ -129,9 +129,9 @@ def test_the_function_works_while_the_forwards_go_on(model):
     from training.step3_ppo.advantages import ESTIMATORS
 
     how_to = settings(Reward("slow", 1.0, slow), estimator=ESTIMATORS["rloo"])
-    made = make_experience(start_scoring(ROWS, rollout(), roles, how_to), None, roles, how_to, 0.1, PhaseClock())
-    assert waited == [True] and made.scores_B.tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert made.reward_parts["slow"].tolist() == made.scores_B.tolist()
+    made = make_experience(start_scoring(ROWS, rollout(), roles, how_to), roles, how_to, 0.1, clock=PhaseClock())
+    assert waited == [True] and made.scored.scores_B.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert made.scored.parts["slow"].tolist() == made.scored.scores_B.tolist()
 
 
 def test_the_time_limit():
@@ -176,6 +176,6 @@ def test_a_sum_that_overflows_names_its_sample(weights, penalty, what):
         return [0.0, 0.0, 0.0, 10.0]
 
     how_to = settings(Reward("large", weights[0], large), Reward("also", weights[1], large))
-    how_to = dataclasses.replace(how_to, length=dataclasses.replace(how_to.length, missing_eos_penalty=penalty))
+    how_to = changed(how_to, missing_eos_penalty=penalty)
     with pytest.raises(ThreestepError, match=what):
         _ = start_scoring(ROWS, rollout(), None, how_to).scored

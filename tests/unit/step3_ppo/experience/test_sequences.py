@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.support.step3_records import made_experience
 from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.experience.sequences import TokenColumns, training_sequences
 from training.utils.contracts.rollout import Rollout
@@ -32,7 +33,7 @@ def experience(lengths: list[int], first: float) -> Experience:
         ended_B=torch.zeros(count, dtype=torch.bool),
     )
     counts_B = torch.arange(count) != 1
-    return Experience(rollout=rollout, scores_B=torch.zeros(count), counts_B=counts_B, **fields)
+    return made_experience(rollout=rollout, counts_B=counts_B, **fields)
 
 
 def test_sequences_are_the_response_tokens_of_each_sequence():

@@ -23,6 +23,7 @@ from training.step3_ppo.mismatch import RECIPES
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.utils.base.errors import Mistakes
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceLayout
 
 PLAN = PlanSettings(1)
 FOUR = {"num_samples_per_prompt": 4, "per_device_generation_batch_size": 4}
@@ -159,14 +160,20 @@ def test_the_flags_arrive():
     assert (learning.policy.dual_clip, learning.policy.kl_cov_coef) == (3.0, 0.8)
     assert (learning.cov_share, learning.clip_cov_low, learning.clip_cov_high) == (0.1, 0.2, 0.6)
     assert (learning.clip_range_value, learning.entropy_coef, learning.unsup_coef) == (0.3, 0.01, 3.0)
-    made = experience_settings(given, ppo, None, PLAN, pad_token_id=5)
+    made = experience_settings(given, ppo, SequenceLayout(PLAN, 5))
     assert made.estimator is ESTIMATORS["grpo"] and not made.whiten_advantages
     assert (made.advantage.gamma, made.advantage.lam, made.advantage.norm_by_std) == (0.5, 0.4, False)
-    assert (made.length.max_tokens, made.length.missing_eos_penalty, made.length.overlong_buffer_tokens) == (99, 1.5, 7)
-    assert made.length.overlong_penalty == 0.9 and made.length.mask_truncated_responses
+    length = made.scoring.length
+    assert (length.max_tokens, length.missing_eos_penalty, length.overlong_buffer_tokens) == (99, 1.5, 7)
+    assert length.overlong_penalty == 0.9 and length.mask_truncated_responses
     assert made.mismatch is not None and made.mismatch.threshold == 3.0
     assert (made.mismatch.correction, made.mismatch.level) == ("mask", "sequence")
-    assert (made.samples_per_prompt, made.temperature, made.clip_reward, made.pad_token_id) == (4, 0.7, 2.0, 5)
+    assert (made.samples_per_prompt, made.reading.temperature, made.scoring.clip_reward, made.layout.pad_token_id) == (
+        4,
+        0.7,
+        2.0,
+        5,
+    )
     assert made.kl.estimator is KL_ESTIMATORS["k2"] and made.kl.control.kl_coef == 0.05
     control = made.kl.control
     control.update(4.0, 50)  # error cut to 0.2, times 50 / 500
@@ -177,7 +184,7 @@ def test_defaults_that_depend_on_others():
     ppo = PpoArguments(**FOUR)
 
     def made(**flags):
-        return experience_settings(algorithm(ppo, **flags), ppo, None, PLAN, 0)
+        return experience_settings(algorithm(ppo, **flags), ppo, SequenceLayout(PLAN, 0))
 
     assert made().kl.estimator is KL_ESTIMATORS["k1"]
     assert made(kl_in="loss").kl.estimator is KL_ESTIMATORS["k3"]
@@ -195,7 +202,7 @@ def test_old_log_probabilities_are_read_where_something_needs_them():
 
     def reads(ppo: PpoArguments = one_step, **flags) -> bool:
         flags = {"advantage": "grpo", "kl_in": "loss", **flags}
-        return experience_settings(algorithm(ppo, **flags), ppo, None, PLAN, 0).reads_old_logprobs
+        return experience_settings(algorithm(ppo, **flags), ppo, SequenceLayout(PLAN, 0)).reading.reads_old_logprobs
 
     assert not reads()
     assert not reads(kl_in="reward", kl_coef=0.0)
@@ -220,9 +227,13 @@ def test_what_an_estimator_reads_and_divides_by():
 
     def made(**flags):
         algorithm = selected_algorithm(AlgorithmArguments(**flags), MismatchArguments(), ppo, Mistakes())
-        return experience_settings(algorithm, ppo, None, PlanSettings(1), 0)
+        return experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 0))
 
-    assert not made(advantage="grpo", kl_coef=0.0).reads_old_logprobs  # on-policy
+    assert not made(advantage="grpo", kl_coef=0.0).reading.reads_old_logprobs  # on-policy
     settings = made(advantage="optimal_token_baseline", kl_coef=0.0, otb_zero_tail=False)
-    assert settings.reads_old_logprobs and not settings.advantage.zero_tail and settings.advantage.norm_over is None
+    assert (
+        settings.reading.reads_old_logprobs
+        and not settings.advantage.zero_tail
+        and settings.advantage.norm_over is None
+    )
     assert made(advantage="rloo", norm_adv_over="batch").advantage.norm_over == "batch"

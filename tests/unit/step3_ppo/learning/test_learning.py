@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.step3_records import changed, made_experience
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.experience.sequences import text_sequence, training_sequences
@@ -16,7 +18,7 @@ from training.step3_ppo.flags.algorithm import experience_settings, learning_set
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.learning import learning
+from training.step3_ppo.learning import learning, selection
 from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.added import value_loss
@@ -27,6 +29,7 @@ from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout import Conversations, Rollout
 from training.utils.contracts.rows import TextBlock
 from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceLayout
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 CPU = torch.device("cpu")
@@ -85,9 +88,8 @@ def random_experience(seed: int) -> Experience:
         sampled_logprobs_BR=drawn(1.0),
         ended_B=torch.ones(6, dtype=torch.bool),
     )
-    return Experience(
+    return made_experience(
         rollout=rollout,
-        scores_B=torch.zeros(6),
         counts_B=torch.arange(6) != 1,
         rewards_BR=drawn(1.0),
         advantages_BR=drawn(1.0),
@@ -108,7 +110,7 @@ def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_
     mismatch = flags.pop("mismatch", MismatchArguments())
     algorithm = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, Mistakes())
     assert algorithm is not None
-    how, learning = experience_settings(algorithm, ppo, None, plan, 0), learning_settings(algorithm, ppo)
+    how, learning = experience_settings(algorithm, ppo, SequenceLayout(plan, 0)), learning_settings(algorithm, ppo)
     learner, sequences = Learner(roles, how, learning, 0.3, train_actor), training_sequences([made], 2, 0, 1)
     return learner.learn(sequences, texts, 7, learner.forwards(sequences))
 
@@ -146,7 +148,7 @@ def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggrega
     kept_BR = made.rollout.response_mask_BR.clone()
     kept_BR[0, 1] = False
     kept_BR[5] = False
-    left = dataclasses.replace(made, kept_BR=kept_BR, weights_BR=made.weights_BR * kept_BR)
+    left = changed(made, kept_BR=kept_BR, weights_BR=made.correction.weights_BR * kept_BR)
     roles = made_roles(with_critic=True)
     flags = {"loss_aggregation": aggregation, "kl_in": "loss", "clip_range": 5.0}
     figures = stepped(plan, left, roles, **flags)
@@ -161,11 +163,11 @@ def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggrega
         logits = plain(ids, use_cache=False).logits[0, 2:-1].log_softmax(-1)
         logp_r = logits.gather(-1, ids[0, 3:, None])[:, 0]
         old_r, advantages_r, weights_r = (
-            field[row, :length] for field in (made.old_logprobs_BR, made.advantages_BR, made.weights_BR)
+            field[row, :length] for field in (made.old_logprobs_BR, made.advantages_BR, made.correction.weights_BR)
         )
         ratio_r = torch.exp(logp_r - old_r)
         free_r, held_r = -advantages_r * ratio_r, -advantages_r * ratio_r.clamp(-4.0, 6.0)
-        ref_r = made.ref_logprobs_BR[row, :length]
+        ref_r = made.read.ref_logprobs_BR[row, :length]
         kl_r = torch.exp(ref_r - logp_r) - (ref_r - logp_r) - 1
         loss_r = torch.maximum(free_r, held_r) * weights_r + 0.3 * kl_r.clamp(max=10)
         if counts and kept_BR[row].any():
@@ -212,7 +214,7 @@ def forked(made: Experience) -> Experience:
         made.rollout, response_ids_BR=ids_BR, response_lengths_B=torch.tensor([len(ids) for ids, _, _ in rows]),
         sampled_logprobs_BR=sampled_BR, conversations=Conversations((), inserted_BR, begins_BR, torch.zeros(shape)),
     )  # fmt: skip
-    return dataclasses.replace(made, rollout=rollout)
+    return changed(made, rollout=rollout)
 
 
 def plain_gradients(made: Experience, policy_loss: str, aggregation: str) -> list[torch.Tensor]:
@@ -227,8 +229,11 @@ def plain_gradients(made: Experience, policy_loss: str, aggregation: str) -> lis
             values = critic.score(critic.model(ids, use_cache=False)[0])[0, places - 1, 0]
             parts.append((logits.gather(-1, ids[0, places, None])[:, 0], values))
         length = sum(len(logp) for logp, _ in parts)
-        names = ("old_logprobs_BR", "advantages_BR", "weights_BR", "ref_logprobs_BR", "values_BR", "returns_BR")
-        fields = (getattr(made, name)[row, :length] for name in names)
+        names = (
+            "old_logprobs_BR", "advantages_BR", "correction.weights_BR", "read.ref_logprobs_BR", "read.values_BR",
+            "returns_BR",
+        )  # fmt: skip
+        fields = (attrgetter(name)(made)[row, :length] for name in names)
         counted = made.counts_B[row].double().expand(length)
         found.append((*map(torch.cat, zip(*parts, strict=True)), *fields, counted, torch.full((length,), row)))
     logp, values, old, advantages, weights, ref, old_values, returns, counted, number = map(
@@ -269,7 +274,7 @@ def test_conversations_that_fork_weigh_as_conversations(number, policy_loss):
 def test_a_bypass_weighs_by_the_policy_of_the_update(plan):
     """REINFORCE with truncated weights of whole responses and a veto, against a plain loop: weights have no gradient,
     and the vetoed tokens stay in the denominator."""
-    made = dataclasses.replace(random_experience(0), weights_BR=None)
+    made = changed(random_experience(0), weights_BR=None)
     roles = made_roles(with_critic=False)
     bypass = MismatchArguments(mismatch_recipe="bypass_pg_is", mismatch_veto=0.05)
     stepped(plan, made, roles, advantage="grpo", kl_coef=0.0, policy_loss="gpg", mismatch=bypass)
@@ -292,7 +297,7 @@ def test_a_bypass_weighs_by_the_policy_of_the_update(plan):
 
 def test_a_response_that_does_not_count_changes_nothing():
     made = random_experience(0)
-    other = dataclasses.replace(made, advantages_BR=made.advantages_BR.clone(), returns_BR=made.returns_BR.clone())
+    other = changed(made, advantages_BR=made.advantages_BR.clone(), returns_BR=made.returns_BR.clone())
     other.advantages_BR[1] += 5.0
     other.returns_BR[1] -= 3.0
     gradients = []
@@ -314,13 +319,13 @@ def test_equal_responses_are_selected_together():
     settings = learning_settings(algorithm, PpoArguments())
     for rounding in (1e-7, -1e-7):
         twin = dataclasses.replace(first, number=first.number + 1, old_logprobs_r=first.old_logprobs_r + rounding)
-        selected = learning._selected_tokens([first, twin], settings, 6.0, 7, CPU)
+        selected = selection.selected_tokens([first, twin], settings, 6.0, 7, device=CPU).by_number
         one, other = selected.values()
         assert one.equal(other) and int(one.sum()) == 1
 
 
 def test_without_old_log_probabilities_the_ratio_is_one():
-    made = dataclasses.replace(random_experience(0), old_logprobs_BR=None, weights_BR=None)
+    made = changed(random_experience(0), old_logprobs_BR=None, weights_BR=None)
     roles = made_roles(with_critic=False)
     figures = stepped(PLANS[1], made, roles, advantage="grpo", kl_in="loss")
     assert figures["actor/ratio"] == pytest.approx(1.0) and figures["actor/update_kl"] == 0.0
@@ -333,7 +338,7 @@ def test_without_old_log_probabilities_the_ratio_is_one():
 
 def test_the_correction_weighs_each_token():
     made = random_experience(0)
-    halved = dataclasses.replace(made, weights_BR=made.weights_BR / 2)
+    halved = changed(made, weights_BR=made.correction.weights_BR / 2)
     found = [stepped(PLANS[1], one, made_roles(True))["actor/policy_loss"] for one in (made, halved)]
     assert found[1] == pytest.approx(found[0] / 2)
 
@@ -342,7 +347,7 @@ def test_the_correction_weighs_each_token():
 def test_the_exact_kl_in_the_loss_and_its_gradient(plan):
     """No advantages: what is left is 0.3 x the mean over the counted tokens of sum p (log p - log p_ref)."""
     made = random_experience(0)
-    made = dataclasses.replace(made, advantages_BR=torch.zeros_like(made.advantages_BR), weights_BR=None)
+    made = changed(made, advantages_BR=torch.zeros_like(made.advantages_BR), weights_BR=None)
     roles = made_roles(with_critic=False)
     roles.reference = PolicyModel(tiny_causal_lm("llama", seed=2, dtype=torch.float64))
     figures = stepped(plan, made, roles, advantage="grpo", kl_in="loss", kl_estimator="full")
@@ -390,7 +395,7 @@ def test_critic_warm_up_leaves_the_actor_alone():
 
 
 def test_a_step_in_which_no_response_counts_moves_nothing_and_tells_no_means():
-    made = dataclasses.replace(random_experience(0), counts_B=torch.zeros(6, dtype=torch.bool))
+    made = changed(random_experience(0), counts_B=torch.zeros(6, dtype=torch.bool))
     roles = made_roles(with_critic=True)
     figures = stepped(PLANS[1], made, roles, kl_in="loss", entropy_coef=0.1, policy_loss="kl_cov")
     assert figures.keys() == {"actor/stepped", "critic/stepped"}

@@ -12,6 +12,7 @@ from training.step3_ppo.measures.measures import figures_of, moments
 from training.step3_ppo.mismatch.figures import mismatch_measures
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.step3_ppo.mismatch.weights import corrected
+from training.utils.contracts.rollout import DrawnTokens
 
 # Ratios p_train / p_rollout: 3, 0.5 | 1.5 | 0.1, 1, 1.
 INSIDE = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
@@ -24,9 +25,10 @@ LOGS = [math.log(each) for each in (3, 0.5, 1.5, 0.1, 1, 1)]
 def figures(settings: MismatchSettings | None = None, old: torch.Tensor = OLD) -> dict[str, float]:
     weights_BR = None
     if settings is not None:
+        drawn = DrawnTokens(INSIDE, INSIDE.sum(dim=1), SAMPLED)
         counts = torch.ones(3, dtype=torch.bool)
-        weights_BR = corrected(old, SAMPLED, INSIDE, counts, settings, lambda values: values).weights_BR
-    measures = mismatch_measures(old, SAMPLED, INSIDE, settings, weights_BR)
+        weights_BR = corrected(old, drawn, counts, settings, over_ranks=lambda values: values).weights_BR
+    measures = mismatch_measures(old, SAMPLED, INSIDE, settings, weights_BR=weights_BR)
     return figures_of(measures, moments(measures))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -11,6 +12,7 @@ import torch
 from training.step3_ppo.mismatch.rejection import kept_tokens
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.step3_ppo.mismatch.weights import corrected, importance_weights, loss_weights, ratios, sequences_of
+from training.utils.contracts.rollout import DrawnTokens
 
 # Ratios p_train / p_rollout: 3, 0.5 | 1.5 | 0.1, 1, 1. Products: 1.5, 1.5, 0.1; geometric means: sqrt(1.5) = 1.2247,
 # 1.5, 0.1^(1/3) = 0.4642.
@@ -21,8 +23,12 @@ OLD = SAMPLED + LOG_RATIO
 COUNTS = torch.tensor([True, True, True])
 
 
+def drawn(sampled, inside) -> DrawnTokens:
+    return DrawnTokens(inside, inside.sum(dim=1), sampled)
+
+
 def weighed(settings: MismatchSettings, old=OLD, sampled=SAMPLED, inside=INSIDE, counts=COUNTS) -> torch.Tensor:
-    return corrected(old, sampled, inside, counts, settings, over_ranks=lambda values: values).weights_BR
+    return corrected(old, drawn(sampled, inside), counts, settings, over_ranks=lambda values: values).weights_BR
 
 
 @pytest.mark.parametrize(
@@ -71,10 +77,13 @@ def test_ranks_normalize_by_the_mean_of_all(level):
     sums: list[torch.Tensor] = []
     for share in shares:
         corrected(
-            OLD[share], SAMPLED[share], INSIDE[share], COUNTS[share], settings, lambda own: sums.append(own) or own
-        )
+            OLD[share], drawn(SAMPLED[share], INSIDE[share]), COUNTS[share], settings,
+            over_ranks=lambda own: sums.append(own) or own,
+        )  # fmt: skip
     for share in shares:
-        own = corrected(OLD[share], SAMPLED[share], INSIDE[share], COUNTS[share], settings, lambda _: sum(sums))
+        own = corrected(
+            OLD[share], drawn(SAMPLED[share], INSIDE[share]), COUNTS[share], settings, over_ranks=lambda _: sum(sums)
+        )
         torch.testing.assert_close(own.weights_BR, whole[share])
 
 
@@ -95,10 +104,11 @@ def test_policies_that_have_nothing_in_common_stay_finite():
 
 def test_what_is_rejected_weighs_nothing_and_leaves_the_denominators_if_asked():
     """The veto at 0.2 takes the third response, with its 0.1."""
-    stay = corrected(OLD, SAMPLED, INSIDE, COUNTS, MismatchSettings("none", veto=0.2), torch.clone)
+    stay = corrected(OLD, drawn(SAMPLED, INSIDE), COUNTS, MismatchSettings("none", veto=0.2), over_ranks=torch.clone)
     torch.testing.assert_close(stay.weights_BR, torch.tensor([[1.0, 1, 0], [1, 0, 0], [0, 0, 0]]))
     assert stay.kept_BR is None
-    leave = corrected(OLD, SAMPLED, INSIDE, COUNTS, MismatchSettings("none", veto=0.2, rejected="leave"), torch.clone)
+    leaves = MismatchSettings("none", veto=0.2, rejected="leave")
+    leave = corrected(OLD, drawn(SAMPLED, INSIDE), COUNTS, leaves, over_ranks=torch.clone)
     assert leave.kept_BR is not None and leave.kept_BR.tolist() == [
         [True, True, False],
         [True, False, False],
@@ -156,7 +166,7 @@ def test_a_bypass_weighs_a_micro_batch_as_the_experience_would():
     log_ratio_M, sequence_M = (OLD - SAMPLED)[INSIDE], sequences_of(INSIDE)
     expected = importance_weights(log_ratio_M, sequence_M, settings) * kept_tokens(log_ratio_M, sequence_M, settings)
     torch.testing.assert_close(loss_weights(log_ratio_M, sequence_M, settings), expected)
-    torch.testing.assert_close(expected, weighed(settings)[INSIDE])
+    torch.testing.assert_close(expected, weighed(dataclasses.replace(settings, bypass=False))[INSIDE])
 
 
 def test_the_ratio_makes_means_of_one_policy_those_of_the_other():

@@ -4,6 +4,7 @@ environments of the flags answer the model."""
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
+from tests.support.step3_records import changed
 from tests.unit.step3_ppo.experience.test_experience import how
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
@@ -24,7 +26,7 @@ from training.step3_ppo.experience.scoring import outcome_scores, score, start_s
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.parts.acting import check_rows, deciding_flags, engine_of_rows
 from training.step3_ppo.parts.evaluation import conversation_columns
-from training.step3_ppo.parts.replay import make_engine
+from training.step3_ppo.parts.replay import recorded_engine
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
@@ -104,16 +106,17 @@ def conversations(observations: int, turns_rewarded: bool = True, forks: bool = 
 
 def made(rollout: Rollout, settings: ExperienceSettings, kl_coef: float = 0.1):
     rows = [PromptRow(n, np.array([7]), "", None) for n in range(2)]
-    settings = dataclasses.replace(settings, rewards=ENVIRONMENT)
+    settings = changed(settings, rewards=ENVIRONMENT)
     samples = start_scoring(rows, rollout, ROLES, settings)
     greedy = None
     if settings.estimator.needs_greedy:
         scores_B = torch.tensor([0.25, 0.5])
         greedy = Samples((), rollout, lambda: Scored(scores_B, scores_B, torch.zeros(2), {}))
-    return make_experience(samples, greedy, ROLES, settings, kl_coef, PhaseClock())
+    return make_experience(samples, ROLES, settings, kl_coef, clock=PhaseClock(), greedy=greedy)
 
 
-FIELDS = ("scores_B", "rewards_BR", "advantages_BR", "returns_BR", "old_logprobs_BR", "ref_logprobs_BR", "weights_BR")
+FIELDS = ("scored.scores_B", "rewards_BR", "advantages_BR", "returns_BR", "old_logprobs_BR", "read.ref_logprobs_BR",
+          "correction.weights_BR")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
@@ -128,14 +131,14 @@ def test_what_environments_say_changes_no_advantage(name):
         length=LengthSettings(20, overlong_buffer_tokens=12, overlong_penalty=0.5),
     )  # fmt: skip
     bare = made(conversations(0), settings)
-    assert bare.advantages_BR.any() and bare.scores_B.any()
+    assert bare.advantages_BR.any() and bare.scored.scores_B.any()
     for observations in range(1, 6):
         rollout = conversations(observations, forks=observations % 2 == 0)
         assert rollout.inserted_BR.any(dim=1).all()
         assert rollout.conversations.fork_begins_BR.any(dim=1).all() == (observations % 2 == 0)
         found = made(rollout, settings)
         for field in FIELDS:
-            wanted, got = getattr(bare, field), getattr(found, field)
+            wanted, got = attrgetter(field)(bare), attrgetter(field)(found)
             assert (wanted is None) == (got is None)
             assert wanted is None or torch.allclose(got, wanted, atol=1e-6), field
 
@@ -169,7 +172,7 @@ def test_gae_over_two_turns_by_hand(forks):
     )  # fmt: skip
     samples = start_scoring([PromptRow(0, np.array([5]), "", None)], rollout, roles, settings)
     assert samples.scored.scores_B.tolist() == [2.0] and samples.scored.parts["environment"].tolist() == [2.0]
-    found = make_experience(samples, None, roles, settings, 0.0, PhaseClock())
+    found = make_experience(samples, roles, settings, 0.0, clock=PhaseClock())
     assert torch.allclose(found.rewards_BR, torch.tensor([[0, 0.5, 0, 1.5]]))
     assert torch.allclose(found.advantages_BR, torch.tensor([[1.04192, 0.336, -1.2, -2.5]]), atol=1e-6)
 
@@ -206,9 +209,9 @@ def test_weights_of_rewards_hold_for_each_turn():
     kl = KlSettings(KlControl(0.0), in_loss=True, estimator=how().kl.estimator)
     settings = how(samples_per_prompt=4, rewards=rewards, kl=kl)
     samples = start_scoring(rows, rollout, ROLES, settings)
-    found = make_experience(samples, None, ROLES, settings, 0.0, PhaseClock())
+    found = make_experience(samples, ROLES, settings, 0.0, clock=PhaseClock())
     number = torch.arange(8) % 3 / 2
-    assert torch.allclose(found.scores_B, 4 * number + 3)
+    assert torch.allclose(found.scored.scores_B, 4 * number + 3)
     assert torch.allclose(found.rewards_BR[:, 1], 2 * number)
     last = found.rewards_BR.gather(1, rollout.drawn.lengths_B[:, None] - 1)[:, 0]
     assert torch.allclose(last, 2 * number + 3)
@@ -264,8 +267,8 @@ def looked_up(**given):
     )  # fmt: skip
     environments = load_environments(flags.environment, Mistakes())
     texts = {0: [' [look_up(key="owl elk")]', " 37"], 1: [" 38", ""]}
-    given = environments, flags, tokenizer, (tokenizer.eos_token_id,)
-    return tokenizer, flags, lambda decode: engine_of_rows(Draws(tokenizer, texts), *given)
+    given, ends = (environments, flags, tokenizer), (tokenizer.eos_token_id,)
+    return tokenizer, flags, lambda: engine_of_rows(Draws(tokenizer, texts), *given, end_token_ids=ends)
 
 
 def asked(engine: RolloutEngine, tokenizer, **columns) -> Rollout:
@@ -278,7 +281,7 @@ def asked(engine: RolloutEngine, tokenizer, **columns) -> Rollout:
 
 def test_the_look_up_is_played_and_shown():
     tokenizer, _, make = looked_up()
-    rollout = asked(make(None), tokenizer)
+    rollout = asked(make(), tokenizer)
     assert rollout.conversations.turn_rewards_BR.sum(1).tolist() == [1.0, 0.0] and rollout.ended_B.all()
     shown = conversation_columns(rollout, tokenizer.decode, {tokenizer.eos_token_id})
     assert shown["prompt"][0] == "Tools: look_up(key)\nHuman: Code of owl elk?\nAssistant:"
@@ -289,13 +292,13 @@ def test_the_look_up_is_played_and_shown():
     assert shown["last_turn"] == [" 37", " 38"] and shown["turns"] == [2, 1] and shown["cut_by"] == [None, None]
     assert [each["right"] for each in shown["environment_figures"]] == [1.0, 0.0]
     # A row that names no environment is a prompt as ever.
-    plain = asked(make(None), tokenizer, environment=None)
+    plain = asked(make(), tokenizer, environment=None)
     assert plain.conversations.turn_rewards_BR.sum() == 0 and [each.turns for each in plain.records] == [1, 1]
 
 
 def test_the_start_says_what_a_template_makes_of_a_history():
     _, _, make = looked_up()
-    (told,) = make(None).check(None, None)
+    (told,) = make().check(None, None)
     assert told == (
         "conversations: the chat template keeps earlier turns as they were drawn before messages of role 'tool' and "
         "'user'"
@@ -338,15 +341,15 @@ def test_a_row_of_no_environment_is_refused_before_any_is_drawn(tmp_path):
 
 def test_a_replay_asks_no_environment(tmp_path):
     tokenizer, flags, make = looked_up()
-    drawn = asked(make_engine(make, str, str(tmp_path), None, 0, deciding_flags(flags)), tokenizer)
-    again = asked(make_engine(None, str, None, str(tmp_path), 0, deciding_flags(flags)), tokenizer)
+    drawn = asked(recorded_engine(make, str(tmp_path), None, rank=0, more=deciding_flags(flags)), tokenizer)
+    again = asked(recorded_engine(None, None, str(tmp_path), rank=0, more=deciding_flags(flags)), tokenizer)
     assert again.records == drawn.records
     for field in dataclasses.fields(Rollout):
         left, right = getattr(drawn, field.name), getattr(again, field.name)
         assert not isinstance(left, torch.Tensor) or torch.equal(left, right), field.name
     _, other, _ = looked_up(max_turns=3)
     with pytest.raises(ThreestepError, match="was drawn with max_turns = 8, and this run asks for 3; replay with"):
-        asked(make_engine(None, str, None, str(tmp_path), 0, deciding_flags(other)), tokenizer)
+        asked(recorded_engine(None, None, str(tmp_path), rank=0, more=deciding_flags(other)), tokenizer)
 
 
 def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
@@ -357,7 +360,7 @@ def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
     ids_BP = torch.tensor([[7, 8], [9, 7]])
     request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), Sampling(40, 1.0, 0, 1.0, 1, 0), range(8), 4)
     drawn, again = (
-        rolled_out(make_engine(lambda _: Given(), str, *folders, 0), None, request)
+        rolled_out(recorded_engine(Given, *folders, rank=0), None, request)
         for folders in ((str(tmp_path), None), (None, str(tmp_path)))
     )
     for one, other in zip(drawn.sequences(), again.sequences(), strict=True):
@@ -375,9 +378,9 @@ def test_what_conversations_need():
     plain = dataclasses.replace(flags.data.chat, prompt_style="human_assistant")
     without = flags._replace(data=dataclasses.replace(flags.data, chat=plain))
     with pytest.raises(ThreestepError, match="expect a chat template, which writes the messages of a conversation"):
-        engine_of_rows(Draws(tokenizer, {}), environments, without, tokenizer, (0,))
+        engine_of_rows(Draws(tokenizer, {}), environments, without, tokenizer, end_token_ids=(0,))
     # A template that shows no calls matters once there are tools.
     unknown = flags._replace(environment=dataclasses.replace(flags.environment, tool_parser="auto"))
-    engine = engine_of_rows(Draws(tokenizer, {}), environments, unknown, tokenizer, (0,))
+    engine = engine_of_rows(Draws(tokenizer, {}), environments, unknown, tokenizer, end_token_ids=(0,))
     with pytest.raises(ThreestepError, match="--tool_parser auto expects a chat template that writes calls as"):
         asked(engine, tokenizer)

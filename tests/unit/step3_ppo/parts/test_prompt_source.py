@@ -11,7 +11,7 @@ import torch
 
 from examples.curriculum import SureQuestions, WorstAgain
 from tests.distributed.launch import run_ranks
-from training.step3_ppo.contracts.records import Experience, LeftOut
+from training.step3_ppo.contracts.records import LeftOut, Samples, Scored
 from training.step3_ppo.parts.prompt_source import (
     EpochSampler,
     PromptDataset,
@@ -41,7 +41,7 @@ class Maker:
         return None if prompt == "bad" else PromptRow(row_id, np.zeros(1, np.int32), prompt, ground_truth, columns)
 
 
-def experience(scores, responses=None):
+def seen(rows, scores, responses=None):
     """Responses of one token and the end token, or those given."""
     responses = responses or [[3, END]] * len(scores)
     width = max(map(len, responses))
@@ -54,7 +54,8 @@ def experience(scores, responses=None):
         sampled_logprobs_BR=nothing_BR,
         ended_B=torch.tensor([ids[-1] == END for ids in responses]),
     )
-    return Experience(rollout, torch.tensor(scores), *[nothing_BR] * 6)
+    scores_B = torch.tensor(scores)
+    return Samples(tuple(rows), rollout, lambda: Scored(scores_B, scores_B, scores_B, {}))
 
 
 def texts_of(rollout):
@@ -75,7 +76,7 @@ def run(source, begin, steps, count=3):
     for step in range(begin, begin + steps):
         asked = source.take(step * count, count)
         taken.append([row.prompt_text for row in asked])
-        source.observe(asked, experience([float(len(row.uid * step) % 7) for row in asked]))
+        source.observe(seen(asked, [float(len(row.uid * step) % 7) for row in asked]))
     return taken
 
 
@@ -106,15 +107,15 @@ class AtRandom(PromptSampler):
 
 def test_shuffled_epochs_are_the_default():
     prompts = rows(5)
-    source = open_prompt_source(prompts, None, None, Maker, texts_of, 5, ALONE)
+    source = open_prompt_source(prompts, None, None, Maker, texts_of=texts_of, seed=5, ranks=ALONE)
     assert isinstance(source, PromptSource)
     stream = ShuffledStream(5, 5)
     for first, count in ((0, 3), (3, 9), (1, 2)):  # a function of the position: any order
         assert [row.row_id for row in source.take(first, count)] == stream.take(first, count)
-    source.observe(prompts, experience([0.0] * 5))
+    source.observe(seen(prompts, [0.0] * 5))
     source.load_state_dict(source.state_dict())
     assert source.state_dict() == {}
-    in_order = open_prompt_source(prompts, None, None, Maker, texts_of, 5, ALONE, shuffled=False)
+    in_order = open_prompt_source(prompts, None, None, Maker, texts_of=texts_of, seed=5, ranks=ALONE, shuffled=False)
     assert [row.row_id for row in in_order.take(3, 4)] == [3, 4, 0, 1]
 
 
@@ -158,7 +159,7 @@ def test_what_a_dataset_is_told():
     source = source_of((AtRandom, Listening), rows(2))
     asked = rows(2)
     scores = [1.0, 2.0, 3.0, 4.0]
-    source.observe(asked, experience(scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
+    source.observe(seen(asked, scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
     (results,) = told
     assert [row.uid for row in results.rows] == [row.uid for row in asked for _ in range(2)]  # two responses a prompt
     assert len({id(row) for row in [*results.rows, *asked]}) == 6  # each is the dataset's own
@@ -185,7 +186,7 @@ def test_what_is_told_may_be_changed():
 
     told, asked = [], rows(2)
     source = source_of((Sorts, Marks), asked)
-    source.observe(asked, experience([2.0, 1.0]))
+    source.observe(seen(asked, [2.0, 1.0]))
     assert told == [[2.0, 1.0]] and [row.columns for row in asked] == [{}, {}]
     assert source.state_dict()["dataset"]["added"] == [
         {"prompt": [{"role": "user", "content": "again"}], "ground_truth": None, "tags": ["x"]}
@@ -196,10 +197,10 @@ def test_what_is_left_out_is_told_after_what_is_trained_on():
     source, asked = source_of((AtRandom, None), rows(4)), rows(4)
     later, sooner = ((1, 0, 1), (0, 1, 0)), ((0, 0, 0),)
     left_out = [
-        LeftOut(keys, tuple(asked[place] for place in places), experience(scores).rollout, torch.tensor(scores))
+        LeftOut(keys, tuple(asked[place] for place in places), seen((), scores).rollout, torch.tensor(scores))
         for keys, places, scores in ((later, (2, 3), [7.0, 8.0]), (sooner, (1,), [9.0]))
     ]
-    source.observe(asked[:1], experience([1.0]), left_out)
+    source.observe(seen(asked[:1], [1.0]), left_out)
     ((uids, scores),) = source.state_dict()["sampler"]["seen"]
     assert scores == [1.0, 9.0, 8.0, 7.0] and uids == [asked[place].uid for place in (0, 1, 3, 2)]
 
@@ -223,7 +224,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tests.distributed.launch import report
-from tests.unit.step3_ppo.parts.test_prompt_source import AtRandom, Maker, experience, rows, texts_of
+from tests.unit.step3_ppo.parts.test_prompt_source import AtRandom, Maker, rows, seen, texts_of
 from training.step3_ppo.parts.prompt_source import SampledPrompts, PromptDataset
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.startup import Ranks
@@ -248,7 +249,7 @@ try:
         asked = source.take(4 * step, 4)
         taken.append([row.prompt_text for row in asked])
         mine = asked[rank::2]
-        source.observe(mine, experience([10.0 * step + rank, 10.0 * step + 2 + rank]))
+        source.observe(seen(mine, [10.0 * step + rank, 10.0 * step + 2 + rank]))
         state = source.state_dict()
 except ThreestepError as error:
     mistake = str(error)
@@ -330,7 +331,7 @@ def opened(tmp_path):
 
     def open_source(sampler=None, dataset=None, shuffled=True):
         addresses = [None if name is None else f"{tmp_path}/own.py:{name}" for name in (sampler, dataset)]
-        return open_prompt_source(rows(3), *addresses, Maker, texts_of, 5, ALONE, shuffled)
+        return open_prompt_source(rows(3), *addresses, Maker, texts_of=texts_of, seed=5, ranks=ALONE, shuffled=shuffled)
 
     return open_source
 

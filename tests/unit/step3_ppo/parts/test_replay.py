@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll
-from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout, file_of, make_engine
+from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout, file_of, recorded_engine
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rollout import Rollout
@@ -169,9 +169,9 @@ def test_files_of_something_else(tmp_path, how):
 
 
 def test_engines_are_put_together(tmp_path):
-    assert isinstance(make_engine(TransformersRollout, str, None, None, 0), TransformersRollout)
-    assert isinstance(make_engine(TransformersRollout, str, str(tmp_path), None, 0), DumpingRollout)
-    assert isinstance(make_engine(TransformersRollout, str, None, str(tmp_path), 0), ReplayRollout)
+    assert isinstance(recorded_engine(TransformersRollout, None, None, rank=0), TransformersRollout)
+    assert isinstance(recorded_engine(TransformersRollout, str(tmp_path), None, rank=0), DumpingRollout)
+    assert isinstance(recorded_engine(TransformersRollout, None, str(tmp_path), rank=0), ReplayRollout)
 
 
 def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):

@@ -11,7 +11,7 @@ from tests.support.tries import forked_conversations, forked_sequences, weights_
 from training.step3_ppo.losses.tokens import own_sequence_means
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import rank_share
+from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import trie_document
 from training.utils.models.attention.document_attention import use_document_attention
@@ -133,7 +133,7 @@ def check_forks(policy: torch.nn.Module, scorer: torch.nn.Module, seed: int, mos
     policy.zero_grad()
     scorer.zero_grad()
     for rank in range(plan.ranks):
-        for indices, rows in rank_share(sequences, plan, PAD, rank, CPU):
+        for indices, rows in rank_share(sequences, SequenceLayout(plan, PAD, rank), CPU):
             read = PolicyModel(policy)(rows, 0.8)
             sizes = [len(weights[index]) for index in indices]
             weights_M = torch.cat([torch.empty(0, dtype=torch.float64), *(weights[index] for index in indices)])
@@ -191,7 +191,7 @@ def test_a_plan_of_several_ranks_and_micro_batches_is_one_gradient():
         logprobs: dict[int, torch.Tensor] = {}
         computed[name] = 0
         for indices, rows in (
-            part for rank in range(plan.ranks) for part in rank_share(sequences, plan, PAD, rank, CPU)
+            part for rank in range(plan.ranks) for part in rank_share(sequences, SequenceLayout(plan, PAD, rank), CPU)
         ):
             read_M = PolicyModel(model)(rows).logprobs_M
             split = read_M.split([len(weights[index]) for index in indices])

@@ -22,8 +22,8 @@ _ROOM_TOKENS, _ROOM_SHARE = 128, 0.25
 
 @dataclass(frozen=True)
 class Moves:
-    """How the `count` rows that stay are moved together when others leave: the last rows fill the holes, and no other
-    row is touched.
+    """Moves the `count` rows that stay together when others leave: the last rows fill the holes, and no other row is
+    touched.
 
     holes, movers: int64, of equal length.
     """

@@ -103,7 +103,9 @@ class Decoding:
         if self.way.fixed:
             forward, limit = self.forward, seen_AT.shape[1]
             seen_AT = seen_AT[:, : self.length]
-            self._steps = FixedSteps(forward, self.cache, windows, seen_AT, self.position_ids, limit)
+            self._steps = FixedSteps(
+                forward, self.cache, windows, seen_AT, position_A1=self.position_ids, limit_tokens=limit
+            )
         else:
             self._masks = StepMasks(windows, seen_AT, self.cache.layers[0].keys.dtype)
 

@@ -53,7 +53,9 @@ class DrawnResponses:
             return logits_AV if token_A is None else decoding.step(token_A)
 
         uniform_At = self.uniform_BR[rows_A, start:end]
-        token_At, logprob_At = draw_several(uniform_At, self._sampling, next_logits, self.bad_words, recent_AK)
+        token_At, logprob_At = draw_several(
+            uniform_At, self._sampling, next_logits, self.bad_words, recent_AK=recent_AK
+        )
         self._ids_BR[rows_A, start:end] = token_At
         self._logprobs_BR[rows_A, start:end] = logprob_At
         read = torch.cat([rows_A.unsqueeze(1), token_At], dim=1).tolist()
@@ -69,6 +71,7 @@ class DrawnResponses:
         starts_A: torch.Tensor,
         token_AQ: torch.Tensor,
         logprob_AQ: torch.Tensor,
+        *,
         fresh_A: torch.Tensor,
     ) -> list[bool]:
         """Give each row, from its own place `starts_A` on, the first `fresh_A` of its tokens; return which are over.
@@ -96,7 +99,7 @@ class DrawnResponses:
         return False
 
     def rollout(self) -> Rollout:
-        """What was drawn, without what is beyond an end."""
+        """Return what was drawn, without what is beyond an end."""
         width, device = max(self._lengths), self._ids_BR.device
         lengths_B = torch.tensor(self._lengths, device=device)
         beyond_BR = torch.arange(width, device=device) >= lengths_B.unsqueeze(1)
@@ -115,6 +118,7 @@ def draw_several(
     sampling: Sampling,
     next_logits: Callable[[int, torch.Tensor | None], torch.Tensor],
     bad_words: BadWords | None,
+    *,
     recent_AK: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens and log-probabilities, [A, t] each, without waiting for the device.
@@ -130,7 +134,7 @@ def draw_several(
             recent_AK = recent_AK if token_A is None else bad_words.after(recent_AK, token_A)
             banned_AV = bad_words.banned(recent_AK, logits_AV.shape[1])
         again_KA = None if again_KAt is None else again_KAt[..., place]
-        token_A, logprob_A = draw(logits_AV, uniform_At[:, place], sampling, banned_AV, again_KA)
+        token_A, logprob_A = draw(logits_AV, uniform_At[:, place], sampling, banned_AV, again_KA=again_KA)
         found.append((token_A, logprob_A))
     tokens, logprobs = zip(*found, strict=True)
     return torch.stack(tokens, dim=1), torch.stack(logprobs, dim=1)

@@ -33,7 +33,7 @@ ALIGNED_COLUMNS = 16
 
 
 class _Columns:
-    """Which column the next token takes and which are filled, of all layers with one window.
+    """The column that the next token takes and those that are filled, of all layers with one window.
 
     mask_A11L: 0 at tokens, -inf at padding and at columns that are not filled.
     """
@@ -112,6 +112,7 @@ class FixedSteps:
         cache: Cache,
         windows: Mapping[str, int | None],
         seen_AT: torch.Tensor,
+        *,
         position_A1: torch.Tensor,
         limit_tokens: int,
     ) -> None:
@@ -166,5 +167,6 @@ class FixedSteps:
 
 
 def leave_now(over: Sequence[bool]) -> bool:
-    """Whether the rows that are over leave: each number of rows is a capture of its own, as long as some tokens."""
+    """Return whether the rows that are over leave: each number of rows is a capture of its own, as long as some
+    tokens."""
     return over.count(False) <= _GOING_SHARE * len(over)

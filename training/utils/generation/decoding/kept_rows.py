@@ -63,7 +63,7 @@ class KeptRows:
         )
 
     def keep(self, kept_A: torch.Tensor, most: int) -> None:
-        """Of the tokens that each row was given last, keep the first `kept_A`. most: the largest of them."""
+        """Keep the first `kept_A` of the tokens that each row was given last. most: the largest of them."""
         start, end = self._columns - self._given, self._columns - self._given + most
         taken_AQ = torch.arange(most, device=kept_A.device) >= kept_A.unsqueeze(1)
         self._mask_AL[:, start:end].masked_fill_(taken_AQ, float("-inf"))

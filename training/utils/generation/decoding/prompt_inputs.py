@@ -1,4 +1,4 @@
-"""What the forward of a batch of prompts takes beside their tokens: positions, and of prompts with images
+"""Inputs of the forward of a batch of prompts beside their tokens: positions, and of prompts with images
 what the tower reads.
 
 The family makes the mask, as for prompts of text: of images whose tokens all see each other (Gemma 3) it is told which

@@ -36,7 +36,7 @@ Held = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class _Forward:
-    """Of one forward: its rows are those from `first` on, column_JQ where they write, `extent` the columns that they
+    """One forward: its rows are those from `first` on, column_JQ where they write, `extent` the columns that they
     read. lines: by the number of heads, see `written`."""
 
     first: int

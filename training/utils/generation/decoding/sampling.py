@@ -26,6 +26,7 @@ def draw(
     uniform_A: torch.Tensor,
     sampling: Sampling,
     banned_AV: torch.Tensor | None = None,
+    *,
     again_KA: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (token_A int64, logprob_A float32) for float32 logits and one uniform number in [0, 1) per row.
@@ -84,7 +85,7 @@ def _drawn_token(
     if again_KA is None:
         again_KA = further_numbers(uniform_A, sampling)
     assert again_KA is not None
-    return _nucleus_in_rounds(weights_AV, candidates_AV, uniform_A, mass_A, again_KA)
+    return _nucleus_in_rounds(weights_AV, candidates_AV, uniform_A, mass_A, again_KA=again_KA)
 
 
 def _inverted(weights_AV: torch.Tensor, uniform_A: torch.Tensor) -> torch.Tensor:
@@ -139,6 +140,7 @@ def _nucleus_in_rounds(
     candidates_AV: torch.Tensor,
     uniform_A: torch.Tensor,
     mass_A: torch.Tensor,
+    *,
     again_KA: torch.Tensor,
 ) -> torch.Tensor:
     """Return the tokens of `_nucleus` without reading which rows are rejected: all rows draw again, K times, and a row

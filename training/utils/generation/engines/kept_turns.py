@@ -169,7 +169,7 @@ class KeptTurns(Turns):
         recent_AK = None
         if self._bad_words is not None:
             recent_AK = self._bad_words.recent_of([[*line.turn.ids, *line.drawn] for line in lines])
-        return draw_several(uniform_At, self._sampling, next_logits, self._bad_words, recent_AK)
+        return draw_several(uniform_At, self._sampling, next_logits, self._bad_words, recent_AK=recent_AK)
 
     def _taken(self, lines: Sequence[_Line], token_At: torch.Tensor, logprob_At: torch.Tensor) -> list[DrawnTurn]:
         """Give the lines, the first of those that drew, what they have drawn; return the turns that are over, which are

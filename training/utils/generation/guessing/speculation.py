@@ -91,7 +91,7 @@ def drawn_by_guesses(
         draws = draws_of(rows_A, starts_A)
         token_AQ, logprob_AQ, fresh_A = _verified(model, states_AQH, guess_AK, draws)
         most = int(fresh_A.max())
-        over = drawn.take(rows_A, starts_A, token_AQ, logprob_AQ, fresh_A)
+        over = drawn.take(rows_A, starts_A, token_AQ, logprob_AQ, fresh_A=fresh_A)
         tokens = int(fresh_A.sum())
         counts.add(over, guess_AK, tokens)
         how.pace.end(tokens)

@@ -160,8 +160,8 @@ def test_rounds_without_waits_draw_the_same_tokens(top_p, min_p):
     for _ in range(rounds_of_nucleus(top_p)):
         numbers.append(_next_uniform(numbers[-1]))
     again_KA = torch.stack(numbers[1:])
-    assert torch.equal(_nucleus_in_rounds(*parts, again_KA), token_A)
-    without = _nucleus_in_rounds(*parts, again_KA[:0])  # refused rows have the likeliest token
+    assert torch.equal(_nucleus_in_rounds(*parts, again_KA=again_KA), token_A)
+    without = _nucleus_in_rounds(*parts, again_KA=again_KA[:0])  # refused rows have the likeliest token
     assert not torch.equal(without, token_A) and bool(((without == token_A) | (without == logits_V.argmax())).all())
 
 

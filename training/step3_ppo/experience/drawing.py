@@ -1,0 +1,33 @@
+"""Part 2 of the loop: the responses to a batch of prompts, in training and in evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
+
+if TYPE_CHECKING:
+    from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.data.rows.collate import PromptBatch
+    from training.utils.layout.rank_share import SequenceLayout
+
+
+def draw_responses(
+    engine: RolloutEngine,
+    roles: Roles,
+    prompts: PromptBatch,
+    sampling: Sampling,
+    *,
+    seeds: Sequence[int],
+    layout: SequenceLayout,
+) -> Rollout:
+    """Return a response for each seed, equally many to each prompt and adjacent, from the actor's current weights. A
+    collective."""
+    device, count = roles.actor.ranks.device, len(seeds) // len(prompts.rows)
+    ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
+    request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows, layout.media_of(prompts.rows))
+    with engine.lent(roles.whole_actor) as model:
+        return rolled_out(engine, model, request)
