@@ -51,9 +51,11 @@ data.build: images.data data.chat data.cache data.rows layout data.sources contr
     data.files base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
+generation.guessing: generation.decoding models contracts base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 report.figures: images.data run flags base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
+generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 report.pages: report.figures images.data
 rewards.calling: engine.ranks contracts base
 images.run: engine loading data.build images.data models images.models data.rows run models.tensors layout contracts
@@ -69,13 +71,11 @@ rewards: rewards.rules rewards.calling contracts flags base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
-generation.guessing: mtp generation.decoding models contracts base
+generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
+    flags images base
 setup: outputs mtp dry_run checkpoints routers report images.run engine loading engine.ranks data.build
     models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
     data.rows run layout engine.config contracts flags models.families images data.files base
-generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
-generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models models.tensors contracts
-    flags images base
 preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
     run layout engine.config contracts flags data.files base
 """
@@ -92,13 +92,13 @@ ONLY_IN = {
     "vllm": ("training.utils.generation.vllm",),
 }
 # Guests: the words of each, the room that they are at home in, and the few other places that may use them, besides the
-# table of guests and modules of flags. `lent_guesser`s are drafted with where responses are drawn.
+# table of guests and modules of flags.
 GUESTS = {
     "routers": (re.compile(r"router|expert_?balanc", re.I), "training.utils.routers", ()),
     "multi-token prediction": (
         re.compile(r"mtp|multi_?token", re.I),
         "training.utils.mtp",
-        ("training.export", "training.utils.generation.guessing", "training.utils.generation.vllm"),
+        ("training.export", "training.utils.generation.vllm"),
     ),
 }
 TABLE_OF_GUESTS = "training.utils.setup.guests"

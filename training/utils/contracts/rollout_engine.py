@@ -22,6 +22,7 @@ from training.utils.flags.flags import AUTO
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.guessers import LentHead
     from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.turns import Turns
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
-# Lends a head for multi-token prediction (`mtp.head.MtpHead`) with whole weights; every rank must enter together.
-BorrowHead = Callable[[], AbstractContextManager[Any]]
+# Lends a head that guesses tokens; every rank must enter together.
+BorrowHead = Callable[[], AbstractContextManager["LentHead"]]
 # Bytes of a rank by name: while responses are drawn, and at all times.
 PlannedMemory = tuple[dict[str, int], dict[str, int]]
 # Weights of a model by name, whole; each is valid until the next is requested.
