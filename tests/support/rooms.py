@@ -40,42 +40,42 @@ images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
-data.cache: data.rows run contracts flags images data.files base
+report.figures: run contracts flags base
+data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention models.tensors layout contracts flags models.families base
+report.pages: report.figures
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts images base
-images.data: data.chat data.rows run data.sources.formats images data.files base
+images.data: data.chat data.rows contracts data.sources.formats images data.files base
 models.adapters: models models.quantized models.tensors models.families base
+report: report.pages report.figures run report.trackers contracts flags serving base
 data.build: images.data data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats images
     data.files base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
 generation.guessing: generation.decoding models contracts base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
-report.figures: images.data run flags base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
-report.pages: report.figures images.data
 rewards.calling: engine.ranks contracts base
-images.run: engine loading data.build images.data models images.models data.rows run models.tensors layout contracts
-    models.families images base
-report: report.pages report.figures run report.trackers contracts flags serving base
+checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
+    models.families base
+dry_run: engine loading engine.ranks models models.quantized models.attention engine.config contracts models.families
+    base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks contracts base
-checkpoints: report engine engine.ranks models.adapters run report.trackers models.tensors layout contracts flags
-    models.families base
-dry_run: images.run engine loading engine.ranks models models.quantized models.attention engine.config models.families
-    images base
-rewards: rewards.rules rewards.calling contracts flags base
+images.run: dry_run engine loading data.build images.data models images.models data.rows run models.tensors layout
+    contracts models.families images base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
+rewards: rewards.rules rewards.calling contracts flags base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
-setup: outputs mtp dry_run checkpoints routers report images.run engine loading engine.ranks data.build
+setup: outputs mtp images.run routers dry_run checkpoints engine loading engine.ranks data.build report
     models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
-    data.rows run layout engine.config contracts flags models.families images data.files base
+    data.rows run layout engine.config data.sources contracts flags models.families data.files base
 preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
     run layout engine.config contracts flags data.files base
 """
@@ -154,12 +154,11 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_imag
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 ROOMS_WITH_IMAGES = frozenset(
     """
-training training.inference training.inspect training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
-training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.rows
-training.utils.data.sources training.utils.data.sources.formats training.utils.data.sources.made
-training.utils.dry_run training.utils.generation.decoding training.utils.generation.engines
+training training.inference training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
+training.utils.contracts training.utils.data.build training.utils.data.rows training.utils.data.sources
+training.utils.data.sources.formats training.utils.data.sources.made training.utils.generation.decoding
 training.utils.generation.vllm training.utils.models.families training.utils.setup training.utils.report
-training.utils.report.figures training.utils.report.pages training.utils.run
+training.utils.report.figures
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 15

@@ -10,11 +10,11 @@ from training.utils.base.errors import ThreestepError
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
-from training.utils.images.run.image_reader import processor_of, reader_of_model
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.setup.media import processor_of, reader_of_model
 from training.utils.setup.setup import load_under
 
 if TYPE_CHECKING:

@@ -16,3 +16,5 @@ class LentHead(Protocol):
     """
 
     depths: Any
+
+    def state_dict(self) -> dict[str, Any]: ...

@@ -160,7 +160,7 @@ class RolloutRequest:
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     seeds: one for each of the B * samples_per_prompt sequences.
     rows: those of a dataset that the prompts are of, where an engine may ask for more than their tokens.
-    media: the images of the prompts; None where no prompt has one. Of engines with `supports_images`.
+    media: the images of the prompts; None where no prompt has one. Of engines with `supports_media`.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -232,7 +232,7 @@ class RolloutEngine(ABC):
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
     supports_speculate: whether `enable_speculation` may be called.
-    supports_images: whether it reads the images of prompts.
+    supports_media: whether it reads the images of prompts.
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
         ranks, behind prompts that grow by what is drawn.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
@@ -248,7 +248,7 @@ class RolloutEngine(ABC):
     supports_stop: ClassVar[bool] = True
     supports_parallel_thinking: ClassVar[bool] = False
     supports_speculate: ClassVar[bool] = False
-    supports_images: ClassVar[bool] = False
+    supports_media: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False

@@ -1,7 +1,7 @@
 """Rollouts whose tokens are guessed and verified several at a time.
 
 A token is drawn by inverting its distribution at a number that its sequence's seed and its place alone decide. A head
-that is trained beside the model draws its guesses at the same numbers (`ngrams` needs no head); the model then computes the
+trained beside the model draws its guesses at the same numbers (`ngrams` needs no head); the model then computes the
 guessed tokens in one forward, and draws at each of their places what it would have drawn anyway. A guess that is this
 very token has saved a forward, and the first that is not is replaced by it: whatever is guessed, the tokens are those
 of a rollout without guesses (up to rounding).
