@@ -50,7 +50,7 @@ def built(flags, readers, pictures):
         tokenizer, reader = readers[family]
         split = ",".join("1" if number == phase else "0" for number in (1, 2, 3))
         settings = {"data_split": split, "eval_fraction": 0.0, "prompt_style": "chat_template", **given}
-        return build_phase(phase, flags(rows, **settings), tokenizer, seed=1, images=reader)
+        return build_phase(phase, flags(rows, **settings), tokenizer, seed=1, media=reader)
 
     return build
 
@@ -415,7 +415,7 @@ def test_images_want_a_chat_template_and_a_model_that_reads_them(built, flags, r
     with pytest.raises(
         ThreestepError, match=r"expected the chat template to write <\|image_pad\|> for each of 1 images"
     ):
-        build_phase(1, data, mute, seed=1, images=readers["qwen2_vl"][1])
+        build_phase(1, data, mute, seed=1, media=readers["qwen2_vl"][1])
 
 
 def test_a_literal_image_tag_is_text_without_images_but_for_a_model_whose_token_it_is(built):
