@@ -154,7 +154,7 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_imag
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 ROOMS_WITH_IMAGES = frozenset(
     """
-training training.inference training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
+training training.inference training.step2_reward training.step3_ppo.parts
 training.utils.contracts training.utils.data.build training.utils.data.rows training.utils.data.sources
 training.utils.data.sources.formats training.utils.data.sources.made training.utils.generation.decoding
 training.utils.generation.vllm training.utils.models.families training.utils.setup training.utils.report

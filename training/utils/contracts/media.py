@@ -116,15 +116,13 @@ class ReadsMedia(Protocol):
     def seen(self) -> SeenMedia:
         """The media that it has read so far."""
 
-    def placed(
-        self, messages: Sequence[Any], values: Sequence[Any], folder: str | None, where: str, /
-    ) -> tuple[list[Any], tuple[Any, ...]]:
+    def placed(self, messages: Any, values: Any, folder: str | None, where: str, /) -> Any:
         """Return the messages with the places of their media, and these media. folder: that paths are relative to."""
 
-    def expanded(self, pieces: Sequence[Any], media: Sequence[Any], where: str, /) -> list[Any]:
+    def expanded(self, pieces: Any, media: Any, where: str, /) -> list[Any]:
         """Return the pieces of a rendered conversation with all that the model reads for each medium."""
 
-    def spans(self, ids: list[int], media: Sequence[Any], where: str, /) -> tuple[ImageSpan, ...]:
+    def spans(self, ids: list[int], media: Any, where: str, /) -> tuple[ImageSpan, ...]:
         """Return the media among the tokens of a row."""
 
 

@@ -11,6 +11,7 @@ from training.utils.data.rows.media_store import HeldMedia
 from training.utils.images.data.row_pictures import WHY_DROPPED, after_cut
 from training.utils.images.run.chat_images import chat_media
 from training.utils.images.run.image_reader import (
+    check_read_alike,
     check_scored,
     processor_of,
     reader_of_folder,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WHY_DROPPED",
     "chat_media",
+    "check_read_alike",
     "check_scored",
     "keep_media",
     "kept_features_line",

@@ -100,3 +100,15 @@ def check_scored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) ->
             f"--reward contains the reward model, and rows of the data have images: {unread}; give another, a rule "
             "(--reward exact_match) or a function"
         )
+
+
+def check_read_alike(paths: tuple[str, str], trust_remote_code: bool, tokenizers: Sequence[Any]) -> None:
+    """ThreestepError if actor and critic were made with image processors of other settings: pixels are the actor's."""
+    readers = [reader_of_model(path, trust_remote_code, own) for path, own in zip(paths, tokenizers, strict=True)]
+    actor, critic = (reader and reader.parts() for reader in readers)
+    if actor is not None and critic is not None and actor != critic:
+        raise ThreestepError(
+            f"the image processors (preprocessor_config.json) of --actor_model_name_or_path '{paths[0]}' and "
+            f"--critic_model_name_or_path '{paths[1]}' differ: the reward model would see other pixels than it was "
+            "trained on; train step 2 from a model with the actor's"
+        )
