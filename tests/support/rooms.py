@@ -147,9 +147,9 @@ MATHS_MAY_IMPORT = (
 # What rooms hand to each other: the files that importing one of them may load, itself included.
 CONTRACTS = ("training.utils.contracts",)
 MOST_FILES_OF_A_CONTRACT = 5
-# Words of images, the names of their flags aside: they stand in their rooms, in modules of flags, and in no other modules
-# (of a few rooms: in any of them) than these. Everybody else hands `media` on; the table of it is `setup.media`. The list
-# may only shrink.
+# Words of images, the names of their flags aside: they stand in their rooms, in modules of flags, and in no other
+# modules (or any of a room) than these. Everybody else hands `media` on, which the table `setup.media` opens. The
+# list may only shrink.
 IMAGE_WORDS = re.compile(r"(?<![a-z])(image|picture|pixel|vision)|Image|Picture|Pixel|(?<![A-Z])(IMAGE|PICTURE|PIXEL)")
 IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_image_urls")
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")

@@ -1,4 +1,5 @@
 """The table of media: what reads those of rows, and what a run does with them. Images are the only kind."""
+# ruff: noqa: F401 (what others import from here)
 
 from __future__ import annotations
 
@@ -30,24 +31,6 @@ if TYPE_CHECKING:
     from training.utils.images.models.pictured import RowImages
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
-
-__all__ = [
-    "WHY_DROPPED",
-    "chat_media",
-    "check_read_alike",
-    "check_scored",
-    "keep_media",
-    "kept_features_line",
-    "planned_media",
-    "after_cut",
-    "run_media",
-    "processor_of",
-    "reader_of_folder",
-    "reader_of_model",
-    "why_unread",
-    "why_unscored",
-    "with_kept_features",
-]
 
 
 def reader_of_start(flags: OneModelFlags, tokenizer: Any) -> tuple[MediaReader | None, str]:
