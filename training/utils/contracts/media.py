@@ -51,8 +51,8 @@ class MediaReader(Protocol):
 
 
 class ShownMedium(Protocol):
-    """A medium for people to see (`images.data.shown`). kind: a word for it. name: its sha256 in hex. words: its size, and
-    where its tokens stand. small: a copy as PNG. uri: the address of one for a page, which holds it."""
+    """A medium for people to see (`images.data.shown`). kind: a word for it. name: its sha256 in hex. words: its size,
+    and where its tokens stand. small: a copy as PNG. uri: the address of one for a page, which holds it."""
 
     kind: str
 
@@ -65,8 +65,8 @@ class ShownMedium(Protocol):
 
 
 class SeenMedia(Protocol):
-    """Media that were read. The call returns what a model reads of them, by keys in the order of a row; `encoded` one as
-    it is stored; `shown` those of a row, in the order of their tokens."""
+    """Media that were read. The call returns what a model reads of them, by keys in the order of a row; `encoded` one
+    as it is stored; `shown` those of a row, in the order of their tokens."""
 
     @property
     def reader(self) -> MediaReader: ...
