@@ -159,27 +159,28 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     """Load the models once; return a function that starts a conversation with them."""
     from training.inference.acting import load_acting
     from training.inference.model import engine_maker, load_asked_model, start_alone
-    from training.inference.scorer import load_answer_scorer, why_pictures_unscored
+    from training.inference.scorer import load_answer_scorer
     from training.inference.talk import Talk, columns_of
     from training.utils.generation.table import engine_class
+    from training.utils.setup.media import why_unscored
 
     chat, sampling, environment = flags.chat, flags.sampling, flags.environment
     columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
     acts = environment.environment or environment.tools
     rank, data = start_alone(), DataArguments(chat=chat.text)
     start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts)
-    reads_images = engine_class(sampling.rollout_engine).supports_images
+    reads_media = engine_class(sampling.rollout_engine).supports_media
     models = [
-        load_asked_model(path, sampling.dtype, data, rank.device, start_engine, reads_images)
+        load_asked_model(path, sampling.dtype, data, rank.device, start_engine, reads_media)
         for path in chat.model_name_or_path
     ]
     if acting is not None:
         acting.check(models)
     scorer = None
     if chat.reward_model is not None:
-        pictured = [(model.tokenizer, model.pictures.reader) for model in models if model.pictures is not None]
-        unread = why_pictures_unscored(chat.reward_model, pictured)
-        seen = [model.images for model in models if model.images is not None and unread is None]
+        sides = [(model.tokenizer, model.reads.reader) for model in models if model.reads is not None]
+        unread = why_unscored(chat.reward_model, sides)
+        seen = [model.media for model in models if model.media is not None and unread is None]
         scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank, next(iter(seen), None), unread)
 
     def begun() -> Talk:

@@ -31,9 +31,8 @@ from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import MediaReader, SeenMedia, ShownMedium
     from training.utils.data.rows.dataset import CachedSplit
-    from training.utils.images.data.reader import ImageReader
-    from training.utils.images.data.shown import ShownImage
 
 UNSUPERVISED = "unsupervised"
 
@@ -84,21 +83,18 @@ GROUPS = (PreviewArguments, OptionalDataArguments)
 
 @dataclass(frozen=True)
 class Shown:
-    """report: counts of the raw rows. sources: of the manifest; none for text blocks. reader: of images; None
-    where the tokenizer's folder has no model that reads them."""
+    """report: counts of the raw rows. sources: of the manifest; none for text blocks. reader: of media; None
+    where the tokenizer's folder has no model that reads them. seen: the media of the rows; None without any."""
 
     split: CachedSplit
     report: str
     sources: list[dict[str, Any]]
-    reader: ImageReader | None = None
+    reader: MediaReader | None = None
+    seen: SeenMedia | None = None
 
-    def images(self, place: int) -> list[ShownImage]:
-        """The images of a row."""
-        from training.utils.images.data.shown import shown_images
-
-        if self.reader is None or self.split.pictures is None:
-            return []
-        return list(shown_images(self.split[place].media, self.split.pictures, self.reader))
+    def media(self, place: int) -> list[ShownMedium]:
+        """The media of a row."""
+        return [] if self.seen is None else list(self.seen.shown(self.split[place].media))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -113,9 +109,7 @@ def main(argv: Sequence[str]) -> None:
         places = shown_places(preview, len(shown.split))
     decode: Any = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if shown.reader is not None and not preview.json:
-        from training.utils.images.data.shown import counting_placeholders
-
-        decode = counting_placeholders(decode, shown.reader.family.placeholder)
+        decode = shown.reader.counting(decode)
     if preview.html:
         return write_page(preview, shown, places, decode)
     try:
@@ -141,7 +135,7 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
     from training.utils.data.build.build import build_phase
     from training.utils.data.build.unsupervised import build_unsupervised
     from training.utils.data.cache.reports import SplitReport, split_sentence
-    from training.utils.images.run.image_reader import reader_of_folder, why_unread
+    from training.utils.setup.media import reader_of_folder, why_unread
 
     if preview.phase == UNSUPERVISED:
         block_length = data.rows.max_prompt_seq_len + preview.max_answer_seq_len
@@ -151,9 +145,9 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
         return Shown(split, split_sentence("train", SplitReport.of(counted)) + left_over, [])
     reader = reader_of_folder(preview.tokenizer, tokenizer)
     unread = why_unread(preview.tokenizer)
-    phase = build_phase(int(preview.phase), data, tokenizer, preview.seed, log=note, images=reader, unread=unread)
+    phase = build_phase(int(preview.phase), data, tokenizer, preview.seed, log=note, media=reader, unread=unread)
     split = getattr(phase, preview.split)
-    return Shown(split, phase.report.sentence, split.manifest["sources"], reader)
+    return Shown(split, phase.report.sentence, split.manifest["sources"], reader, phase.seen)
 
 
 def shown_places(preview: PreviewArguments, rows: int) -> range:
@@ -184,8 +178,8 @@ def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: A
     rows = []
     for place in places:
         row = shown.split[place]
-        images = [(image.words, image.uri()) for image in shown.images(place)]
-        rows.append(PageRow(title_of(preview, shown, place), marked_runs(row, decode), values_beside(row), images))
+        media = [(medium.kind, medium.words, medium.uri()) for medium in shown.media(place)]
+        rows.append(PageRow(title_of(preview, shown, place), marked_runs(row, decode), values_beside(row), media))
     seen = f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown"
     text = rows_page(f"phase {preview.phase}", [seen, shown.report], rows, length_bars(shown.split.lengths))
     try:
@@ -217,8 +211,8 @@ def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: A
         row = shown.split[place]
         print(f"== {title_of(preview, shown, place)}")
         print(row_as_text(row, decode, style, preview.show_layout))
-        for number, image in enumerate(shown.images(place), start=1):
-            print(f"image {number}: {image.words}")
+        for number, medium in enumerate(shown.media(place), start=1):
+            print(f"{medium.kind} {number}: {medium.words}")
         print()
     print(f"{len(places):,} of {len(shown.split):,} rows of the {preview.split} split shown")
     print(shown.report)

@@ -20,7 +20,7 @@ from training.utils.run.program import run_program
 
 
 def main(argv: Sequence[str]) -> None:
-    """Read the runs, write the page and, on request, a picture of every chart; or serve the page."""
+    """Read the runs, write the page and, on request, a PNG of every chart; or serve the page."""
     options = _parse(argv)
     if options.live:
         from training.utils.report.live import serve_live
@@ -33,9 +33,9 @@ def main(argv: Sequence[str]) -> None:
     out = Path(options.out) if options.out else Path(single) / REPORT_NAME
     print(write_report(options.runs, out))
     if options.png:
-        from training.utils.report.png import write_pictures
+        from training.utils.report.png import write_pngs
 
-        for path in write_pictures(options.runs, Path(options.png)):
+        for path in write_pngs(options.runs, Path(options.png)):
             print(path)
 
 

@@ -73,7 +73,7 @@ def canary():
 def served():
     """(port, door, what another server was asked)."""
     with canary() as (elsewhere, asked):
-        model = SimpleNamespace(name="a/model", pictures=None, said=lambda answer: answer.text)
+        model = SimpleNamespace(name="a/model", reads=None, said=lambda answer: answer.text)
         door = Door()
         app = web.guarded_page(lambda: EvilTalk([model], SamplingArguments(), 1, columns={"canary": elsewhere}), door)
         with listening(0) as listener:

@@ -107,7 +107,7 @@ def test_a_hundred_thousand_steps_open_in_two_seconds(browser, tmp_path):
 def test_every_page_fits_a_phone(browser, tmp_path, dark):
     runs = [make_run(tmp_path / "a", 30), make_run(tmp_path / "b", 3)]
     for folder in (tmp_path / "a", tmp_path):
-        RunFolder(folder, True).write_picture("c" * 64, picture(128, 128))
+        RunFolder(folder, True).write_medium(f"{'c' * 64}.png", picture(128, 128), "picture")
     sample = {"prompt": LONG_WORD, "answers": [LONG_WORD, "b"], "scores": [1.0, 0.5], "ground_truth": LONG_WORD}
     sample["images"] = ["c" * 64] * 9
     answered = {"step": 0, "prompt": LONG_WORD, "response": LONG_WORD, "loss": 1.0, "images": ["c" * 64] * 9}

@@ -17,11 +17,11 @@ from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
+from training.utils.data.rows.media_store import HeldMedia
 from training.utils.data.rows.views import document_of
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.images.data.reader import PixelReader
 from training.utils.images.data.row_pictures import RowPictures
-from training.utils.images.stored import HeldPictures
 from training.utils.layout.rows import packed_rows
 
 PART, TEXT = {"type": "image"}, {"type": "text", "text": "What?"}
@@ -78,7 +78,7 @@ def read_rows(number: int, families: list[Any], rows_a_file: int = 4) -> list[st
     """How each row of one damaged file ended."""
     dice = random.Random(f"images {number}")
     reader, texts = dice.choice(families)
-    phase, held, counts = dice.choice((1, 2, 3)), HeldPictures(), Counts()
+    phase, held, counts = dice.choice((1, 2, 3)), HeldMedia(), Counts()
     form = dice.choice(FORMS)
     rows: list[Any] = [damaged_row(dice, form) for _ in range(rows_a_file)]
     for _ in range(dice.choice((0, 0, 1))):
@@ -116,7 +116,7 @@ def read_rows(number: int, families: list[Any], rows_a_file: int = 4) -> list[st
     return ended
 
 
-def check(row: Any, reader: Any, held: HeldPictures) -> None:
+def check(row: Any, reader: Any, held: HeldMedia) -> None:
     """The row lays out, and its images have pixels; Qwen's as many patches as its tokens need."""
     rows = packed_rows([[document_of(row)]], 0)
     assert (rows.input_ids_NT == reader.family.placeholder_id).sum() == sum(image.tokens for image in row.media)

@@ -40,42 +40,42 @@ images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
-data.cache: data.rows run contracts flags images data.files base
+report.figures: run contracts flags base
+data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention models.tensors layout contracts flags models.families base
+report.pages: report.figures
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts images base
-images.data: data.chat data.rows run data.sources.formats images data.files base
+images.data: data.chat data.rows contracts data.sources.formats images data.files base
 models.adapters: models models.quantized models.tensors models.families base
+report: report.pages report.figures run report.trackers contracts flags serving base
 data.build: images.data data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats images
     data.files base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
+generation.guessing: generation.decoding models contracts base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
-report.figures: images.data run flags base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
-report.pages: report.figures images.data
+generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 rewards.calling: engine.ranks contracts base
-images.run: engine loading data.build images.data models images.models data.rows run models.tensors layout contracts
-    models.families images base
-report: report.pages report.figures run report.trackers contracts flags serving base
+checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
+    models.families base
+dry_run: engine loading engine.ranks models models.quantized models.attention engine.config contracts models.families
+    base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks contracts base
-checkpoints: report engine engine.ranks models.adapters run report.trackers models.tensors layout contracts flags
-    models.families base
-dry_run: images.run engine loading engine.ranks models models.quantized models.attention engine.config models.families
-    images base
-rewards: rewards.rules rewards.calling contracts flags base
+images.run: dry_run engine loading data.build images.data models images.models data.rows run models.tensors layout
+    contracts models.families images base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
-generation.guessing: mtp generation.decoding models contracts base
-setup: outputs mtp dry_run checkpoints routers report images.run engine loading engine.ranks data.build
-    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
-    data.rows run layout engine.config contracts flags models.families images data.files base
-generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
-generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models models.tensors contracts
+rewards: rewards.rules rewards.calling contracts flags base
+generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
+setup: outputs mtp images.run routers dry_run checkpoints engine loading engine.ranks data.build report
+    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
+    data.rows run layout engine.config data.sources contracts flags models.families data.files base
 preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
     run layout engine.config contracts flags data.files base
 """
@@ -92,13 +92,13 @@ ONLY_IN = {
     "vllm": ("training.utils.generation.vllm",),
 }
 # Guests: the words of each, the room that they are at home in, and the few other places that may use them, besides the
-# table of guests and modules of flags. `lent_guesser`s are drafted with where responses are drawn.
+# table of guests and modules of flags.
 GUESTS = {
     "routers": (re.compile(r"router|expert_?balanc", re.I), "training.utils.routers", ()),
     "multi-token prediction": (
         re.compile(r"mtp|multi_?token", re.I),
         "training.utils.mtp",
-        ("training.export", "training.utils.generation.guessing", "training.utils.generation.vllm"),
+        ("training.export", "training.utils.generation.vllm"),
     ),
 }
 TABLE_OF_GUESTS = "training.utils.setup.guests"
@@ -147,19 +147,23 @@ MATHS_MAY_IMPORT = (
 # What rooms hand to each other: the files that importing one of them may load, itself included.
 CONTRACTS = ("training.utils.contracts",)
 MOST_FILES_OF_A_CONTRACT = 5
-# Words of images, the names of their flags aside: they stand in their rooms, in modules of flags, and in no other rooms
-# than these. Everybody else hands `media` on. The list may only shrink.
+# Words of images, the names of their flags aside: they stand in their rooms, in modules of flags, and in no other
+# modules (or any of a room) than these. Everybody else hands `media` on, which the table `setup.media` opens. The
+# list may only shrink.
 IMAGE_WORDS = re.compile(r"(?<![a-z])(image|picture|pixel|vision)|Image|Picture|Pixel|(?<![A-Z])(IMAGE|PICTURE|PIXEL)")
 IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_image_urls")
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
-ROOMS_WITH_IMAGES = frozenset(
+PLACES_WITH_IMAGES = frozenset(
     """
-training training.inference training.inspect training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
-training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.rows
-training.utils.data.sources training.utils.data.sources.formats training.utils.data.sources.made
-training.utils.dry_run training.utils.generation.decoding training.utils.generation.engines
-training.utils.generation.vllm training.utils.models.families training.utils.setup training.utils.report
-training.utils.report.figures training.utils.report.pages training.utils.run
+training.chat training.inference.talk training.inference.web training.new_model training.step2_reward.pair_file
+training.step3_ppo.parts.inputs training.step3_ppo.parts.replay training.step3_ppo.parts.settings
+training.utils.contracts training.utils.data.build.row_maker training.utils.data.build.strategies
+training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
+training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
+training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
+training.utils.generation.decoding.decode_check training.utils.generation.decoding.decoding
+training.utils.generation.decoding.prompt_inputs training.utils.generation.vllm training.utils.models.families
+training.utils.report.figures.sample_media training.utils.report.png training.utils.setup.media
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 15
@@ -427,18 +431,19 @@ def contracts_load_little(sources: Mapping[str, str]) -> list[str]:
 
 
 def images_stay_home(sources: Mapping[str, str]) -> list[str]:
-    """Words of images stand in their rooms, in flags, and in the rooms listed, each of which does have some."""
-    found: dict[str, str] = {}
+    """Words of images stand in their rooms, in flags, and in the places listed, each of which does have some."""
+    problems, used = [], set[str]()
     for module, source in sources.items():
         name = plain_name(module)
         if inside(name, "training.utils.images") or FLAG_MODULES.search(name) or not inside(name, "training"):
             continue
         if word := IMAGE_WORDS.search(IMAGE_FLAGS.sub("", source)):
-            room = module.rpartition(".")[0]
-            found.setdefault(room, f"{module} has the word {word[0]!r}; outside of utils.images it is `media`")
-    problems = [sentence for room, sentence in found.items() if room not in ROOMS_WITH_IMAGES]
-    unused = ROOMS_WITH_IMAGES - found.keys() if "training.utils.images.spans" in sources else ()
-    return [*problems, *(f"{room} is in ROOMS_WITH_IMAGES and has none" for room in sorted(unused))]
+            listed = {module, module.rpartition(".")[0]} & PLACES_WITH_IMAGES
+            used |= listed
+            if not listed:
+                problems.append(f"{module} has the word {word[0]!r}; outside of utils.images it is `media`")
+    unused = PLACES_WITH_IMAGES - used if "training.utils.images.spans" in sources else ()
+    return [*problems, *(f"{place} is in PLACES_WITH_IMAGES and has none" for place in sorted(unused))]
 
 
 def rooms_have_floors(sources: Mapping[str, str]) -> list[str]:

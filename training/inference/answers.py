@@ -62,7 +62,7 @@ def answers_to(
             indices = [(place, sample) for place in places for sample in range(samples)]
             seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
             ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=asked.images_of(own))
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=asked.media_of(own))
             rollout = rolled_out(asked.engine, asked.model, request)
             bar.update(len(places))
             return [vars(answer) for answer in asked.answers_of(rollout, sampling.end_token_ids)]
@@ -108,6 +108,6 @@ def _model_scores(
     if same_tokenizer(asked.tokenizer, scorer.tokenizer):
         prompts = [row.flipped_prompt_ids[::-1].tolist() for row in rows]
         responses = [list(answer.token_ids) for answer in answers]
-        return scorer.score_ids(prompts, responses, [row.media for row in rows], asked.images)
+        return scorer.score_ids(prompts, responses, [row.media for row in rows], asked.media)
     pairs = [scorer.ids_of_text(row.prompt_text, answer.text) for row, answer in zip(rows, answers, strict=True)]
     return scorer.score_ids([prompt for prompt, _ in pairs], [response for _, response in pairs])

@@ -37,8 +37,6 @@ from training.utils.flags.flags import settings_of
 from training.utils.generation.arguments import SamplingArguments, check_path_flags
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.table import checked_engine
-from training.utils.images.run.chat_images import chat_images
-from training.utils.images.run.image_reader import reader_of_model
 from training.utils.layout.parallel import drawn_blocks
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
@@ -47,20 +45,18 @@ from training.utils.models.families.parts import placeholder_id
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, unused_stop_tokens
+from training.utils.setup.media import chat_media, reader_of_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.media import MediaReader, ReadsMedia, RunMedia
     from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.sources.formats.messages import Message
     from training.utils.generation.table import RolloutEngineFlags
-    from training.utils.images.data.reader import ImageReader
-    from training.utils.images.data.row_pictures import RowPictures
-    from training.utils.images.prompts import PromptImages
 
 _NO_BOUND_TOKENS = 2**30
 
@@ -124,8 +120,8 @@ class AskedModel:
     more_end_tokens: the model's stop tokens, at which an answer in a chat ends too.
     end_token_ids: at which a drawn answer ends, as in step 3; `end_token_id` is the first.
     tags: with `--parallel_thinking`, whose paths are drawn side by side, as in step 3.
-    images: of the prompts; None without images.
-    pictures: reads the images of messages; None for rows of a dataset, and without images.
+    media: of the prompts; None without any.
+    reads: reads the media of messages; None for rows of a dataset, and without media.
     """
 
     name: str
@@ -137,8 +133,8 @@ class AskedModel:
     more_end_tokens: frozenset[int]
     end_token_ids: tuple[int, ...] = ()
     tags: ParallelTags | None = None
-    images: RunMedia | None = None
-    pictures: RowPictures | None = None
+    media: RunMedia | None = None
+    reads: ReadsMedia | None = None
 
     def said(self, answer: Answer) -> str:
         """The answer's text as a message: as it is under a chat template; otherwise the spaces around it belong to
@@ -178,8 +174,8 @@ class AskedModel:
         more = self.end_token_ids[1:]
         tags = self.tags
         paths = None if tags is None else PathSampling(tags, flags.paths_of_a_block, flags.max_path_tokens)
-        # As in step 3: in an answer, the token that stands for images would be one without pixels.
-        words = () if self.images is None else ((placeholder_id(self.model.config),),)
+        # As in step 3: in an answer, the token that stands for media would be one without content.
+        words = () if self.media is None else ((placeholder_id(self.model.config),),)
         return settings_of(
             Sampling,
             flags,
@@ -190,9 +186,9 @@ class AskedModel:
             bad_words=words,
         )
 
-    def images_of(self, rows: Sequence[PromptRow]) -> PromptImages | None:
-        """Images of these prompts, for a request for answers to them."""
-        return None if self.images is None else self.images.of_prompts([row.media for row in rows])
+    def media_of(self, rows: Sequence[PromptRow]) -> Any:
+        """Media of these prompts, for a request for answers to them."""
+        return None if self.media is None else self.media.of_prompts([row.media for row in rows])
 
     def answers_of(self, rollout: Rollout, end_token_ids: Collection[int]) -> list[Answer]:
         """The drawn responses."""
@@ -263,14 +259,14 @@ def engine_maker(
 
 @dataclass(frozen=True)
 class AskedFolder:
-    """All of a finished model but its weights, as `AskedModel` has it. reader: of images; None if the model reads text
+    """All of a finished model but its weights, as `AskedModel` has it. reader: of media; None if the model reads text
     alone, or has no chat template."""
 
     name: str
     tokenizer: Any
     data: DataArguments
     end_token_id: int
-    reader: ImageReader | None
+    reader: MediaReader | None
 
 
 def open_asked(name_or_path: str, data: DataArguments) -> AskedFolder:
@@ -290,13 +286,13 @@ def load_opened(
     dtype: str | None,
     device: torch.device,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
-    images: RunMedia | None = None,
-    pictures: RowPictures | None = None,
+    media: RunMedia | None = None,
+    reads: ReadsMedia | None = None,
 ) -> AskedModel:
-    """Load the weights. images, pictures: see `AskedModel`."""
+    """Load the weights. media, reads: see `AskedModel`."""
     name, tokenizer = folder.name, folder.tokenizer
     settings = ModelSettings(name, takes_media=folder.reader is not None)
-    model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, media=images)
+    model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, media=media)
     model = model.to(device).eval().requires_grad_(False)
     own = stop_tokens(model)
     more = frozenset(own or [tokenizer.eos_token_id])
@@ -306,7 +302,7 @@ def load_opened(
         note(f"{name}: {unused}")
     tags, engine = parallel_tags(folder.data.chat, tokenizer), start_engine(model)
     asked = AskedModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
-    return replace(asked, images=images, pictures=pictures)
+    return replace(asked, media=media, reads=reads)
 
 
 def load_asked_model(
@@ -315,17 +311,17 @@ def load_asked_model(
     data: DataArguments,
     device: torch.device,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
-    with_images: bool = True,
+    with_media: bool = True,
 ) -> AskedModel:
     """Load a language model and its tokenizer for a conversation. ThreestepError as of `open_asked`.
 
-    with_images: of a model that reads images, those of messages are read.
+    with_media: of a model that reads media, those of messages are read.
     """
     folder = open_asked(name_or_path, data)
-    if folder.reader is None or not with_images:
+    if folder.reader is None or not with_media:
         return load_opened(replace(folder, reader=None), dtype, device, start_engine)
-    found = chat_images(folder.reader, folder.data, folder.tokenizer)
-    return load_opened(folder, dtype, device, start_engine, found.pixels, found.rows)
+    found = chat_media(folder.reader, folder.data, folder.tokenizer)
+    return load_opened(folder, dtype, device, start_engine, found.media, found.reads)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
@@ -339,7 +335,7 @@ def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
 def prompt_of(asked: AskedModel, messages: Sequence[Message]) -> PromptRow:
     """The prompt for the next answer. ThreestepError if the messages make none."""
     data = replace(asked.data, rows=replace(asked.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
-    row = PromptMaker(data, asked.tokenizer, asked.pictures).make(list(messages), None, 0)
+    row = PromptMaker(data, asked.tokenizer, asked.reads).make(list(messages), None, 0)
     if row is None:
         raise ThreestepError(f"the conversation is empty and makes no prompt for '{asked.name}'; type a message")
     return row
@@ -360,7 +356,7 @@ def stream_answer(
     ids: list[int] = []
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
     sampling = asked.sampling(flags)
-    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), media=asked.images_of([prompt]))
+    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), media=asked.media_of([prompt]))
     if sampling.paths is not None:
         request = replace(request, sampling=replace(sampling, ends=Ends(token_ids=ends[1:])))
         rollout = rolled_out(asked.engine, asked.model, request)

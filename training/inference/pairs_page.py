@@ -7,10 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from training.utils.images.data.page_pictures import pictures_shown, sample_pictures
+from training.utils.contracts.media_names import MEDIA_COLUMN
+from training.utils.report.figures.sample_media import media_shown, sample_media
 from training.utils.report.pages.document import document, table, tiles
 
-_MOST_BYTES = 2**22  # of pictures on a page
+_MOST_BYTES = 2**22  # of media on a page
 
 _STYLE = """
 .answer.best { border-left-color: var(--good); }
@@ -26,11 +27,11 @@ def page(
     folder: Path,
 ) -> str:
     """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer
-    that alone has the highest score is highlighted. folder: of the pictures of samples."""
+    that alone has the highest score is highlighted. folder: of the media of samples."""
     boxes = tiles([(name.replace("_", " "), str(value)) for name, value in figures.items()])
     names = [("AB"[place], name) for place, name in enumerate(models)]
-    pictures = _pictures(folder, samples)
-    body = "".join(_sample(place, *both) for place, both in enumerate(zip(samples, pictures, strict=True), start=1))
+    media = _media(folder, samples)
+    body = "".join(_sample(place, *both) for place, both in enumerate(zip(samples, media, strict=True), start=1))
     return document(
         title,
         f'<header><h1>{escape(title)}</h1></header><main>{boxes}<div class="card">{table([], names)}</div>'
@@ -40,16 +41,16 @@ def page(
     )
 
 
-def _pictures(folder: Path, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """HTML of each sample's pictures, until the page has `_MOST_BYTES` of them."""
+def _media(folder: Path, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """HTML of each sample's media, until the page has `_MOST_BYTES` of them."""
     size = 0
     for sample in samples:
-        uris = sample_pictures(folder, sample) if size < _MOST_BYTES else (None,) * len(sample.get("images", ()))
+        uris = sample_media(folder, sample) if size < _MOST_BYTES else (None,) * len(sample.get(MEDIA_COLUMN, ()))
         size += sum(len(uri) for uri in uris if uri is not None)
-        yield pictures_shown(uris)
+        yield media_shown(uris)
 
 
-def _sample(place: int, sample: Mapping[str, Any], pictures: str) -> str:
+def _sample(place: int, sample: Mapping[str, Any], media: str) -> str:
     scores = sample["scores"]
     best = max(scores)
     marked = len(scores) > 1 and scores.count(best) == 1
@@ -63,7 +64,7 @@ def _sample(place: int, sample: Mapping[str, Any], pictures: str) -> str:
     wanted = "" if truth is None else f'<p class="soft">expected: {_safe(truth)}</p>'
     return (
         f'<div class="card sample"><p class="soft">{place}</p>'
-        f'<div class="text prompt" dir="auto" tabindex="0">{_safe(sample["prompt"])}</div>{pictures}{wanted}'
+        f'<div class="text prompt" dir="auto" tabindex="0">{_safe(sample["prompt"])}</div>{media}{wanted}'
         f'<div class="answers">{answers}</div></div>'
     )
 

@@ -60,7 +60,7 @@ def row_losses(
         part = documents[piece * _PLANNED_ROWS : (piece + 1) * _PLANNED_ROWS]
         losses, targets, right = [0.0] * len(part), [0] * len(part), 0
         for layout in plan_step([document.tokens for document in part], plan)[0]:
-            rows = laid_out([[part[index] for index in row] for row in layout], pad, model.images)
+            rows = laid_out([[part[index] for index in row] for row in layout], pad, model.media)
             result = read(rows.to(ranks.device))
             right += int(result.is_greedy_M.sum())
             counts = [(index, part[index].targets) for row in layout for index in row]

@@ -20,9 +20,8 @@ from training.utils.data.sources.formats.messages import (
     checked_messages,
     prompt_text,
 )
-from training.utils.images.run.image_reader import reader_of_folder
 from training.utils.loading.configurations import load_config, positions_of
-from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
+from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.rows.tokenize import Ids, TextTokenizer
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.images.data.reader import ImageReader
-    from training.utils.images.spans import ImageSpan
 
 _LONGEST_TOKENS = 2**20  # of a model without a limit
 _WHERE = "the conversation"
@@ -43,7 +40,7 @@ class Scorer:
     """name: the reward model's path.
     texts: tokenizes as this model reads texts.
     tags: with `--parallel_thinking`: paths of responses do not see each other.
-    unread: why it scores no answers about pictures; None where it does.
+    unread: why it scores no answers about media; None where it does.
     """
 
     name: str
@@ -57,12 +54,12 @@ class Scorer:
         self,
         prompts: Sequence[Ids],
         responses: Sequence[Ids],
-        spans: Sequence[tuple[ImageSpan, ...]] = (),
-        images: RunMedia | None = None,
+        of_prompts: Sequence[tuple[Any, ...]] = (),
+        media: RunMedia | None = None,
     ) -> list[float]:
         """The scores of responses in this model's tokens, end token included. A collective.
 
-        spans: of the images of each prompt, whose pixels are of `images`; without `images` there are none.
+        of_prompts: the media of each prompt, which are of `media`; without `media` there are none.
         """
         tags = None if self.tags is None else astuple(self.tags)
         rows = [
@@ -71,10 +68,10 @@ class Scorer:
             )
             for place, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
         ]
-        if images is None:
+        if media is None:
             return self.score_rows(rows).score_R.tolist()
-        rows = [replace(row, media=own) for row, own in zip(rows, spans, strict=True)]
-        return self.score_rows(rows, images).score_R.tolist()
+        rows = [replace(row, media=own) for row, own in zip(rows, of_prompts, strict=True)]
+        return self.score_rows(rows, media).score_R.tolist()
 
     def ids_of_text(self, prompt: str | Sequence[Message], response: str) -> tuple[Ids, Ids]:
         """Tokenize a prompt (text as the data room writes it, or messages) and a response for this model."""
@@ -104,36 +101,17 @@ def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response
     return [token for piece in ids[: len(prompt)] for token in piece], ids[-1]
 
 
-def why_pictures_unscored(name_or_path: str, sides: Sequence[tuple[Any, ImageReader]]) -> str | None:
-    """Return why a reward model does not score answers about pictures; None where it does.
-
-    sides: tokenizer of each model that answers, and the reader of its pictures.
-    """
-    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
-    reader = reader_of_folder(name_or_path, tokenizer)
-    if reader is None:
-        return f"the reward model '{name_or_path}' reads text alone, or its folder has no image processor"
-    if not all(same_tokenizer(tokenizer, own) for own, _ in sides):
-        return f"the reward model '{name_or_path}' has another tokenizer than the model that answers about pictures"
-    if any(reader.parts() != own.parts() for _, own in sides):
-        return (
-            f"the reward model '{name_or_path}' has other settings of its image processor (preprocessor_config.json) "
-            "than the model that answers about pictures"
-        )
-    return None
-
-
 def load_answer_scorer(
     name_or_path: str,
     dtype: str | None,
     data: DataArguments,
     ranks: Ranks,
-    images: RunMedia | None = None,
+    media: RunMedia | None = None,
     unread: str | None = None,
 ) -> Scorer:
     """Load a reward model that reads conversations in data's style; float32 by default.
 
-    images: that answers may be about, if it scores such answers. unread: of `why_pictures_unscored`.
+    media: that answers may be about, if it scores such answers. unread: of `why_unscored`.
     """
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
     positions = positions_of(load_config(name_or_path))
@@ -144,5 +122,5 @@ def load_answer_scorer(
     data = replace(data, chat=style.chat)
     texts = text_maker(data.chat, tokenizer)
     tags = parallel_tags(data.chat, tokenizer)
-    score_rows = load_scorer(settings, data, tokenizer, ranks, images)
+    score_rows = load_scorer(settings, data, tokenizer, ranks, media)
     return Scorer(name_or_path, tokenizer, texts, score_rows, tags, unread)

@@ -70,7 +70,7 @@ class Talk:
         """Read a picture, which goes with the next question; return its description. ThreestepError if it cannot be
         read, or if one of the models or the reward model reads text alone."""
         for asked in self.models:
-            if asked.pictures is None:
+            if asked.reads is None:
                 raise ThreestepError(
                     f"'{asked.name}' reads no pictures here: it is a model of text, its folder has no image processor, "
                     "it is asked without a chat template, or the rollout engine reads text alone"
@@ -134,7 +134,7 @@ class Talk:
         if same_tokenizer(asked.tokenizer, self.scorer.tokenizer):
             prompt = prompt_of(asked, messages)
             prompt_ids, response_ids = prompt.flipped_prompt_ids[::-1].tolist(), list(answer.token_ids)
-            pictured = (prompt.media,), asked.images if prompt.media else None
+            pictured = (prompt.media,), asked.media if prompt.media else None
         else:
             prompt_ids, response_ids = self.scorer.ids_of_text(messages, asked.said(answer))
             pictured = ((),), None

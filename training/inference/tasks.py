@@ -24,36 +24,34 @@ from training.inference.model import (
 )
 from training.inference.pairs_page import page
 from training.inference.perplexity import row_losses
-from training.inference.scorer import load_answer_scorer, why_pictures_unscored
+from training.inference.scorer import load_answer_scorer
 from training.inference.sharing import ALONE, Sharers, sharers
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.documents import prompt_document, sentence_document
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import engine_class
-from training.utils.images.run.image_reader import why_unread
-from training.utils.images.run.row_images import images_of
-from training.utils.images.run.sample_pictures import keep_pictures
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.intervals import Figure, ratio
 from training.utils.rewards.sample_figures import Sample, value_names
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
+from training.utils.setup.media import check_scored, keep_media, run_media, why_unread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.inference.arguments import AskedArguments
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.media import RunMedia, SeenMedia
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.data.build.arguments import DataArguments
     from training.utils.generation.table import RolloutEngineFlags
-    from training.utils.images.data.reader import PixelReader
     from training.utils.rewards.arguments import ScoringArguments
     from training.utils.run.run_arguments import RunArguments
 
@@ -129,11 +127,12 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     paths = [task.model_name_or_path, *([task.baseline] if task.baseline else [])]
     folders = [_folder(flags, path) for path in paths]
     built = [_built(flags, 3, folder) for folder in folders]
-    seen = next((side.images for side in built if side.images is not None), None)
+    seen = next((side.media for side in built if side.media is not None), None)
     if reads_model(rewards) and seen is not None:
-        _check_scores_pictures(flags, folders)
+        assert task.reward_model is not None, "checked with the flags"
+        check_scored(task.reward_model, [(side.tokenizer, side.reader) for side in folders if side.reader is not None])
     prompts = shared_prompts([side.rows for side in built])
-    models = [load(flags, folder, start_engine, side.images) for folder, side in zip(folders, built, strict=True)]
+    models = [load(flags, folder, start_engine, side.media) for folder, side in zip(folders, built, strict=True)]
     scorer = None
     if task.reward_model is not None and reads_model(rewards) and together.is_main:
         scorer = load_answer_scorer(task.reward_model, flags.sampling.dtype, flags.data, start_alone(), seen)
@@ -150,29 +149,17 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     if not together.is_main:
         return []
     sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
-    samples = side_by_side(sides, [list(row.picture_digests) for row in prompts[0]])
-    keep_pictures(RunFolder(flags.run.output_dir, is_main_rank=True), built[0].pixels, prompts[0])
+    samples = side_by_side(sides, [row.media_names for row in prompts[0]])
+    keep_media(RunFolder(flags.run.output_dir, is_main_rank=True), built[0].seen, prompts[0])
     return write(flags, paths, answer_figures(sides, flags.run.seed), samples)
 
 
-def _check_scores_pictures(flags: Evaluated, folders: Sequence[AskedFolder]) -> None:
-    """ThreestepError if the reward model does not score answers about the pictures that the models see."""
-    assert flags.asked.reward_model is not None, "checked with the flags"
-    sides = [(folder.tokenizer, folder.reader) for folder in folders if folder.reader is not None]
-    unread = why_pictures_unscored(flags.asked.reward_model, sides)
-    if unread is not None:
-        raise ThreestepError(
-            f"--reward contains the reward model, and rows of the data have images: {unread}; give another, a rule "
-            "(--reward exact_match) or a function"
-        )
-
-
-def side_by_side(sides: Sequence[Sequence[Sample]], pictures: Sequence[list[str]]) -> list[dict[str, Any]]:
-    """The lines of TASK.jsonl. sides: each model's samples. pictures: the sha256 of each prompt's."""
+def side_by_side(sides: Sequence[Sequence[Sample]], media: Sequence[list[str]]) -> list[dict[str, Any]]:
+    """The lines of TASK.jsonl. sides: each model's samples. media: the sha256 of each prompt's."""
     return [
         {
             "prompt": of_all[0]["prompt"],
-            **({"images": named} if (named := pictures[of_all[0]["prompt_index"]]) else {}),
+            **({MEDIA_COLUMN: named} if (named := media[of_all[0]["prompt_index"]]) else {}),
             "ground_truth": of_all[0]["ground_truth"],
             "answers": [sample["response"] for sample in of_all],
             "scores": [sample["reward"] for sample in of_all],
@@ -195,38 +182,38 @@ def _engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:
 
 
 def _folder(flags: Evaluated, path: str) -> AskedFolder:
-    """All of a model but its weights; without its images where the engine reads text alone."""
+    """All of a model but its weights; without its media where the engine reads text alone."""
     folder = open_asked(path, flags.data)
-    return folder if engine_class(flags.sampling.rollout_engine).supports_images else replace(folder, reader=None)
+    return folder if engine_class(flags.sampling.rollout_engine).supports_media else replace(folder, reader=None)
 
 
 def load(
     flags: Evaluated,
     folder: AskedFolder,
     start_engine: Callable[[PreTrainedModel], RolloutEngine],
-    images: RunMedia | None,
+    media: RunMedia | None,
 ) -> AskedModel:
-    """Load a model that answers in the prompt style of the data flags. images: of the rows; None if no row has one."""
-    return load_opened(folder, flags.sampling.dtype, start_alone().device, start_engine, images)
+    """Load a model that answers in the prompt style of the data flags. media: of the rows; None if no row has any."""
+    return load_opened(folder, flags.sampling.dtype, start_alone().device, start_engine, media)
 
 
 @dataclass(frozen=True)
 class Built:
-    """rows: of one phase, for one model. images: of the rows; None if no row has one. pixels: of their pictures."""
+    """rows: of one phase, for one model. media, seen: of the rows; None if no row has any."""
 
     rows: Any
-    images: RunMedia | None
-    pixels: PixelReader | None
+    media: RunMedia | None
+    seen: SeenMedia | None
 
 
 def _built(flags: Evaluated, phase: int, folder: AskedFolder) -> Built:
     unread = why_unread(folder.name)
     built = build_phase(
-        phase, flags.data, folder.tokenizer, flags.run.seed, log=note, images=folder.reader, unread=unread
+        phase, flags.data, folder.tokenizer, flags.run.seed, log=note, media=folder.reader, unread=unread
     )
     rows = _checked_rows(getattr(built, flags.asked.split), flags)
-    images = images_of(rows, built.pixels_of, prompt_document if phase == 3 else sentence_document)
-    return Built(rows, images, built.pixels_of)
+    media = run_media(rows, built.seen, prompt_document if phase == 3 else sentence_document)
+    return Built(rows, media, built.seen)
 
 
 def _checked_rows(rows: Any, flags: Evaluated) -> Any:
@@ -254,8 +241,8 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
     """The exponential of the mean loss per token, of responses or of text."""
     longest, seed = flags.data.rows.max_seq_len, flags.run.seed
     start_engine, folder = _engine_of(flags), _folder(flags, flags.asked.model_name_or_path)
-    documents, images = _documents(flags, folder, longest)
-    model = load(flags, folder, start_engine, images)
+    documents, media = _documents(flags, folder, longest)
+    model = load(flags, folder, start_engine, media)
     losses, targets, accuracy = row_losses(
         model, documents, longest, flags.asked.per_device_eval_batch_size, "--max_seq_len", together
     )
@@ -268,10 +255,10 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
 
 
 def _documents(flags: Evaluated, folder: AskedFolder, longest: int) -> tuple[list[Document], RunMedia | None]:
-    """Step 1's sentences with their images, or blocks of text if --unsupervised_dataset_name is given."""
+    """Step 1's sentences with their media, or blocks of text if --unsupervised_dataset_name is given."""
     if flags.data.source.unsupervised_dataset_name is None:
         built = _built(flags, 1, folder)
-        return [sentence_document(row) for row in built.rows], built.images
+        return [sentence_document(row) for row in built.rows], built.media
     blocks = build_unsupervised(flags.data, folder.tokenizer, longest, flags.run.seed, log=note)
     targets = np.arange(longest) > 0
     rows = [SentenceRow(block.row_id, block.input_ids, targets) for block in blocks]

@@ -88,7 +88,7 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
             with gradio.Row():
                 send = gradio.Button("Send", variant="primary", size="sm")
                 stop = gradio.Button("Stop", size="sm")
-                sees = all(model.pictures is not None for model in first.models)
+                sees = all(model.reads is not None for model in first.models)
                 picture = gradio.UploadButton("Picture", file_types=["image"], size="sm", visible=sees)
                 retry = gradio.Button("Again", size="sm")
                 reset = gradio.Button("New", size="sm")

@@ -83,7 +83,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     from training.inspect.account import Look, account_of
     from training.inspect.characters import Characters
     from training.utils.data.chat.chat import adopt_style
-    from training.utils.images.run.image_reader import reader_of_folder, why_unread
+    from training.utils.setup.media import reader_of_folder, why_unread
 
     phases = (1, 2, 3) if inspect.phase == ALL else (int(inspect.phase),)
     extent = Look(phases, inspect.rows, inspect.look_at, inspect.seed)

@@ -25,16 +25,14 @@ from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
 from training.utils.data.rows.views import Decode, document_of, layout_of, response_names, response_texts, runs_of
 from training.utils.data.sources.formats.media import ONLY_TEXT
-from training.utils.images.data.row_pictures import RowPictures
-from training.utils.images.data.shown import counting_placeholders, shown_images
-from training.utils.images.stored import HeldPictures
+from training.utils.setup.media import WHY_DROPPED, held_media
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import MediaReader
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.tokenize import TextTokenizer
     from training.utils.data.sources.formats.recognition import Recognition
-    from training.utils.images.data.reader import ImageReader
 
 Run = tuple[str, bool]  # a text, and whether it carries loss
 
@@ -98,7 +96,7 @@ class ShownRow:
     texts: its parts by name (phase 2: prompt, chosen, rejected), each in runs.
     input_ids, loss_mask: as they are laid out; empty where no tokenizer was given.
     others: values that a prompt of phase 3 carries besides, by name.
-    images: of the row, each in words, and the address of a small picture that holds it.
+    media: of the row: kind, words, and the address of a small copy, which holds it.
     """
 
     source: str
@@ -110,7 +108,7 @@ class ShownRow:
     input_ids: list[int]
     loss_mask: list[int]
     others: dict[str, Any]
-    images: list[tuple[str, str]] = field(default_factory=list)
+    media: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ class Account:
 @dataclass(frozen=True)
 class Look:
     """The extent of an inspection. rows: shown of each phase; most_rows: looked at in each; seed: of the run;
-    unread: why images of rows are not read, if they are not."""
+    unread: why media of rows are not read, if they are not."""
 
     phases: Sequence[int]
     rows: int
@@ -190,10 +188,10 @@ class Look:
 
 
 def account_of(
-    data: DataArguments, look: Look, tokenizer: Any, style: str, has_ids: bool, reader: ImageReader | None = None
+    data: DataArguments, look: Look, tokenizer: Any, style: str, has_ids: bool, reader: MediaReader | None = None
 ) -> Account:
     """Look at the sources and the phases. style: in one sentence; has_ids: tokens are a model's, not characters.
-    reader: of images; None where the model reads text alone."""
+    reader: of media; None where the model reads text alone."""
     opened = [_open_source(each, look, reader is not None) for each in _one_by_one(data)]
     sources = [source for _, source in opened if source is not None]
     phases: list[PhaseAccount] = []
@@ -214,13 +212,13 @@ def _one_by_one(data: DataArguments) -> Iterator[DataArguments]:
         yield replace(data, source=replace(data.source, data_path=[], sft_only_data_path=[name]))
 
 
-def _open_source(data: DataArguments, look: Look, reads_images: bool) -> tuple[SourceAccount, DataSource | None]:
+def _open_source(data: DataArguments, look: Look, reads_media: bool) -> tuple[SourceAccount, DataSource | None]:
     (name,) = [*data.source.data_path, *data.source.sft_only_data_path]
     account = SourceAccount(name, "unknown")
     try:
         (source,) = open_sources(1, data.source, data.split.data_split, data.cache.cache_dir, look.seed)
         raw = source.raw
-        raw.reads_images, raw.unread_images = reads_images, look.unread
+        raw.expect_media(reads_media, look.unread)
         by_format = type(raw).__name__ == "FileDataset"
         account = replace(account, kind="its columns" if by_format else f"the class {type(raw).__name__}")
         rows, held_out = raw.get_train_data(), raw.get_eval_data()
@@ -291,7 +289,7 @@ REASONS = {
     "no_room_for_the_prompt": "its response alone is as long as --max_seq_len",
     "malformed_parallel": "its tags of parallel thinking do not match (--malformed_parallel drop)",
     "cut_inside_a_block": "it would be cut inside a block of parallel thinking",
-    "cut_at_an_image": "it would be cut inside an image, or before one",
+    **WHY_DROPPED,
 }
 
 
@@ -304,15 +302,14 @@ class _PhaseLook:
     """Makes the rows of one phase, as training would."""
 
     def __init__(
-        self, phase: int, data: DataArguments, look: Look, tokenizer: Any, has_ids: bool, reader: ImageReader | None
+        self, phase: int, data: DataArguments, look: Look, tokenizer: Any, has_ids: bool, reader: MediaReader | None
     ) -> None:
         self._phase = phase
         self._data = data
         self._look = look
         self._tokenizer = tokenizer
         self._has_ids = has_ids
-        self._pictures = HeldPictures()
-        self._images = None if reader is None else RowPictures(reader, self._pictures, data.source.allow_image_urls)
+        self._media = None if reader is None else held_media(reader, data.source)
 
     def account(self, sources: Sequence[DataSource]) -> PhaseAccount:
         account = PhaseAccount(
@@ -406,7 +403,7 @@ class _PhaseLook:
     def _made(self, portions: Sequence[Portion], limits: RowArguments, counts: Counts) -> Iterator[_Taken]:
         for portion in portions:
             maker = RowMaker(
-                self._phase, self._data.chat, limits, self._text_maker, portion.source, counts, self._images
+                self._phase, self._data.chat, limits, self._text_maker, portion.source, counts, self._media
             )
             for row in maker.rows(portion.rows, portion.indices, portion.first_row_id):
                 yield _Taken(row, portion, row.row_id - portion.first_row_id)
@@ -458,21 +455,20 @@ class _PhaseLook:
             ids if self._has_ids else [],
             mask if self._has_ids else [],
             others,
-            self._shown_images(row),
+            self._shown_media(row),
         )
 
-    def _shown_images(self, row: Row) -> list[tuple[str, str]]:
-        if self._images is None or isinstance(row, TextBlock):
+    def _shown_media(self, row: Row) -> list[tuple[str, str, str]]:
+        if self._media is None or isinstance(row, TextBlock):
             return []
-        found = shown_images(row.media, self._pictures, self._images.reader)
-        return [(image.words, image.uri()) for image in found]
+        return [(medium.kind, medium.words, medium.uri()) for medium in self._media.seen.shown(row.media)]
 
     @cached_property
     def _decode(self) -> Decode:
         def decode(ids: Sequence[int]) -> str:
             return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-        return decode if self._images is None else counting_placeholders(decode, self._images.reader.family.placeholder)
+        return decode if self._media is None else self._media.reader.counting(decode)
 
 
 def _share_flags(data: DataArguments) -> str:

@@ -11,7 +11,7 @@ from training.inspect.account import Account, PhaseAccount, ShownRow, SourceAcco
 from training.inspect.text import NOT_READ, column_table, reading, row_title, share_sentence
 from training.utils.data.rows.views import length_bars
 from training.utils.report.pages.document import document, scrolled, tiles
-from training.utils.report.pages.marked import MARKED_STYLE, length_chart, marked_texts, pictures
+from training.utils.report.pages.marked import MARKED_STYLE, length_chart, marked_texts, shown_media
 
 _OWN_STYLE = """
 .scroll td.first { min-width: 240px; }
@@ -125,5 +125,5 @@ def _row(phase: PhaseAccount, row: ShownRow, unit: str) -> str:
         if value is not None
     )
     title = escape(row_title(phase, row, unit))
-    inside = f"{marked_texts(row.texts)}{others}{pictures(row.images)}"
+    inside = f"{marked_texts(row.texts)}{others}{shown_media(row.media)}"
     return f'<div class="card sample"><p class="soft paths">{title}</p>{inside}</div>'

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from training.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
+from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.files.columns import column_names
 from training.utils.data.rows.views import Style, histogram, printable, side_by_side
 
@@ -21,7 +22,7 @@ def as_json(account: Account) -> dict[str, Any]:
         if phase["lengths"] is not None:
             phase["lengths"].pop("rows")
         for row in phase["rows"]:
-            row["images"] = [words for words, _ in row["images"]]
+            row[MEDIA_COLUMN] = [words for _, words, _ in row.pop("media")]
     return {**values, "refused": account.refused}
 
 
@@ -47,8 +48,8 @@ def row_title(phase: PhaseAccount, row: ShownRow, unit: str) -> str:
 
 def _row(row: ShownRow, style: Style) -> Iterator[str]:
     yield from _parts(row, style)
-    for number, (words, _) in enumerate(row.images, start=1):
-        yield f"image {number}: {words}"
+    for number, (kind, words, _) in enumerate(row.media, start=1):
+        yield f"{kind} {number}: {words}"
 
 
 def _parts(row: ShownRow, style: Style) -> Iterator[str]:

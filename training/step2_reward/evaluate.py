@@ -28,8 +28,8 @@ from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import SeenMedia
     from training.utils.contracts.rows import ResponsesRow
-    from training.utils.images.data.reader import PixelReader
     from training.utils.preference.evaluation import ScoredResponses
 
 SPLITS = ("eval", "train")
@@ -106,13 +106,12 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.data.chat.chat import adopt_style
     from training.utils.data.rows.documents import responses_document
     from training.utils.engine.ranks.startup import started_process_group
-    from training.utils.images.run.image_reader import reader_of_folder, why_unread
-    from training.utils.images.run.row_images import images_of
     from training.utils.loading.folder_kinds import check_model_folder
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.preference.evaluation import evaluate
     from training.utils.preference.scorer import ScorerSettings, load_scorer
     from training.utils.run.run_folder import RunFolder
+    from training.utils.setup.media import reader_of_folder, run_media, why_unread
 
     check_model_folder(flags.model_name_or_path)
     settings = settings_of(ScorerSettings, flags)
@@ -121,13 +120,13 @@ def main(argv: Sequence[str]) -> None:
         log(adopt_style(tokenizer, data.chat).sentence, ranks.is_main)
         reader = reader_of_folder(flags.model_name_or_path, tokenizer)
 
-        def scored(rows: Sequence[ResponsesRow], pixels_of: PixelReader | None) -> ScoredResponses:
-            images = images_of(rows, pixels_of, partial(responses_document, are_targets=True))
-            return load_scorer(settings, data, tokenizer, ranks, images)(rows)
+        def scored(rows: Sequence[ResponsesRow], seen: SeenMedia | None) -> ScoredResponses:
+            media = run_media(rows, seen, partial(responses_document, are_targets=True))
+            return load_scorer(settings, data, tokenizer, ranks, media)(rows)
 
         if flags.score_file is not None:
             pairs = read_pairs(flags.score_file, data, tokenizer, reader)
-            write_scores(pairs, scored(pairs.rows, pairs.pixels_of), flags.output, ranks.is_main)
+            write_scores(pairs, scored(pairs.rows, pairs.seen), flags.output, ranks.is_main)
             return
         phase = build_phase(
             2, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(flags.model_name_or_path)
@@ -138,7 +137,7 @@ def main(argv: Sequence[str]) -> None:
                 f"--split {flags.split} has no rows: raise --eval_fraction (now {data.split.eval_fraction:g}), or "
                 "evaluate --split train"
             )
-        evaluation = evaluate(scored(rows, phase.pixels_of))
+        evaluation = evaluate(scored(rows, phase.seen))
         log(report_text(evaluation), ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)
         source = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}

@@ -18,14 +18,12 @@ from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.formats.messages import BadConversation
-from training.utils.images.data.reader import ImageReader, PixelReader
-from training.utils.images.data.row_pictures import RowPictures, after_cut
-from training.utils.images.stored import HeldPictures
+from training.utils.setup.media import after_cut, held_media
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import MediaReader, SeenMedia
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset
-    from training.utils.images.spans import ImageSpan
     from training.utils.preference.evaluation import ScoredResponses
 
 _COLUMNS = ("prompt", "chosen", "rejected")
@@ -34,38 +32,38 @@ _COLUMNS = ("prompt", "chosen", "rejected")
 @dataclass(frozen=True)
 class PairFile:
     """rows: the pairs to score; row_id: the place in the file, from 1. left_out: by place, why a pair is not scored.
-    pixels_of: a vision tower's input for images by their keys; None if the model reads text alone.
+    seen: the media of the rows; None if the model reads text alone.
     """
 
     rows: list[ResponsesRow]
     left_out: dict[int, str]
-    pixels_of: PixelReader | None = None
+    seen: SeenMedia | None = None
 
 
 class _Encoded(NamedTuple):
-    """The ids of a prompt, of a chosen and a rejected response, and where images stand in the prompt."""
+    """The ids of a prompt, of a chosen and a rejected response, and where media stand in the prompt."""
 
     prompt: Ids
     responses: Sequence[Ids]
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[Any, ...] = ()
 
 
-def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageReader | None = None) -> PairFile:
+def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: MediaReader | None = None) -> PairFile:
     """Read and tokenize a JSON-lines file, by the columns, lengths and truncation of `data`; no row is shuffled.
 
-    reader: of images; None where the model reads text alone. Raises ThreestepError if the file has no rows, or a row
-    lacks a text (for a model of images it is left out).
+    reader: of media; None where the model reads text alone. Raises ThreestepError if the file has no rows, or a row
+    lacks a text (for a model that reads media it is left out).
     """
     raw = create_raw_dataset(f"jsonl:{path}", data.source, data.cache.cache_dir, seed=0)
-    texts, held = text_maker(data.chat, tokenizer), HeldPictures()
+    texts = text_maker(data.chat, tokenizer)
+    media = None if reader is None else held_media(reader, data.source)
     encoded: Iterator[_Encoded | Dropped]
     if isinstance(texts, ChatTokenizer):
-        raw.reads_images = reader is not None
-        if not raw.reads_images:
+        raw.expect_media(reader is not None)
+        if reader is None:
             _texts(path, raw)
-        pictures = None if reader is None else RowPictures(reader, held, data.source.allow_image_urls)
-        strategy = ChatText(2, texts, raw, data.chat.train_turns, False, data.rows.loss_on, pictures)
-        encoded, texts = _under_template(path, raw, strategy, pictures), texts.texts
+        strategy = ChatText(2, texts, raw, data.chat.train_turns, False, data.rows.loss_on, media)
+        encoded, texts = _under_template(path, raw, strategy, media), texts.texts
     else:
         encoded = _as_stored(_texts(path, raw), texts)
     rows, left_out, most = [], {}, data.rows.max_seq_len
@@ -79,7 +77,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageRead
             kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, texts.end_id)
             prompt = np.array(pair.prompt, np.int32)[kept]
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
-            rows.append(ResponsesRow(place, prompt, as_arrays, media=after_cut(pair.images, kept)))
+            rows.append(ResponsesRow(place, prompt, as_arrays, media=after_cut(pair.media, kept)))
         except Dropped as reason:
             left_out[place] = str(reason)
         except TooLong as long:
@@ -87,7 +85,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageRead
                 f"{path}, pair {place}: a sentence of {long.length_tokens} tokens, and --max_seq_len is {most} with "
                 "--truncation error; raise the one or change the other"
             ) from None
-    return PairFile(rows, left_out, None if reader is None else PixelReader(reader, held))
+    return PairFile(rows, left_out, None if media is None else media.seen)
 
 
 def write_scores(pairs: PairFile, scored: ScoredResponses, output: str | None, is_main_rank: bool) -> None:
@@ -122,9 +120,7 @@ def _as_stored(columns: tuple[list[str], ...], texts: TextTokenizer) -> Iterator
         yield _Encoded(prompt, pair)
 
 
-def _under_template(
-    path: str, raw: PromptRawDataset, strategy: ChatText, pictures: RowPictures | None
-) -> Iterator[_Encoded | Dropped]:
+def _under_template(path: str, raw: PromptRawDataset, strategy: ChatText, media: Any) -> Iterator[_Encoded | Dropped]:
     """Ids of each pair by the chat template, or the reason why it has none. Raises BadConversation."""
     samples: Sequence[Any] = raw.get_train_data()
     _check_some(path, samples)
@@ -138,11 +134,11 @@ def _under_template(
         if isinstance(ids, BadConversation):
             raise ids
         prompt, responses = [token for piece in ids[: read.prompts] for token in piece], ids[read.prompts :]
-        spans: tuple[ImageSpan, ...] = ()
-        if pictures is not None:
-            spans = pictures.spans(prompt, read.images, read.where)
+        spans: tuple[Any, ...] = ()
+        if media is not None:
+            spans = media.spans(prompt, read.images, read.where)
             for response in responses:
-                pictures.spans(response, (), read.where)
+                media.spans(response, (), read.where)
         yield _Encoded(prompt, responses, spans)
 
 

@@ -13,7 +13,6 @@ from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
-from training.utils.dry_run.media import PlannedMedia, kept_features_line, media_lines, planned_media
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.dry_run.plan import (
     LargestForward,
@@ -29,11 +28,13 @@ from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.flags.arguments import resolved_settings
 from training.utils.models.quantized.quantized import rounded_elements
+from training.utils.setup.media import kept_features_line, planned_media
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.utils.contracts.media import PlannedMedia
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
 
@@ -208,7 +209,7 @@ def _rollout(
     ]
     if media is not None:
         drawn = ppo.per_device_generation_batch_size * flags.data.rows.max_prompt_seq_len
-        seen = media_lines(actor, replace(media, most=drawn, at_once=drawn))
+        seen = media.of_tokens(drawn).lines(actor)
         lines += [replace(line, name=f"rollout: {line.name}") for line in seen]
     if is_sharded:
         lines.append(MemoryLine("rollout: the actor's weights, whole", weights))

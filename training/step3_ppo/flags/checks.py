@@ -252,9 +252,9 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
         return
     mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
     mistakes.require(
-        engine.supports_images or ppo.rollout_replay is not None,
+        engine.supports_media or ppo.rollout_replay is not None,
         f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
-        f"{either(supporting('images'))}",
+        f"{either(supporting('media'))}",
     )
     others = {
         f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),

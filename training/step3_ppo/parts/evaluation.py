@@ -12,10 +12,11 @@ from training.step3_ppo.experience.drawing import draw_responses
 from training.step3_ppo.experience.scoring import further_columns, start_rules, start_scoring
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
+from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.images.run.sample_pictures import keep_pictures
 from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
+from training.utils.setup.media import keep_media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.parts.inputs import Inputs
     from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.media import SeenMedia
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
     from training.utils.contracts.rows import PromptRow
-    from training.utils.images.data.reader import PixelReader
     from training.utils.rewards.calling.calling import Rule
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
 
 
 class HeldOut(NamedTuple):
-    """Prompts to evaluate. pixels: of the prompts' pictures; None where no prompt has one. samples_per_prompt: of the
+    """Prompts to evaluate. seen: the media of the prompts; None where no prompt has any. samples_per_prompt: of the
     sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print."""
 
     prompts: Sequence[PromptRow]
     prompts_per_batch: int
-    pixels: PixelReader | None = None
+    seen: SeenMedia | None = None
     samples_per_prompt: int = 1
     with_greedy: bool = False
     shown: int = 0
@@ -50,7 +51,7 @@ class HeldOut(NamedTuple):
         return cls(
             inputs.eval,
             ppo.per_device_eval_batch_size,
-            inputs.pixels,
+            inputs.seen,
             samples_per_prompt=ppo.val_samples,
             with_greedy=ppo.val_greedy,
             shown=ppo.show_samples,
@@ -75,7 +76,7 @@ class Evaluator:
         all prompts and per data source. None, and nothing recorded, without held-out prompts."""
         if not len(self.held_out.prompts):
             return None
-        keep_pictures(self.folder, self.held_out.pixels, self.held_out.prompts)
+        keep_media(self.folder, self.held_out.seen, self.held_out.prompts)
         sampled = self._samples_of_all_ranks(step, self.settings.drawing.sampling, self.held_out.samples_per_prompt)
         figures = evaluation_figures(sampled, "eval", self.settings.seed)
         if self.held_out.with_greedy:
@@ -136,7 +137,7 @@ class Evaluator:
             **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
         }
         if rollout.media is not None:
-            columns["images"] = [list(row.picture_digests) for row in rows]
+            columns[MEDIA_COLUMN] = [row.media_names for row in rows]
         if rollout.conversations is not None:
             columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
         if self.checker is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +21,11 @@ from training.utils.data.chat.style import SavedStyle, saved_style
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.images.data.decoding import DecodedPictures
-from training.utils.images.run.image_reader import reader_of_model, why_unread
-from training.utils.images.run.row_images import images_of
 from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
+from training.utils.setup.media import reader_of_model, run_media, why_unread
 from training.utils.setup.opened_run import RunData
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.utils.contracts.media import SeenMedia
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.environments.loading import Environments
-    from training.utils.images.data.reader import PixelReader
     from training.utils.images.models.pictured import RowImages
 
 
@@ -96,7 +96,7 @@ class Inputs:
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
     data: of prompts and texts; a step is a rollout.
-    media: of the prompts; pixels: of their pictures; both None where no prompt has one.
+    media: of the prompts; seen: of their pictures; both None where no prompt has one.
     """
 
     train: PromptSource
@@ -107,13 +107,12 @@ class Inputs:
     end_token_ids: tuple[int, ...]
     data: RunData
     media: RowImages | None = None
-    pixels: PixelReader | None = None
+    seen: SeenMedia | None = None
 
     @property
     def media_of(self) -> Callable[[PromptRow], dict[str, Any]] | None:
         """Return the column that shows the media of a row to a reward; None where no prompt has some."""
-        pixels = self.pixels
-        return None if pixels is None else lambda row: {"images": pictures_of(pixels, row)}
+        return None if self.seen is None else partial(media_of, self.seen)
 
 
 class PpoOpening(NamedTuple):
@@ -142,7 +141,7 @@ def load_inputs(
     actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
     reader = reader_of_model(*actor, tokenizer)
     phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(*actor))
-    images = images_of(chain(phase.train, phase.eval), phase.pixels_of, prompt_document)
+    images = run_media(chain(phase.train, phase.eval), phase.seen, prompt_document)
     if environments is not None:
         check_rows(environments, phase.train)
         check_rows(environments, phase.eval)
@@ -183,15 +182,20 @@ def load_inputs(
         end_token_ids=ends,
         data=RunData(phase.report, fingerprint, len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size)),
         media=images,
-        pixels=phase.pixels_of,
+        seen=phase.seen,
     )
 
 
-def pictures_of(pixels: PixelReader, row: PromptRow) -> DecodedPictures:
+def media_of(seen: SeenMedia, row: PromptRow) -> dict[str, Any]:
+    """Return the column `images` of a prompt for reward functions."""
+    return {"images": pictures_of(seen, row)}
+
+
+def pictures_of(seen: SeenMedia, row: PromptRow) -> DecodedPictures:
     """Return the pictures of a prompt, for a reward to look at. One that is cut up has several spans, of one key."""
     keys = dict.fromkeys(span.key for span in row.media)
     key_of = dict(zip(dict.fromkeys(row.picture_digests), keys, strict=True))
-    return DecodedPictures(tuple(pixels.encoded(key_of[digest]) for digest in row.picture_digests))
+    return DecodedPictures(tuple(seen.encoded(key_of[digest]) for digest in row.picture_digests))
 
 
 def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:

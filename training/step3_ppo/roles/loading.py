@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.roles.roles import Reference, Roles, SavedBeside, Tokenizers
-from training.utils.base.errors import ThreestepError
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
-from training.utils.images.run.image_reader import processor_of, reader_of_model
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.setup.media import check_read_alike, processor_of
 from training.utils.setup.setup import load_under
 
 if TYPE_CHECKING:
@@ -24,21 +23,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.models.settings import ModelSettings
-
-
-def _check_same_pixels(flags: RolesArguments, tokenizers: Tokenizers) -> None:
-    """ThreestepError if actor and critic were made with image processors of other settings: pixels are the actor's."""
-    if tokenizers.critic is None:
-        return
-    paths, trust = (flags.actor_model_name_or_path, flags.critic_model_name_or_path), flags.trust_remote_code
-    readers = [reader_of_model(path, trust, own) for path, own in zip(paths, tokenizers, strict=True)]
-    actor, critic = (reader and reader.parts() for reader in readers)
-    if actor is not None and critic is not None and actor != critic:
-        raise ThreestepError(
-            f"the image processors (preprocessor_config.json) of --actor_model_name_or_path '{paths[0]}' and "
-            f"--critic_model_name_or_path '{paths[1]}' differ: the reward model would see other pixels than it was "
-            "trained on; train step 2 from a model with the actor's"
-        )
 
 
 class RolesNeeded(NamedTuple):
@@ -70,7 +54,10 @@ def load_roles(
     """
     needed = needed or RolesNeeded()
     if media is not None:
-        _check_same_pixels(flags, tokenizers)
+        if tokenizers.critic is not None:
+            check_read_alike(
+                (flags.actor_model_name_or_path, flags.critic_model_name_or_path), flags.trust_remote_code, tokenizers
+            )
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
     reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}
 

@@ -51,7 +51,7 @@ class Reference:
 
 
 class SavedBeside(NamedTuple):
-    """Saved beside the models' weights: tokenizers, by the engines' names, and files of the image processor."""
+    """Saved beside the models' weights: tokenizers, by the engines' names, and files that are saved as they are."""
 
     tokenizers: Mapping[str, PreTrainedTokenizerBase | None] = {}
     processor: Sequence[Path] = ()

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from training.utils.images.spans import ImageSpan, images_between, positions_taken
+from training.utils.images.spans import ImageSpan, media_between, positions_taken
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TokenSequence:
 
     def part(self, begin: int, end: int) -> TokenSequence:
         """Return the tokens [begin, end), with the images among them, as one run."""
-        images = images_between(self.media, begin, end)
+        images = media_between(self.media, begin, end)
         return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], images)
 
 

@@ -5,11 +5,11 @@ M numbers: log-probabilities of targets, or scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from training.utils.images.row_media import MediaRun, RowMedia, row_media
-from training.utils.images.spans import ImageSpan, images_between
+from training.utils.images.row_media import MediaRun, media_of_rows  # noqa: F401 (for layouts)
+from training.utils.images.spans import media_between  # noqa: F401 (for samples)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.documents import Document
     from training.utils.contracts.token_rows import TokenRows
-
-
-def media_of_rows(documents: Iterable[list[MediaRun]], position_ids_NT: torch.Tensor) -> RowMedia | None:
-    """Return the media of rows that hold these documents, each given by its segments; None without any."""
-    return row_media(documents, position_ids_NT)
-
-
-def media_between(media: Sequence[ImageSpan], begin: int, end: int) -> tuple[ImageSpan, ...]:
-    """Return the media of the tokens [begin, end) of a sequence, counted from `begin`; AssertionError if that cuts
-    one."""
-    return images_between(media, begin, end)
+    from training.utils.images.spans import ImagePixels, ImageSpan
 
 
 def media_numbers(media: Sequence[ImageSpan]) -> np.ndarray:
@@ -45,6 +35,56 @@ def media_of_numbers(numbers: np.ndarray) -> tuple[ImageSpan, ...]:
 
 
 Read = Callable[["TokenRows"], "torch.Tensor"]
+Decode = Callable[[Sequence[int]], str]
+
+
+class MediaReader(Protocol):
+    """What one model reads of media (`images.data.reader`). sentence: one line for a log. parts: its settings."""
+
+    @property
+    def sentence(self) -> str: ...
+    def parts(self) -> Mapping[str, str]: ...
+    def counting(self, decode: Decode) -> Decode: ...
+    def parts_of_rows(self, allow_urls: bool) -> Mapping[str, str]: ...
+    def of_rows(self, store: Any, allow_urls: bool) -> ReadsMedia: ...
+    def of_stored(self, stored: Any) -> SeenMedia: ...
+
+
+class ShownMedium(Protocol):
+    """A medium for people to see (`images.data.shown`). kind: a word for it. name: its sha256 in hex. words: its size,
+    and where its tokens stand. small: a copy as PNG. uri: the address of one for a page, which holds it."""
+
+    kind: str
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def words(self) -> str: ...
+    def small(self, longest_side: int) -> bytes: ...
+    def uri(self) -> str: ...
+
+
+class SeenMedia(Protocol):
+    """Media that were read. The call returns what a model reads of them, by keys in the order of a row; `encoded` one
+    as it is stored; `shown` those of a row, in the order of their tokens."""
+
+    @property
+    def reader(self) -> MediaReader: ...
+    def __call__(self, keys: Sequence[int]) -> ImagePixels: ...
+    def encoded(self, key: int) -> bytes: ...
+    def shown(self, media: Sequence[Any]) -> Iterator[ShownMedium]: ...
+
+
+class ReadsMedia(Protocol):
+    """Reads the media of rows for one model, and stores them (`images.data.row_pictures`). seen: those read so far."""
+
+    @property
+    def reader(self) -> MediaReader: ...
+    @property
+    def seen(self) -> SeenMedia: ...
+    def placed(self, messages: Any, values: Any, folder: str | None, where: str, /) -> Any: ...
+    def expanded(self, pieces: Any, media: Any, where: str, /) -> list[Any]: ...
+    def spans(self, ids: list[int], media: Any, where: str, /) -> tuple[ImageSpan, ...]: ...
 
 
 class RunMedia(Protocol):
@@ -64,6 +104,15 @@ class RunMedia(Protocol):
 
     def measured(self, model: Any) -> MediaForward:
         """Return the numbers of a model's own forward of some rows with media. ThreestepError if that fails."""
+
+
+class PlannedMedia(Protocol):
+    """The memory of media that forwards may hold (`images.run.planned_images`). sentence: what is counted."""
+
+    @property
+    def sentence(self) -> str: ...
+    def of_tokens(self, tokens: int) -> PlannedMedia: ...
+    def lines(self, model: Any, gradient_checkpointing: bool = False, beside: int | None = None) -> list[Any]: ...
 
 
 class MediaForward(Protocol):

@@ -22,6 +22,7 @@ from training.utils.flags.flags import AUTO
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.guessers import LentHead
     from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.turns import Turns
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
-# Lends a head for multi-token prediction (`mtp.head.MtpHead`) with whole weights; every rank must enter together.
-BorrowHead = Callable[[], AbstractContextManager[Any]]
+# Lends a head that guesses tokens; every rank must enter together.
+BorrowHead = Callable[[], AbstractContextManager["LentHead"]]
 # Bytes of a rank by name: while responses are drawn, and at all times.
 PlannedMemory = tuple[dict[str, int], dict[str, int]]
 # Weights of a model by name, whole; each is valid until the next is requested.
@@ -159,7 +160,7 @@ class RolloutRequest:
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     seeds: one for each of the B * samples_per_prompt sequences.
     rows: those of a dataset that the prompts are of, where an engine may ask for more than their tokens.
-    media: the images of the prompts; None where no prompt has one. Of engines with `supports_images`.
+    media: the images of the prompts; None where no prompt has one. Of engines with `supports_media`.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -231,7 +232,7 @@ class RolloutEngine(ABC):
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
     supports_speculate: whether `enable_speculation` may be called.
-    supports_images: whether it reads the images of prompts.
+    supports_media: whether it reads the images of prompts.
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
         ranks, behind prompts that grow by what is drawn.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
@@ -247,7 +248,7 @@ class RolloutEngine(ABC):
     supports_stop: ClassVar[bool] = True
     supports_parallel_thinking: ClassVar[bool] = False
     supports_speculate: ClassVar[bool] = False
-    supports_images: ClassVar[bool] = False
+    supports_media: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False

@@ -11,7 +11,6 @@ N rows, T tokens in a row, H hidden size, V vocabulary, A heads, K key-value hea
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,15 +21,11 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from training.utils.images.inputs import pixel_inputs
 from training.utils.models.attention.attention import SDPA
-from training.utils.models.families.parts import is_beside_language
 from training.utils.models.target_head import CHUNK_MB
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
-
-    from training.utils.images.spans import ImagePixels
 
 _COUNTED = "counted_attention"
 _WITHOUT_A_SQUARE_MASK = ("bloom",)  # ALiBi, made from a mask of two dimensions
@@ -69,12 +64,12 @@ def saved_activations(
     base: Any = model.base_model
     layers = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
     kinds = [_kind(layer) for layer in layers]
-    counting = _Counting({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
+    counting = SavedTensors({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
     with (
         _first_of_each_kind(base, layers, kinds) as run,
         _counted_attention(model, repeats=attention == SDPA, in_float32=in_float32),
     ):
-        hooks = _counted_apart(run, counting)
+        hooks = counted_apart(run, counting)
         ids_NT = torch.zeros(rows, tokens, dtype=torch.int64, device="meta")
         mask = None
         if base.config.model_type not in _WITHOUT_A_SQUARE_MASK:
@@ -94,7 +89,7 @@ def saved_activations(
     )
 
 
-def _counted_apart(layers: Sequence[nn.Module], counting: _Counting) -> list[RemovableHandle]:
+def counted_apart(layers: Sequence[nn.Module], counting: SavedTensors) -> list[RemovableHandle]:
     """Count each layer's saved tensors separately, and its largest input; return the hooks."""
 
     def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -107,50 +102,6 @@ def _counted_apart(layers: Sequence[nn.Module], counting: _Counting) -> list[Rem
 
     hooks = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in layers]
     return [*hooks, *(layer.register_forward_hook(leave) for layer in layers)]
-
-
-def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool = False) -> SavedActivations:
-    """Count the bytes that tower and projector save of these pictures. `model` is on meta; a copy of its tower that is
-    cut to a few blocks, with weights of zeros, reads them on the CPU, where the shapes of pictures are known.
-
-    trains: as if all of its weights were trained; otherwise as in `model`.
-    """
-    tower = copy.deepcopy(model)
-    read: Any = getattr(model.config, "vision_feature_layer", -1)  # of LLaVA: blocks whose states are read
-    depth = _cut_tower(tower, max(2, *map(abs, read if isinstance(read, list) else [read])))
-    is_beside = is_beside_language(tower)
-    weights = list[torch.Tensor]()
-    for name, part in [*tower.named_parameters(), *tower.named_buffers()]:
-        if is_beside(name):
-            owner, _, leaf = name.rpartition(".")
-            module, real = tower.get_submodule(owner), torch.zeros(part.shape, dtype=part.dtype)
-            if isinstance(part, nn.Parameter):
-                module._parameters[leaf] = nn.Parameter(real, requires_grad=trains or part.requires_grad)
-            else:
-                module._buffers[leaf] = real
-            weights.append(real)
-    counting = _Counting({part.untyped_storage()._cdata for part in weights})
-    blocks = [part for name, part in tower.named_modules() if is_beside(name) and _is_block(part)]
-    _counted_apart(blocks, counting)
-    base, given = tower.base_model, pixel_inputs(tower.config, pixels)
-    with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
-        base.get_image_features(given.pop("pixel_values").to(tower.dtype), **given, return_dict=True)
-    largest = max((counting.bytes[id(block)] for block in blocks), default=0)
-    return SavedActivations((largest,) * depth, counting.bytes[0], counting.boundary, counting.widest)
-
-
-def _is_block(module: nn.Module) -> bool:
-    return isinstance(module, GradientCheckpointingLayer)
-
-
-def _cut_tower(model: PreTrainedModel, blocks: int) -> int:
-    """Leave so many blocks of the tower; return how many there were."""
-    is_beside, depth = is_beside_language(model), 0
-    for name, part in list(model.named_modules()):
-        if isinstance(part, nn.ModuleList) and is_beside(name) and len(part) and all(map(_is_block, part)):
-            depth += len(part)
-            del part[blocks:]
-    return depth
 
 
 def head_bytes(
@@ -194,7 +145,7 @@ def cache_bytes(config: Any, sequences: int, tokens: int, element_bytes: int, la
     return 2 * key_value_heads * size * counted * sequences * element_bytes
 
 
-class _Counting:
+class SavedTensors:
     """A pack hook of torch.autograd.graph.saved_tensors_hooks: each storage counts once, where it is first saved."""
 
     def __init__(self, weights: set[int]) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from training.utils.dry_run.activations import head_bytes, saved_activations
 from training.utils.dry_run.attention_memory import mask_lines
 from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
-from training.utils.dry_run.media import PlannedMedia, media_lines
 from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
@@ -20,6 +19,7 @@ from training.utils.models.quantized.quantized import count_weights, quantized_l
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import PlannedMedia
     from training.utils.dry_run.device import PlannedDevice
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.models.settings import ModelSettings
@@ -72,7 +72,7 @@ def plan_training(
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
     saved = saved_activations(model, forward.rows, forward.tokens, attention, in_float32)
     held = saved.held(loading.gradient_checkpointing)
-    beside = media_lines(model, forward.media, loading.gradient_checkpointing, held)
+    beside = [] if forward.media is None else forward.media.lines(model, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     lines = [
         MemoryLine(f"activations{recomputed}", held),

@@ -68,7 +68,7 @@ class RowMedia:
         raise ThreestepError("noise on the embeddings would hide the places of images; leave --neftune_alpha out")
 
 
-def row_media(documents: Iterable[list[MediaRun]], position_ids_NT: torch.Tensor) -> RowMedia | None:
+def media_of_rows(documents: Iterable[list[MediaRun]], position_ids_NT: torch.Tensor) -> RowMedia | None:
     """Return the images of the segments of each document; None without any."""
     by_document = list(documents)
     runs = [run for own in by_document for run in own]

@@ -124,7 +124,7 @@ def left_padded_axes(mask_BP: torch.Tensor, images: Sequence[Sequence[ImageSpan]
     return axes_3BP.to(mask_BP.device)
 
 
-def images_between(images: Sequence[ImageSpan], begin: int, end: int) -> tuple[ImageSpan, ...]:
+def media_between(images: Sequence[ImageSpan], begin: int, end: int) -> tuple[ImageSpan, ...]:
     """Return the images of the tokens [begin, end) of a sequence, counted from `begin`; AssertionError if that cuts
     one."""
     inside = [image for image in images if image.begin < end and image.end > begin]

@@ -16,7 +16,7 @@ _COLOURS = ("#2a78d6", "#d9622b", "#179267", "#a4561f", "#c04f86", "#5f7a12", "#
 _INCHES, _DOTS_PER_INCH = (6.0, 3.6), 160
 
 
-def write_pictures(folders: Sequence[str | Path], out: Path) -> Iterator[Path]:
+def write_pngs(folders: Sequence[str | Path], out: Path) -> Iterator[Path]:
     """Write each chart of the runs in `folders` to a PNG in `out`; yield the files. ThreestepError if a folder holds no
     run, or `out` cannot be written."""
     from matplotlib.figure import Figure  # without pyplot: no display, no state

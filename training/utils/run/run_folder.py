@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.disk_errors import in_words
 from training.utils.base.storage import replace_file
+from training.utils.contracts.media_names import SAMPLE_MEDIA
 from training.utils.run.run_log import RunLog
 
 BAD_STEPS = "bad_steps.jsonl"
-SAMPLE_PICTURES = "sample_pictures"  # a folder: small copies of the pictures that samples.jsonl names, NAME.png
 METRICS = "metrics.jsonl"
 DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
 LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE)
@@ -28,7 +29,7 @@ class RunFolder:
         self.is_main_rank = is_main_rank
         self._logs: dict[str, RunLog] = {}
         self._refused: dict[str, str] = {}  # texts of small files that the disk refused, by name
-        self._lacks_pictures = 0
+        self._lost_media = Counter[str]()
         if is_main_rank:
             self.path.mkdir(parents=True, exist_ok=True)
 
@@ -65,17 +66,17 @@ class RunFolder:
         if self.is_main_rank:
             self.run_log("samples.jsonl").append(json.dumps(sample, ensure_ascii=False) for sample in samples)
 
-    def write_picture(self, name: str, content: bytes) -> None:
-        """Write one of `SAMPLE_PICTURES`, unless the disk refuses it. content: a PNG file."""
+    def write_medium(self, name: str, content: bytes, kind: str) -> None:
+        """Write a file of `SAMPLE_MEDIA`, unless the disk refuses it. kind: a word for it."""
         if not self.is_main_rank:
             return
         try:
-            (self.path / SAMPLE_PICTURES).mkdir(exist_ok=True)
-            replace_file(self.path / SAMPLE_PICTURES / f"{name}.png", content)
+            (self.path / SAMPLE_MEDIA).mkdir(exist_ok=True)
+            replace_file(self.path / SAMPLE_MEDIA / name, content)
         except OSError as problem:
-            if not self._lacks_pictures:
-                log(f"warning: a picture of samples cannot be written ({in_words(problem)}); training goes on")
-            self._lacks_pictures += 1
+            if not self._lost_media:
+                log(f"warning: a {kind} of samples cannot be written ({in_words(problem)}); training goes on")
+            self._lost_media[kind] += 1
 
     def settle(self) -> None:
         """At the end of a run, after its model: try once more to write what the disk refused; log what is lost."""
@@ -86,9 +87,9 @@ class RunFolder:
                 self._write(name, text)
             except OSError as problem:
                 log(f"warning: {self.path / name} is lost ({problem.strerror})")
-        if self._lacks_pictures:
-            log(f"warning: {self._lacks_pictures:,} pictures of {self.path / SAMPLE_PICTURES} are lost")
-        self._refused, self._lacks_pictures = {}, 0
+        for kind, lost in self._lost_media.items():
+            log(f"warning: {lost:,} {kind}s of {self.path / SAMPLE_MEDIA} are lost")
+        self._refused, self._lost_media = {}, Counter()
 
     def log_sizes(self) -> dict[str, int]:
         """The bytes of each log, which grow during the run."""

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.run.run_folder import LOGS, SAMPLE_PICTURES
+from training.utils.contracts.media_names import SAMPLE_MEDIA
+from training.utils.run.run_folder import LOGS
 
 _REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end
-_FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "profile", SAMPLE_PICTURES)
+_FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "profile", SAMPLE_MEDIA)
 _FILES = (
     *LOGS, "config.yaml", "data_report.json", "environment.json", "report.html", "reward_report.json", "summary.json",
     ".running", "checkpoints/latest",

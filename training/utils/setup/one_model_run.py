@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
-from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.images.data.shown import counting_placeholders
-from training.utils.images.run.image_reader import processor_of, reader_of_model, why_unread
-from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
-from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
@@ -27,6 +20,7 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
 from training.utils.setup.samples import EvaluationSamples
@@ -39,8 +33,6 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.images.data.reader import ImageReader
-    from training.utils.images.models.pictured import RowImages
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
@@ -65,12 +57,16 @@ def run_one_model(
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
         run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
         log(style.sentence, ranks.is_main)
-        rows = build_phase(phase, data, tokenizer, flags.run.seed, ranks.is_main, log, *_reader(flags, tokenizer))
-        images = _checked_images(flags, rows, phase, check_rows)
+        rows = build_phase(
+            phase, data, tokenizer, flags.run.seed, ranks.is_main, log, *reader_of_start(flags, tokenizer)
+        )
+        if check_rows is not None:
+            check_rows(rows.train, flags.own)
+        media = checked_media(flags, rows, phase)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(run.model, trains_adapter_on=not rereads_start)
-        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
+        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, media)
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
             unused = unused_stop_tokens(stop_tokens(model), tokenizer)
@@ -88,7 +84,7 @@ def run_one_model(
             sharing=phase == 2 or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
-        images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
+        media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
         processor = processor_of(start.name_or_path, model)
@@ -106,32 +102,12 @@ def run_one_model(
                 *records,
                 guests,
                 _samples(flags, run.folder, rows, tokenizer, ends),
-                images,
+                media,
             )
             result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.own)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         closing = f"{said}; the model is in {run.folder.model}{result.signs}"
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
-
-
-def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:
-    """What reads images of rows for the start model, None where the model or the step reads text alone; and why, for
-    the sentence on a row with some."""
-    start = (flags.start.name_or_path, flags.start.trust_remote_code)
-    return reader_of_model(*start, tokenizer) if flags.step.reads_media else None, why_unread(*start)
-
-
-def _checked_images(
-    flags: OneModelFlags, rows: PhaseData, phase: int, check_rows: Callable[[Sequence[Any], Any], None] | None
-) -> RowImages | None:
-    """The images of the rows; ThreestepError if the run cannot train on these rows or their images."""
-    if check_rows is not None:
-        check_rows(rows.train, flags.own)
-    document_of = sentence_document if phase == 1 else partial(responses_document, are_targets=True)
-    images = images_of(chain(rows.train, rows.eval), rows.pixels_of, document_of)
-    if images is not None:
-        check_beside_images(flags.settings)
-    return images
 
 
 def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyle) -> tuple[list[int], set[int]]:
@@ -144,12 +120,9 @@ def _samples(
     flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> EvaluationSamples:
     """What samples of held-out rows are made with. ends: tokens that end a response."""
-    pixels, decode = rows.pixels_of, tokenizer.decode
-    if pixels is None:
-        return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends))
-    decode = counting_placeholders(decode, pixels.reader.family.placeholder)
-    pictures = SamplePictures(folder, pixels)
-    return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends), pictures)
+    decode = tokenizer.decode if rows.seen is None else rows.seen.reader.counting(tokenizer.decode)
+    keeper = media_keeper(folder, rows)
+    return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends), keeper)
 
 
 class _Added(NamedTuple):

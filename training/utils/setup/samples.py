@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.layout.order import ShuffledStream
 
 if TYPE_CHECKING:
-    from training.utils.images.run.sample_pictures import SamplePictures
-    from training.utils.images.spans import ImageSpan
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
 
@@ -25,19 +24,26 @@ class SampleMedia(NamedTuple):
     @property
     def columns(self) -> dict[str, list[str]]:
         """Their column of a sample; none without any."""
-        return {"images": self.names} if self.names else {}
+        return {MEDIA_COLUMN: self.names} if self.names else {}
+
+
+class MediaKeeper(Protocol):
+    """Keeps copies of media that samples show."""
+
+    def names(self, media: Sequence[Any], /) -> list[str]:
+        """Keep the media of a row; return their names."""
 
 
 @dataclass(frozen=True)
 class EvaluationSamples:
     """count: rows of each evaluation; 0 writes nothing. decode: token ids -> text. end_token_ids: a text leaves out one
-    that ends it. pictures: keeps those of rows with images; None where no row has one."""
+    that ends it. keeper: keeps the media of rows; None where no row has any."""
 
     count: int = 0
     folder: RunFolder | None = None
     decode: Callable[[Sequence[int]], str] = str
     end_token_ids: frozenset[int] = frozenset()
-    pictures: SamplePictures | None = None
+    keeper: MediaKeeper | None = None
 
     def rows(self, total: int, seed: int) -> list[int]:
         """Indices of the rows, drawn by the seed: the same in every evaluation and on any number of ranks."""
@@ -47,9 +53,9 @@ class EvaluationSamples:
         """Without the token that ends it."""
         return str(self.decode(ids[:-1] if ids and ids[-1] in self.end_token_ids else ids))
 
-    def media(self, media: Sequence[ImageSpan]) -> SampleMedia:
-        """The media of a row, whose pictures are kept beside samples.jsonl."""
-        return SampleMedia([] if self.pictures is None else self.pictures.names(media))
+    def media(self, media: Sequence[Any]) -> SampleMedia:
+        """The media of a row, copies of which are kept beside samples.jsonl."""
+        return SampleMedia([] if self.keeper is None else self.keeper.names(media))
 
     def write(self, metrics: MetricsWriter, step: int, samples: Sequence[dict[str, Any]]) -> None:
         """Append them to samples.jsonl; trackers get the first `count`."""

@@ -37,7 +37,7 @@ def check_saving(
     """Mend each model's settings, in place and with a line of the log; write all but the weights to a folder inside
     `folder`, load it back, and remove it. A collective: rank 0 writes.
 
-    processor: files of the image processor that are saved with the models
+    processor: files that are saved with the models
 
     Raises ThreestepError, on every rank, for what cannot be saved, or is not loaded as it was.
     """

@@ -73,7 +73,7 @@ class TrainingRun(Generic[Row]):
     """One model in training.
 
     name: what the log calls it, e.g. `SFT`
-    images: of the rows; None if no row has one
+    media: of the rows; None if no row has any
     """
 
     name: str

@@ -48,7 +48,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
 
     nothing = SimpleNamespace(columns={})
     report = SimpleNamespace(train=nothing, eval=nothing)
-    phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=report, pixels_of=None)
+    phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=report, seen=None)
     monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given: phase)
     ranks = SimpleNamespace(world_size=1, is_main=True)
     monkeypatch.setattr("training.step3_ppo.parts.inputs.saved_stop_tokens", lambda *given: [2])
@@ -72,7 +72,7 @@ def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
     """The trained one first; of the model's own those that are no ordinary text; the tokenizer's eos."""
     rows = type("Rows", (list,), {"manifest": {"fingerprint": "rows"}})(range(80))
     report = SimpleNamespace(train=SimpleNamespace(columns={}), eval=SimpleNamespace(columns={}))
-    phase = SimpleNamespace(train=rows, eval=rows, report=report, pixels_of=None)
+    phase = SimpleNamespace(train=rows, eval=rows, report=report, seen=None)
     monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given: phase)
     tokenizer = chat_tokenizer()
     ids = tokenizer.convert_tokens_to_ids

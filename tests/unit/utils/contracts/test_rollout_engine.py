@@ -132,7 +132,7 @@ def test_a_wrapper_forwards_all_but_rollouts():
     assert asked - vars(EngineWrapper).keys() == {"roll_out", "stream"}
 
     class Full(Mine):
-        supports_images, takes_weights, longest_tokens = True, True, 64
+        supports_media, takes_weights, longest_tokens = True, True, 64
 
         def figures(self):
             return {"seconds": 1.0}
@@ -142,5 +142,5 @@ def test_a_wrapper_forwards_all_but_rollouts():
             return self._engine.roll_out(model, request)
 
     wrapped = Wrapped(Full())
-    assert wrapped.supports_images and wrapped.takes_weights and wrapped.longest_tokens == 64
+    assert wrapped.supports_media and wrapped.takes_weights and wrapped.longest_tokens == 64
     assert wrapped.figures() == {"seconds": 1.0} and wrapped.roll_out(None, REQUEST) is GOOD

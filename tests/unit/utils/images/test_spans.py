@@ -10,8 +10,8 @@ from training.utils.contracts.documents import TokenSequence, plain, shared_prom
 from training.utils.images.spans import (
     ImagePixels,
     ImageSpan,
-    images_between,
     left_padded_axes,
+    media_between,
     position_axes,
     positions_taken,
 )
@@ -68,9 +68,9 @@ def test_a_span_is_as_large_as_its_grid():
 
 def test_parts_of_a_sequence_keep_their_images_and_cut_none():
     images = (image(1, 2, 2, key=7), image(6, 1, 2, key=8))
-    assert images_between(images, 1, 6) == (image(0, 2, 2, key=7),)
-    assert images_between(images, 5, 9) == (image(1, 1, 2, key=8),)
-    assert images_between(images, 5, 6) == ()
+    assert media_between(images, 1, 6) == (image(0, 2, 2, key=7),)
+    assert media_between(images, 5, 9) == (image(1, 1, 2, key=8),)
+    assert media_between(images, 5, 6) == ()
     whole = run(9, *images)
     parts = [whole.part(0, 5), whole.part(5, 6), whole.part(6, 9)]
     assert together(parts).media == images and together(parts).input_ids.equal(whole.input_ids)

@@ -51,7 +51,7 @@ def test_each_row_has_its_own_scores():
 
 def test_pairs_with_the_same_texts_and_other_pictures_are_told_apart():
     pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
-    samples = EvaluationSamples(2, decode=lambda ids: "text", pictures=pictures)
+    samples = EvaluationSamples(2, decode=lambda ids: "text", keeper=pictures)
     seen = [replace(pair, media=(ImageSpan(0, 1, key=key),)) for key, pair in enumerate(rows(2, 2))]
     one, other = ranked_samples(seen, [0, 1], scored(2, 2), samples)
     assert (one["images"], other["images"]) == (["sha 0"], ["sha 1"]) and one["uid"] != other["uid"]

@@ -6,13 +6,13 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.report.figures.reading import read_runs
-from training.utils.report.png import named_charts, write_pictures
+from training.utils.report.png import named_charts, write_pngs
 
 
 def test_every_chart_has_a_picture(tmp_path, ppo_run):
     folder = ppo_run("$x_{$")  # no mathematics for matplotlib
     (folder / "metrics.jsonl").write_text('{"step": 1, "rollout/score": 0.5}\n{"step": 2, "rollout/score": null}\n')
-    paths = list(write_pictures([folder], tmp_path / "pictures"))
+    paths = list(write_pngs([folder], tmp_path / "pictures"))
     assert [path.name for path in paths] == [
         "ppo_reward.png", "ppo_rewards_of_held_out_prompts.png", "ppo_length_and_reward.png"
     ]  # fmt: skip
@@ -27,4 +27,4 @@ def test_names_are_distinct(sft_run):
 def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path, sft_run):
     (tmp_path / "file").write_text("")
     with pytest.raises(ThreestepError, match="cannot write pictures to .*file/x: "):
-        list(write_pictures([sft_run()], tmp_path / "file" / "x"))
+        list(write_pngs([sft_run()], tmp_path / "file" / "x"))

@@ -7,9 +7,8 @@ published folder. There are no collectives.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,9 @@ from training.utils.data.build.portions import (
 )
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.build.splits import parse_data_split
-from training.utils.data.cache.cache import PICTURES, WAITING, Log, open_or_build, silent
+from training.utils.data.cache.cache import WAITING, Log, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
-from training.utils.data.cache.shards import SplitPlan, build_shards
+from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.files.readers import split_reader
@@ -38,14 +37,13 @@ from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.data.sources.row_versions import ROWS
-from training.utils.images.data.reader import ImageReader, PixelReader
-from training.utils.images.data.row_pictures import RowPictures
-from training.utils.images.stored import Pictures, PictureWriter
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import MediaReader, SeenMedia
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.dataset import CachedSplit
+    from training.utils.data.rows.media_store import GrowingStore
 
 _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
 
@@ -54,13 +52,13 @@ _ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
 class PhaseData:
     """The rows that one phase trains on and those it is evaluated on.
 
-    pixels_of: the input of a vision tower for images by their keys; None if no row has an image.
+    seen: the media of the rows; None without any.
     """
 
     train: CachedSplit
     eval: CachedSplit
     report: BuildReport
-    pixels_of: PixelReader | None = None
+    seen: SeenMedia | None = None
 
 
 def build_phase(
@@ -70,12 +68,12 @@ def build_phase(
     seed: int,
     is_main_rank: bool = True,
     log: Log | None = None,
-    images: ImageReader | None = None,
+    media: MediaReader | None = None,
     unread: str = ONLY_TEXT,
 ) -> PhaseData:
     """The tokenized rows of phase 1, 2 or 3, from the cache or built now; `log` gets lines on the main rank only.
 
-    images: reads those of the rows; None where the model reads text alone. unread: why it does, for the sentence.
+    media: reads those of the rows; None where the model reads text alone. unread: why it does, for the sentence.
     Raises ThreestepError for mistakes in the data or the flags.
     """
     log = _ShareFirst(log if log is not None and is_main_rank else silent)
@@ -87,18 +85,18 @@ def build_phase(
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
     for source in sources:
-        source.raw.reads_images, source.raw.unread_images = images is not None, unread
+        source.raw.expect_media(media is not None, unread)
 
     def build(folder: str) -> dict[str, Any]:
         shared = divide_rows(phase, data.split, sources, seed)
         log.begin(share_sentence(phase, data.split, shared.described))
-        return _build_splits(folder, phase, data, texts, shared, images, log)
+        return _build_splits(folder, phase, data, texts, shared, media, log)
 
     with _pointing_to_inspect():
         parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed)
         parts |= parts_of_parallel_thinking(data.chat, tags)
-        if images is not None:
-            parts |= {**images.parts(), "image urls": str(data.source.allow_image_urls)}
+        if media is not None:
+            parts |= media.parts_of_rows(data.source.allow_image_urls)
         cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
     log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
     for source in cached.manifest["sources"]:
@@ -109,12 +107,11 @@ def build_phase(
     log(f"data: phase {phase}: {report.sentence}")
     for sentence in cut_sentences(phase, data.rows, report):
         log(f"warning: {sentence}")
-    pictures = cached.splits["train"].pictures
-    pixels_of = None
-    if images is not None and pictures is not None:
-        log(f"data: {images.sentence}")
-        pixels_of = PixelReader(images, pictures)
-    return PhaseData(cached.splits["train"], cached.splits["eval"], report, pixels_of)
+    stored, seen = cached.splits["train"].stored_media, None
+    if media is not None and stored is not None:
+        log(f"data: {media.sentence}")
+        seen = media.of_stored(stored)
+    return PhaseData(cached.splits["train"], cached.splits["eval"], report, seen)
 
 
 def cut_sentences(phase: int, flags: RowArguments, report: BuildReport) -> list[str]:
@@ -209,14 +206,14 @@ def _build_splits(
     data: DataArguments,
     texts: TextTokenizer | ChatTokenizer,
     shared: Portions,
-    images: ImageReader | None,
+    media: MediaReader | None,
     log: Log,
 ) -> dict[str, Any]:
-    """Write train.arrow, eval.arrow and the pictures of both; returns their part of the manifest."""
+    """Write train.arrow, eval.arrow and the media of both; returns their part of the manifest."""
 
-    def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts, Pictures], Iterator[Row]]:
-        def make(begin: int, end: int, counts: Counts, pictures: Pictures) -> Iterator[Row]:
-            read = None if images is None else RowPictures(images, pictures, data.source.allow_image_urls)
+    def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts, GrowingStore], Iterator[Row]]:
+        def make(begin: int, end: int, counts: Counts, store: GrowingStore) -> Iterator[Row]:
+            read = None if media is None else media.of_rows(store, data.source.allow_image_urls)
             for portion in part_of(portions, begin, end):
                 maker = RowMaker(phase, data.chat, data.rows, texts, portion.source, counts, read)
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
@@ -230,11 +227,7 @@ def _build_splits(
     built = build_shards(folder, plans, data.cache.num_workers, log)
     if built["train"].rows == 0:
         raise ThreestepError(_nothing_left(phase, data, shared, plans[0].raw_rows, built["train"].counts))
-    with closing(PictureWriter(os.path.join(folder, f"{PICTURES}.arrow"))) as pictures:
-        splits = {key: shards.join(os.path.join(folder, f"{key}.arrow"), pictures) for key, shards in built.items()}
-        aside = pictures.finish()
-    held = {PICTURES: {"file": f"{PICTURES}.arrow", **aside}} if aside else {}
-    return {"phase": phase, "splits": splits, **held, "sources": shared.described}
+    return {"phase": phase, **join_splits(folder, built), "sources": shared.described}
 
 
 def _nothing_left(phase: int, data: DataArguments, shared: Portions, offered: int, counts: Counts) -> str:

@@ -14,8 +14,8 @@ from training.utils.data.sources.formats.messages import Message, prompt_text, r
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import ReadsMedia
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.images.data.row_pictures import RowPictures
 
 NAME = "generated"
 
@@ -23,12 +23,12 @@ NAME = "generated"
 class PromptMaker:
     """Makes rows of phase 3 from texts or messages. `counts`: of rows that were cut and dropped."""
 
-    def __init__(self, data: DataArguments, tokenizer: Any, images: RowPictures | None = None) -> None:
-        """images: reads those that parts of messages hold; None where the model reads text alone."""
+    def __init__(self, data: DataArguments, tokenizer: Any, media: ReadsMedia | None = None) -> None:
+        """media: reads those that parts of messages hold; None where the model reads text alone."""
         self.counts = Counts()
         source = DataSource(NAME, _Generated(), data.split.data_split)
         texts = text_maker(data.chat, tokenizer)
-        self._maker = RowMaker(3, data.chat, data.rows, texts, source, self.counts, images)
+        self._maker = RowMaker(3, data.chat, data.rows, texts, source, self.counts, media)
 
     def make(
         self, prompt: str | Sequence[Message], ground_truth: Any, row_id: int, /, **columns: Any

@@ -22,10 +22,11 @@ from training.utils.data.build.strategies import GLUED, ChatText, PlainText, Rea
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece, fit_conversation, joined
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, fit_sentences
 from training.utils.data.sources.formats.messages import BadConversation
-from training.utils.images.data.row_pictures import RowPictures, after_cut
+from training.utils.images.data.row_pictures import after_cut
 from training.utils.layout.parallel import MalformedBlocks
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import ReadsMedia
     from training.utils.data.build.portions import DataSource
     from training.utils.data.cache.reports import Counts
     from training.utils.data.chat.arguments import ChatArguments
@@ -57,7 +58,7 @@ class RowMaker:
         texts: TextTokenizer | ChatTokenizer,
         source: DataSource,
         counts: Counts,
-        images: RowPictures | None = None,
+        images: ReadsMedia | None = None,
     ) -> None:
         """images: reads those of the rows; None where the model reads text alone."""
         self._phase = phase

@@ -25,8 +25,9 @@ from training.utils.data.sources.formats.messages import (
 from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import ReadsMedia
     from training.utils.data.sources.raw_dataset import PromptRawDataset
-    from training.utils.images.data.row_pictures import RowPicture, RowPictures
+    from training.utils.images.data.row_pictures import RowPicture
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class ChatText:
         train_turns: str,
         return_raw_chat: bool,
         loss_on: str,
-        images: RowPictures | None = None,
+        images: ReadsMedia | None = None,
     ) -> None:
         self._phase = phase
         self._texts = texts

@@ -28,7 +28,7 @@ from training.utils.data.sources.row_versions import ROWS
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.cache.reports import Counts
-    from training.utils.images.stored import Pictures
+    from training.utils.data.rows.media_store import GrowingStore
 
 
 def build_unsupervised(
@@ -68,7 +68,7 @@ def build_unsupervised(
             source, _ = stored.open(Expected({column: "unsupervised_text_column"}, (column,)))
         order = shuffled_order(len(source), seed)
 
-        def make(begin: int, end: int, counts: Counts, _: Pictures) -> Iterator[TextBlock]:
+        def make(begin: int, end: int, counts: Counts, _: GrowingStore) -> Iterator[TextBlock]:
             return _documents(source, order[begin:end], begin, column, texts, end_id, counts)
 
         plan = SplitPlan("train", TextBlock, len(source), make)

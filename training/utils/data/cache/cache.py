@@ -8,8 +8,8 @@ of rows or tokens.
     python -m training.utils.data.cache list | verify | prune    (see `__main__`)
 
 Checked when a folder is opened: the manifest (readable, this format, this fingerprint, these parts, its own checksum),
-and of each file its size, its Arrow footer and its checksum, whatever its size. A file of pictures beyond
-`PICTURES_CHECKED_BYTES` is the exception: each picture is compared with its checksum when it is read.
+and of each file its size, its Arrow footer and its checksum, whatever its size. A file of media beyond
+`MEDIA_CHECKED_BYTES` is the exception: each medium is compared with its checksum when it is read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from training.utils.base.storage import (
     write_json,
     xxh3_of,
 )
+from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.data.cache.shard_files import drop_shards, keep_finished_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.files.digests import hash_parts
@@ -39,10 +40,9 @@ from training.utils.data.files.digests import hash_parts
 if TYPE_CHECKING:
     from training.utils.data.rows.dataset import CachedSplit
 
-CACHE_FORMAT = 4  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself; 4: rows have images
-PICTURES_CHECKED_BYTES = 2**30
+CACHE_FORMAT = 4  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself; 4: rows have media
+MEDIA_CHECKED_BYTES = 2**30
 MANIFEST = "manifest.json"
-PICTURES = "pictures"  # the key of their entry
 LOCK = ".lock"
 WAITING = "waiting for another process to build it"  # the only line before a pause
 BUILDING = ".building"
@@ -197,10 +197,10 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
     splits = {}
     for key, entry in entries_of(manifest).items():
         try:
-            reads_all = key != PICTURES or entry["bytes"] <= PICTURES_CHECKED_BYTES
+            reads_all = key != STORED_MEDIA or entry["bytes"] <= MEDIA_CHECKED_BYTES
             if damage := damage_of(final, entry, "xxh3" if reads_all else None):
                 raise Damaged(damage)
-            if key != PICTURES:
+            if key != STORED_MEDIA:
                 splits[key] = CachedSplit(os.path.join(final, entry["file"]), entry["rows"], manifest)
         except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are OSError or ValueError
             raise Damaged(f"{entry['file']} does not open ({error})") from error
@@ -208,9 +208,9 @@ def _open(final: str, fingerprint: str) -> dict[str, CachedSplit]:
 
 
 def entries_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A manifest's entries of files by name: those of the splits, and `pictures` if rows have some."""
-    pictures = manifest.get(PICTURES)
-    return {**manifest["splits"], **({PICTURES: pictures} if pictures else {})}
+    """A manifest's entries of files by name: those of the splits, and that of media if rows have some."""
+    media = manifest.get(STORED_MEDIA)
+    return {**manifest["splits"], **({STORED_MEDIA: media} if media else {})}
 
 
 def damage_of(folder: str, entry: dict[str, Any], checksum: str | None) -> str | None:

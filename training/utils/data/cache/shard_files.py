@@ -1,7 +1,7 @@
 """The files of shards: which are finished, and which are removed. Knows nothing of their content.
 
 A shard is an Arrow file and a JSON file, which is written last and holds its entry: the fields of a split's in the
-manifest, with the checksum of the Arrow file. The pictures of its rows, if they have some, are in a third file. All are
+manifest, with the checksum of the Arrow file. The media of its rows, if they have some, are in a third file. All are
 in the subfolder `shards` of the folder that is being built, whose name holds the fingerprint of the build.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 from training.utils.base.storage import read_json_object, sha256_of, write_json
+from training.utils.contracts.media_names import STORED_MEDIA
 
 _FOLDER = "shards"
 
@@ -26,15 +27,15 @@ def make_shards_folder(folder: str) -> None:
     os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
 
 
-def pictures_path(path: str) -> str:
-    """The pictures of a shard."""
-    return path.removesuffix(".arrow") + ".pictures"
+def media_path(path: str) -> str:
+    """The media of a shard."""
+    return path.removesuffix(".arrow") + f".{STORED_MEDIA}"
 
 
 def finish_shard(path: str, written: str, entry: dict[str, Any]) -> None:
-    """Give the file `written` the shard's name, and that of its pictures, then mark it as finished."""
-    if entry.get("pictures"):
-        os.replace(pictures_path(path) + ".part", pictures_path(path))
+    """Give the file `written` the shard's name, and that of its media, then mark it as finished."""
+    if entry.get(STORED_MEDIA):
+        os.replace(media_path(path) + ".part", media_path(path))
     os.replace(written, path)
     about = _about(path)
     write_json(about + ".part", {"key": _key(path), **entry})
@@ -47,15 +48,15 @@ def finished_shard(path: str) -> dict[str, Any] | None:
     try:
         if not entry or entry["key"] != _key(path) or entry["sha256"] != sha256_of(path):
             return None
-        pictures = entry.get("pictures")
-        return entry if not pictures or pictures["sha256"] == sha256_of(pictures_path(path)) else None
+        media = entry.get(STORED_MEDIA)
+        return entry if not media or media["sha256"] == sha256_of(media_path(path)) else None
     except (OSError, KeyError):
         return None
 
 
 def keep_shards(folder: str, paths: Collection[str]) -> None:
     """Remove all files from the folder of the shards except those of these shards."""
-    stays = {*paths, *map(_about, paths), *map(pictures_path, paths)}
+    stays = {*paths, *map(_about, paths), *map(media_path, paths)}
     shards = os.path.join(folder, _FOLDER)
     for name in os.listdir(shards):
         path = os.path.join(shards, name)

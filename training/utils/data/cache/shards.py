@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.shard_files import (
     finish_shard,
     finished_shard,
     keep_shards,
     make_shards_folder,
-    pictures_path,
+    media_path,
     shard_path,
 )
 from training.utils.data.cache.workers import run_jobs, worker_count
-from training.utils.data.rows.dataset import join_files, picture_keys, write_rows
-from training.utils.images.stored import Pictures, PictureWriter, copy_pictures
+from training.utils.data.rows.dataset import join_files, media_keys, write_rows
+from training.utils.data.rows.media_store import GrowingStore, MediaWriter, copy_media
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -39,13 +40,13 @@ _LEAST_ROWS, _MOST_ROWS = 512, 8192
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """One split: `make(begin, end, counts, pictures)` yields rows of raw rows begin .. end - 1 in any process, counts
-    them, and stores their pictures."""
+    """One split: `make(begin, end, counts, store)` yields rows of raw rows begin .. end - 1 in any process, counts
+    them, and stores their media."""
 
     name: str
     row_type: type
     raw_rows: int
-    make: Callable[[int, int, Counts, Pictures], Iterator[Row]]
+    make: Callable[[int, int, Counts, GrowingStore], Iterator[Row]]
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,24 @@ class BuiltShards:
     tokens: int
     counts: Counts
 
-    def join(self, path: str, pictures: PictureWriter) -> dict[str, Any]:
-        """Write the rows of all shards to one file, and add their pictures to `pictures`; returns the entry of the rows
-        in the manifest."""
+    def join(self, path: str, media: MediaWriter) -> dict[str, Any]:
+        """Write the rows of all shards to one file, and add their media to `media`; returns the entry of the rows in
+        the manifest."""
         new_keys = {
-            shard: copy_pictures(pictures_path(shard), picture_keys(shard), pictures)
+            shard: copy_media(media_path(shard), media_keys(shard), media)
             for shard in self.paths
-            if os.path.exists(pictures_path(shard))
+            if os.path.exists(media_path(shard))
         }
         written = join_files(self.paths, path, self.row_type, new_keys)
         return {**asdict(written), **self.counts.as_json()}
+
+
+def join_splits(folder: str, built: Mapping[str, BuiltShards]) -> dict[str, Any]:
+    """Write the rows of each split to one file, and the media of all to one; returns their part of the manifest."""
+    with closing(MediaWriter(os.path.join(folder, f"{STORED_MEDIA}.arrow"))) as media:
+        splits = {key: shards.join(os.path.join(folder, f"{key}.arrow"), media) for key, shards in built.items()}
+        aside = media.finish()
+    return {"splits": splits, **({STORED_MEDIA: {"file": f"{STORED_MEDIA}.arrow", **aside}} if aside else {})}
 
 
 @dataclass(frozen=True)
@@ -128,12 +137,12 @@ def _make(jobs: list[_Job], num_workers: int | None, all_rows: int) -> Iterator[
 
 def _build_shard(job: _Job) -> dict[str, Any]:
     """Write a shard under another name first: a file with the right name is whole."""
-    counts, pictures = Counts(), PictureWriter(pictures_path(job.path) + ".part")
-    with closing(pictures):
-        made = job.plan.make(job.begin, job.end, counts, pictures)
+    counts, media = Counts(), MediaWriter(media_path(job.path) + ".part")
+    with closing(media):
+        made = job.plan.make(job.begin, job.end, counts, media)
         written = write_rows(job.path + ".part", job.plan.row_type, made)
         entry = {**asdict(written), **counts.as_json()}
-        if (aside := pictures.finish()) is not None:
-            entry["pictures"] = aside
+        if (aside := media.finish()) is not None:
+            entry[STORED_MEDIA] = aside
     finish_shard(job.path, job.path + ".part", entry)
     return entry

@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from training.utils.base.storage import HashedFile, share
+from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
+from training.utils.data.rows.media_store import MediaStore
 from training.utils.images.numbers import KEY_AT, SPAN_NUMBERS, span_numbers, spans_of
-from training.utils.images.stored import PictureStore
 
 ROWS_PER_BATCH = 2048
 
@@ -79,13 +80,13 @@ def join_files(
 ) -> Written:
     """Write the rows of several files to one, in order and in new batches: the same rows give the same bytes.
 
-    new_keys: for the path of a file, the keys that the pictures of its rows get, by their old keys.
+    new_keys: for the path of a file, the keys that the media of its rows get, by their old keys.
     """
     return _write(path, row_type, _cut_anew(paths, new_keys or {}))
 
 
-def picture_keys(path: str) -> np.ndarray:
-    """The keys of the pictures that the rows of a file have, int64, in the order of the rows."""
+def media_keys(path: str) -> np.ndarray:
+    """The keys of the media that the rows of a file have, int64, in the order of the rows."""
     held = [_numbers_of_spans(batch)[:, KEY_AT] for batch in _batches([path]) if "images" in batch.schema.names]
     return np.concatenate([np.zeros(0, np.int64), *held])
 
@@ -127,7 +128,7 @@ def _batches(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _with_keys(path: str, new_keys: np.ndarray | None) -> Iterator[pa.RecordBatch]:
-    """The batches of a file, with other keys of their pictures where there are some."""
+    """The batches of a file, with other keys of their media where there are some."""
     for batch in _batches([path]):
         if new_keys is None:
             yield batch
@@ -289,10 +290,10 @@ class CachedSplit(Sequence):
         return self._rows
 
     @cached_property
-    def pictures(self) -> PictureStore | None:
-        """The pictures of the rows, by `ImageSpan.key`: those of the whole folder; None if it has none."""
-        entry = self.manifest.get("pictures")
-        return entry and PictureStore(os.path.join(os.path.dirname(self.path), entry["file"]))
+    def stored_media(self) -> MediaStore | None:
+        """The media of the rows, by key: those of the whole folder; None if it has none."""
+        entry = self.manifest.get(STORED_MEDIA)
+        return entry and MediaStore(os.path.join(os.path.dirname(self.path), entry["file"]))
 
     @cached_property
     def lengths(self) -> np.ndarray:

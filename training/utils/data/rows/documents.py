@@ -59,11 +59,11 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
 
 def prompt_document(row: PromptRow) -> Document:
     """A prompt of phase 3 and a response that stands for those that will be drawn, to read a model by: the prompt's
-    first tokens that are no image's, which are to be predicted."""
+    first tokens that are no medium's, which are to be predicted."""
     ids = torch.from_numpy(row.flipped_prompt_ids[::-1].astype(np.int64))
     is_text = torch.ones(len(ids), dtype=torch.bool)
-    for image in row.media:
-        is_text[image.begin : image.end] = False
+    for medium in row.media:
+        is_text[medium.begin : medium.end] = False
     return plain(replace(join(ids, ids[is_text][:_STANDING_IN]), media=row.media))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, plain
+from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.layout.rows import packed_rows
@@ -38,13 +39,13 @@ def document_of(row: Row) -> Document:
     ids = row.flipped_prompt_ids[::-1] if isinstance(row, PromptRow) else row.input_ids
     is_target = torch.full((len(ids),), not isinstance(row, PromptRow))
     is_target[0] = False
-    images = row.media if isinstance(row, PromptRow) else ()
-    return plain(TokenSequence(torch.tensor(ids.copy(), dtype=torch.int64), is_target, images))
+    media = row.media if isinstance(row, PromptRow) else ()
+    return plain(TokenSequence(torch.tensor(ids.copy(), dtype=torch.int64), is_target, media))
 
 
 def layout_of(document: Document) -> dict[str, list]:
     """A document alone in a row. One number per token: `input_ids`, `loss_mask` (1 if the token is to be predicted),
-    `position_ids`, `segment_ids`; where images count by their sides also `position_axes`, along time, height and width.
+    `position_ids`, `segment_ids`; where media count by their sides also `position_axes`, along time, height and width.
     Per pair of segments: `visible`, 1 if the segment of the line sees that of the
     column. Per sequence: `sequence_ends`, the index of its last token."""
     rows = packed_rows([[document]], pad_token_id=0)  # as wide as the document: there is no padding
@@ -68,8 +69,8 @@ def row_as_data(row: Row, decode: Decode) -> dict[str, Any]:
     worst again as `chosen` and `rejected`. Other phases have `text`, and `loss_texts`: the runs that carry loss."""
     document = document_of(row)
     data: dict[str, Any] = {"row_id": row.row_id, "tokens": row.length_tokens, **layout_of(document)}
-    if images := [asdict(image) for segment in document.segments for image in segment.tokens.media]:
-        data["images"] = images
+    if media := [asdict(medium) for segment in document.segments for medium in segment.tokens.media]:
+        data[MEDIA_COLUMN] = media
     if isinstance(row, ResponsesRow):
         prompt, responses = response_texts(row, decode)
         margins = None if row.margins is None else row.margins.tolist()

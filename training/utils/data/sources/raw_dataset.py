@@ -53,6 +53,10 @@ class PromptRawDataset:
         """Load `raw_datasets`: a mapping from split name to rows."""
         return load_by_name(dataset_name)
 
+    def expect_media(self, reads: bool, unread: str = ONLY_TEXT) -> None:
+        """Note, before rows are read, whether the model that they are for reads media, and why not."""
+        self.reads_images, self.unread_images = reads, unread
+
     # The rows.
 
     def get_train_data(self) -> Sequence[Any]:

@@ -64,7 +64,7 @@ def set_allocator(environment: MutableMapping[str, str], shares_gpu: bool = Fals
     """Have CUDA's allocator grow its segments, unless the user set the allocator: blocks of varying sizes leave less
     memory unused between them. Before CUDA allocates.
 
-    shares_gpu: vLLM sleeps on this GPU, whose memory pool refuses such segments (vllm, device_allocator/cumem.py).
+    shares_gpu: a rollout engine sleeps on this GPU, whose memory pool refuses such segments.
     """
     if not shares_gpu and not any(environment.get(name) for name in _ALLOCATOR):
         environment[_ALLOCATOR[-1]] = _EXPANDABLE

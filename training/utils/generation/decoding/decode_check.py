@@ -19,7 +19,7 @@ from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, Dec
 from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.images.prompts import PixelsOf, PromptImages
-from training.utils.images.spans import ImageSpan, images_between
+from training.utils.images.spans import ImageSpan, media_between
 from training.utils.models.own_forward import OwnForward, difference_now
 from training.utils.models.tensors.rounding import rms
 
@@ -158,7 +158,7 @@ def _pictured_cases(own: OwnForward, pictured: MediaForward) -> tuple[list[_Case
         begin = target_M[0]
         count = next((place for place, target in enumerate(target_M) if target != begin + place), len(target_M))
         count = min(count, _MOST_GIVEN)
-        ids, images = tokens.input_ids.tolist(), images_between(tokens.media, 0, begin)
+        ids, images = tokens.input_ids.tolist(), media_between(tokens.media, 0, begin)
         case = _Case(tokens.input_ids[:begin], ids[begin : begin + count], True, images)
         cases += [replace(case, response_ids=ids[begin : begin + 1], is_known=False), case]
         numbers.append(pictured.numbers_M[at : at + count])

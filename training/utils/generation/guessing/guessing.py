@@ -23,11 +23,11 @@ from training.utils.generation.guessing.speculation import GuessCounts, Guesses,
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.guessers import LentHead
     from training.utils.contracts.rollout import Rollout
     from training.utils.generation.decoding.decoding import DecodeWay
     from training.utils.generation.decoding.stop_strings import StopStrings
     from training.utils.models.own_forward import OwnForward
-    from training.utils.mtp.head import MtpHead
 
 _TRIED_TOKENS = 4
 
@@ -37,7 +37,7 @@ class Guessing:
 
     def __init__(self, how: Speculation, borrow_head: BorrowHead | None, tell: Callable[[str], None]) -> None:
         self._how, self._borrow_head, self._tell = how, borrow_head, tell
-        self._head: MtpHead | None = None
+        self._head: LentHead | None = None
         self._is_off = False
         self._pace, self._counts, self._known = Pace(how.is_auto), GuessCounts(), GuessCounts()
         self._frequent, self._rounds = FrequentTokens(), dict[Hashable, RoundPace]()

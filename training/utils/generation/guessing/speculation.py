@@ -1,7 +1,7 @@
 """Rollouts whose tokens are guessed and verified several at a time.
 
 A token is drawn by inverting its distribution at a number that its sequence's seed and its place alone decide. A head
-for multi-token prediction draws its guesses at the same numbers (`ngrams` needs no head); the model then computes the
+trained beside the model draws its guesses at the same numbers (`ngrams` needs no head); the model then computes the
 guessed tokens in one forward, and draws at each of their places what it would have drawn anyway. A guess that is this
 very token has saved a forward, and the first that is not is replaced by it: whatever is guessed, the tokens are those
 of a rollout without guesses (up to rounding).
@@ -30,10 +30,10 @@ from training.utils.generation.guessing.pace import RoundPace
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.guessers import LentHead
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
     from training.utils.generation.decoding.stop_strings import StopStrings
-    from training.utils.mtp.head import MtpHead
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Guesses:
     the tokens among which a head guesses; None: among all. pace: which rounds guess; by default all."""
 
     count: int
-    head: MtpHead | None = None
+    head: LentHead | None = None
     among_S: torch.Tensor | None = None
     pace: RoundPace = field(default_factory=RoundPace)
 

@@ -72,7 +72,7 @@ class VllmRollout(RolloutEngine):
 
     logprobs_are_trained_models = False
     supports_vllm_speculate = True
-    supports_images = True
+    supports_media = True
     arguments = VllmArguments
     takes_weights = True
 

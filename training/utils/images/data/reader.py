@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.data.files.digests import hash_text
@@ -26,7 +26,13 @@ from training.utils.images.data.families import (
     knows,
     pixels_of_picture,
 )
-from training.utils.images.spans import ImagePixels, joined_pixels
+from training.utils.images.data.row_pictures import RowPictures
+from training.utils.images.data.shown import ShownImage, counting_placeholders, shown_images
+from training.utils.images.spans import ImagePixels, ImageSpan, joined_pixels
+
+if TYPE_CHECKING:
+    from training.utils.contracts.media import ReadsMedia
+    from training.utils.data.rows.media_store import GrowingStore
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _SIZES_KEPT = 4096  # whose texts are not measured anew
@@ -50,10 +56,26 @@ class ImageReader:
             compared = f"their tokens are compared with those of {type(self._own).__name__}"
         return f"images: prepared by {type(self._processor).__name__}; {compared}"
 
-    def parts(self) -> dict[str, str]:
+    def parts_of_rows(self, allow_urls: bool) -> dict[str, str]:
         """What rows depend on, for the cache's fingerprint."""
+        return {**self.parts(), "image urls": str(allow_urls)}
+
+    def of_rows(self, store: GrowingStore, allow_urls: bool) -> ReadsMedia:
+        """What reads the images of rows, and stores their pictures."""
+        return RowPictures(self, store, allow_urls)
+
+    def of_stored(self, pictures: EncodedPictures) -> PixelReader:
+        """The pixels of stored pictures."""
+        return PixelReader(self, pictures)
+
+    def parts(self) -> dict[str, str]:
+        """The image processor and its settings, in words."""
         settings = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
         return {"image processor": f"{type(self._processor).__name__} {hash_text(settings)}"}
+
+    def counting(self, decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
+        """See `counting_placeholders`."""
+        return counting_placeholders(decode, self.family.placeholder)
 
     def text_of(self, data: bytes, where: str) -> ImageText:
         """What a model reads for an encoded picture. Raises BadConversation for one that cannot be decoded, or that the
@@ -180,6 +202,10 @@ class PixelReader:
     def encoded(self, key: int) -> bytes:
         """The picture of a key, as it is stored."""
         return self.pictures[key]
+
+    def shown(self, media: Sequence[ImageSpan]) -> Iterator[ShownImage]:
+        """The images of a row, in the order of their tokens."""
+        return shown_images(media, self.pictures, self.reader)
 
     def __call__(self, keys: Sequence[int]) -> ImagePixels:
         """What a vision tower takes of these images. keys: of `TokenRows.images`, in their order; a picture that is cut

@@ -23,9 +23,10 @@ from training.utils.images.spans import ImageSpan
 
 if TYPE_CHECKING:
     from training.utils.data.chat.chat import TextPiece
+    from training.utils.data.rows.media_store import GrowingStore
     from training.utils.images.data.families import ImageText
-    from training.utils.images.data.reader import ImageReader
-    from training.utils.images.stored import Pictures
+
+WHY_DROPPED = {"cut_at_an_image": "it would be cut inside an image, or before one"}
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,17 @@ class RowPicture:
 
 @dataclass(frozen=True)
 class RowPictures:
-    """Reads the images of rows for one model, and stores their pictures. allow_urls: see `image_bytes`."""
+    """Reads the images of rows for one model, and stores their pictures. reader: an ImageReader. allow_urls: see
+    `image_bytes`."""
 
-    reader: ImageReader
-    pictures: Pictures
+    reader: Any
+    pictures: GrowingStore
     allow_urls: bool = False
+
+    @property
+    def seen(self) -> Any:
+        """The pixels of the pictures that were read so far."""
+        return self.reader.of_stored(self.pictures)
 
     def placed(
         self, messages: Sequence[Message], values: Sequence[Any], folder: str | None, where: str

@@ -8,12 +8,11 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.utils.images.data.decoding import decoded, picture_size
 
 if TYPE_CHECKING:
-    from training.utils.images.data.reader import EncodedPictures, ImageReader
     from training.utils.images.spans import ImageSpan
 
 _LONGEST_SIDE = 256  # pixels, of a picture on a page
@@ -26,6 +25,7 @@ class ShownImage:
 
     words: str
     data: bytes
+    kind = "image"
 
     @property
     def name(self) -> str:
@@ -45,8 +45,8 @@ class ShownImage:
         return "data:image/png;base64," + base64.b64encode(self.small(_LONGEST_SIDE)).decode()
 
 
-def shown_images(spans: Sequence[ImageSpan], pictures: EncodedPictures, reader: ImageReader) -> Iterator[ShownImage]:
-    """The images of a row, in the order of their tokens."""
+def shown_images(spans: Sequence[ImageSpan], pictures: Any, reader: Any) -> Iterator[ShownImage]:
+    """The images of a row, in the order of their tokens. pictures: encoded, by key. reader: an ImageReader."""
     at = 0
     while at < len(spans):
         data = pictures[spans[at].key]

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.rows.documents import prompt_document
+from training.utils.data.rows.media_store import HeldMedia
 from training.utils.images.data.decoding import decoded, picture_size
-from training.utils.images.data.reader import ImageReader, PixelReader
-from training.utils.images.data.row_pictures import RowPictures
 from training.utils.images.data.values import MOST_FILE_BYTES
 from training.utils.images.models.pictured import RowImages
-from training.utils.images.stored import HeldPictures
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
+    from training.utils.contracts.media import MediaReader, ReadsMedia
     from training.utils.data.build.arguments import DataArguments
 
 _COLOURS = ((200, 60, 40), (40, 60, 200))  # of two plain pictures, by which a model is checked when it is loaded
@@ -26,10 +25,10 @@ _SIDES = (56, 56)  # pixels
 
 @dataclass(frozen=True)
 class ChatImages:
-    """rows: reads the images of messages. pixels: the model's input for them."""
+    """reads: reads the images of messages. media: the model's input for them."""
 
-    rows: RowPictures
-    pixels: RowImages
+    reads: ReadsMedia
+    media: RowImages
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,13 @@ def open_picture(given: str) -> Picture:
     return Picture(path, data)
 
 
-def chat_images(reader: ImageReader, data: DataArguments, tokenizer: Any) -> ChatImages:
+def chat_media(reader: MediaReader, data: DataArguments, tokenizer: Any) -> ChatImages:
     """For a model whose images `reader` reads. data: with the prompt style of the model."""
-    held = HeldPictures()
-    rows = RowPictures(reader, held)
+    held = HeldMedia()
+    rows = reader.of_rows(held, allow_urls=False)
     maker = PromptMaker(data, tokenizer, rows)
     examples = tuple(_example(maker, place) for place in range(len(_COLOURS)))
-    return ChatImages(rows, RowImages(PixelReader(reader, held), examples))
+    return ChatImages(rows, RowImages(reader.of_stored(held), examples))
 
 
 def _example(maker: PromptMaker, place: int) -> Document:

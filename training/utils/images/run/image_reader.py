@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,12 @@ from training.utils.base.errors import ThreestepError
 from training.utils.images.data.reader import ImageReader, open_image_reader, unread_because
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
-from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.families.parts import is_media_config
 from training.utils.models.families.processors import processor_files
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import MediaReader
     from training.utils.images.spans import ImagePixels
 
 _SIDE = 448  # of the picture that stands for all where none is read yet
@@ -69,3 +71,44 @@ def picture_of_model(name_or_path: str, trust_remote_code: bool) -> tuple[ImageP
 def processor_of(name_or_path: str, model: Any) -> list[Path]:
     """The files of the image processor of the model that `model` started from; none of a model of text."""
     return processor_files(model_of(name_or_path)) if is_media_config(model.config) else []
+
+
+def why_unscored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> str | None:
+    """Return why a reward model does not score answers about pictures; None where it does.
+
+    sides: tokenizer of each model that answers, and the reader of its pictures.
+    """
+    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
+    reader = reader_of_folder(name_or_path, tokenizer)
+    if reader is None:
+        return f"the reward model '{name_or_path}' reads text alone, or its folder has no image processor"
+    if not all(same_tokenizer(tokenizer, own) for own, _ in sides):
+        return f"the reward model '{name_or_path}' has another tokenizer than the model that answers about pictures"
+    if any(reader.parts() != own.parts() for _, own in sides):
+        return (
+            f"the reward model '{name_or_path}' has other settings of its image processor (preprocessor_config.json) "
+            "than the model that answers about pictures"
+        )
+    return None
+
+
+def check_scored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> None:
+    """ThreestepError if a reward model does not score answers about the pictures of rows. sides: see `why_unscored`."""
+    unread = why_unscored(name_or_path, sides)
+    if unread is not None:
+        raise ThreestepError(
+            f"--reward contains the reward model, and rows of the data have images: {unread}; give another, a rule "
+            "(--reward exact_match) or a function"
+        )
+
+
+def check_read_alike(paths: tuple[str, str], trust_remote_code: bool, tokenizers: Sequence[Any]) -> None:
+    """ThreestepError if actor and critic were made with image processors of other settings: pixels are the actor's."""
+    readers = [reader_of_model(path, trust_remote_code, own) for path, own in zip(paths, tokenizers, strict=True)]
+    actor, critic = (reader and reader.parts() for reader in readers)
+    if actor is not None and critic is not None and actor != critic:
+        raise ThreestepError(
+            f"the image processors (preprocessor_config.json) of --actor_model_name_or_path '{paths[0]}' and "
+            f"--critic_model_name_or_path '{paths[1]}' differ: the reward model would see other pixels than it was "
+            "trained on; train step 2 from a model with the actor's"
+        )

@@ -32,7 +32,7 @@ _NOT_WITH_IMAGES = {
 }
 
 
-def images_of(
+def run_media(
     rows: Iterable[Any], pixels_of: PixelsOf | None, document_of: Callable[[Any], Document]
 ) -> RowImages | None:
     """Return the images of rows, which are read until there are enough examples; None if no row has one.

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from training.utils.images.data.shown import shown_images
-from training.utils.run.run_folder import SAMPLE_PICTURES, RunFolder
+from training.utils.contracts.media_names import SAMPLE_MEDIA
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import SeenMedia
     from training.utils.contracts.rows import PromptRow
-    from training.utils.images.data.reader import PixelReader
     from training.utils.images.spans import ImageSpan
+    from training.utils.run.run_folder import RunFolder
 
 LONGEST_SIDE = 128  # pixels
 MOST_PICTURES = 1000  # of a run; of further ones samples have the names alone
@@ -21,10 +21,10 @@ MOST_PICTURES = 1000  # of a run; of further ones samples have the names alone
 class SamplePictures:
     """Keeps the pictures of one run; a resumed run goes on with those that are there."""
 
-    def __init__(self, folder: RunFolder, pixels: PixelReader) -> None:
+    def __init__(self, folder: RunFolder, pixels: SeenMedia) -> None:
         self._folder = folder
         self._pixels = pixels
-        self._kept = {path.stem for path in (folder.path / SAMPLE_PICTURES).glob("*.png")}
+        self._kept = {path.stem for path in (folder.path / SAMPLE_MEDIA).glob("*.png")}
 
     def has(self, names: Iterable[str]) -> bool:
         """Whether all of these are kept."""
@@ -33,15 +33,15 @@ class SamplePictures:
     def names(self, spans: Sequence[ImageSpan]) -> list[str]:
         """Keep the pictures of a row, and return their names in the order of its images."""
         found = []
-        for image in shown_images(spans, self._pixels.pictures, self._pixels.reader):
+        for image in self._pixels.shown(spans):
             found.append(image.name)
             if image.name not in self._kept and len(self._kept) < MOST_PICTURES:
                 self._kept.add(image.name)
-                self._folder.write_picture(image.name, image.small(LONGEST_SIDE))
+                self._folder.write_medium(f"{image.name}.png", image.small(LONGEST_SIDE), "picture")
         return found
 
 
-def keep_pictures(folder: RunFolder, pixels: PixelReader | None, rows: Iterable[PromptRow]) -> None:
+def keep_media(folder: RunFolder, pixels: SeenMedia | None, rows: Iterable[PromptRow]) -> None:
     """Keep the pictures of rows whose samples name them already, by `picture_digests`."""
     if pixels is None or not folder.is_main_rank:
         return

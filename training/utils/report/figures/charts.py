@@ -1,4 +1,4 @@
-"""The charts of a report as plain records, without colours, pixels or files. svg.py and png.py draw them."""
+"""The charts of a report as plain records, without colours, sizes or files. svg.py and png.py draw them."""
 
 from __future__ import annotations
 

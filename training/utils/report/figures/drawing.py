@@ -1,4 +1,4 @@
-"""The charts as the numbers that the page's script draws: JSON values, thinned. Colours and pixels are the page's."""
+"""The charts as the numbers that the page's script draws: JSON values, thinned. Colours and sizes are the page's."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _lines(chart: LineChart) -> dict[str, Any] | None:
 
 
 def _columns(points: Points) -> dict[str, list]:
-    """The points as columns of x and y, to six digits: finer than a pixel at the greatest zoom."""
+    """The points as columns of x and y, to six digits: finer than a dot at the greatest zoom."""
     return {"xs": [_plain(x) for x, _ in points], "ys": [None if y is None else float(f"{y:.6g}") for _, y in points]}
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.images.data.page_pictures import sample_pictures
 from training.utils.report.figures.reading import StepRun, finite
+from training.utils.report.figures.sample_media import sample_media
 from training.utils.report.figures.tables import clipped, text_of
 
 _WORST, _FIRST = 6, 4  # rows to show
@@ -25,13 +25,13 @@ class Change:
 @dataclass(frozen=True)
 class JudgedRow:
     """A prompt and its ranked responses. why: the heading that it is shown under; responses: (label, text, score in
-    each run), best first; pictures: see `sample_pictures`."""
+    each run), best first; media: see `sample_media`."""
 
     why: str
     prompt: str
     responses: tuple[tuple[str, str, tuple[Change, ...]], ...]
     margins: tuple[Change, ...]
-    pictures: tuple[str | None, ...]
+    media: tuple[str | None, ...]
 
 
 def judges(step: StepRun) -> bool:
@@ -54,14 +54,14 @@ def judged_rows(steps: Sequence[StepRun]) -> list[JudgedRow]:
 
 
 def margins_along(step: StepRun) -> list[tuple[str, tuple[str | None, ...], list[tuple[str, float | None]]]]:
-    """(prompt, its pictures, its margin at each evaluation) of the first rows."""
+    """(prompt, its media, its margin at each evaluation) of the first rows."""
     by_prompt: dict[str, list[Mapping[str, Any]]] = {}
     for sample in step.first_prompts:
         by_prompt.setdefault(_key(sample), []).append(sample)
     return [
         (
             clipped(text_of(ranked[0].get("prompt"))),
-            sample_pictures(step.path, ranked[0]),
+            sample_media(step.path, ranked[0]),
             [(f"step {sample.get('step')}", finite(sample.get("margin"))) for sample in ranked],
         )
         for ranked in by_prompt.values()
@@ -93,7 +93,7 @@ def _row(
         clipped(text_of(sample.get("prompt"))),
         responses,
         changes(lambda found: found.get("margin")),
-        sample_pictures(steps[0].path, sample),
+        sample_media(steps[0].path, sample),
     )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.images.data.page_pictures import sample_pictures
 from training.utils.report.figures.reading import StepRun, finite
+from training.utils.report.figures.sample_media import sample_media
 
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
 _LONGEST_TEXT = 4000  # characters of one text
@@ -34,13 +34,13 @@ class SampledAnswer:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A prompt and its responses by column. why: the heading that it is shown under. pictures: of `sample_pictures`."""
+    """A prompt and its responses by column. why: the heading that it is shown under. media: of `sample_media`."""
 
     why: str
     prompt: str
     ground_truth: str
     answers: tuple[SampledAnswer, ...]
-    pictures: tuple[str | None, ...] = ()
+    media: tuple[str | None, ...] = ()
 
 
 def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
@@ -61,7 +61,7 @@ def sampled_rows(steps: Sequence[StepRun]) -> list[Sampled]:
             clipped(text_of(groups[0][key].get("prompt"))),
             clipped(text_of(groups[0][key].get("ground_truth"))),
             tuple(_answer(run, name, samples[key]) for run, name, samples in columns if key in samples),
-            sample_pictures(steps[0].path, groups[0][key]),
+            sample_media(steps[0].path, groups[0][key]),
         )
         for why, key in picked
     ]
@@ -78,7 +78,7 @@ def answers_along(step: StepRun) -> list[Sampled]:
             clipped(text_of(samples[0].get("prompt"))),
             "",
             tuple(_answer(step.run, f"step {sample.get('step')}", sample) for sample in samples),
-            sample_pictures(step.path, samples[0]),
+            sample_media(step.path, samples[0]),
         )
         for samples in by_prompt.values()
     ]

@@ -42,7 +42,7 @@ def document(
 def policy(scripts: Sequence[str], follows: bool = False) -> str:
     """The page's content security policy. follows: it may send requests to its server."""
     rules = ["default-src 'none'", "style-src 'unsafe-inline'", "base-uri 'none'", "form-action 'none'"]
-    rules += ["img-src data:"]  # small copies of a row's pictures, which the page holds
+    rules += ["img-src data:"]  # small copies of a row's media, which the page holds
     digests = [base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in scripts]
     rules += [" ".join(["script-src", *(f"'sha256-{digest}'" for digest in digests)])] if scripts else []
     rules += ["connect-src 'self'"] if follows else []

@@ -41,11 +41,11 @@ def marked_texts(texts: Sequence[tuple[str, Sequence[Run]]]) -> str:
     return f'<div class="parts">{parts}</div>'
 
 
-def pictures(images: Sequence[tuple[str, str]]) -> str:
-    """The images of a row, each with its words: (words, the address of a picture)."""
+def shown_media(media: Sequence[tuple[str, str, str]]) -> str:
+    """The media of a row: (kind, words, address of a small copy) of each."""
     return "".join(
-        f'<p class="soft paths">image {number}: {escape(words)}<br><img src="{escape(uri)}" alt="image {number}"></p>'
-        for number, (words, uri) in enumerate(images, start=1)
+        f'<p class="soft paths">{kind} {number}: {escape(words)}<br><img src="{escape(uri)}" alt="{kind} {number}"></p>'
+        for number, (kind, words, uri) in enumerate(media, start=1)
     )
 
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from html import escape
 
 from training.utils.report.pages.document import document
-from training.utils.report.pages.marked import MARKED_STYLE, Run, length_chart, marked_texts, pictures
+from training.utils.report.pages.marked import MARKED_STYLE, Run, length_chart, marked_texts, shown_media
 
 
 @dataclass(frozen=True)
 class PageRow:
-    """texts: its parts by name, each in runs; beside: what else it carries, (name, value); images: (words, the address
-    of a picture)."""
+    """texts: its parts by name, each in runs; beside: what else it carries, (name, value); media: see `shown_media`."""
 
     title: str
     texts: Sequence[tuple[str, Sequence[Run]]]
     beside: Sequence[tuple[str, str]] = ()
-    images: Sequence[tuple[str, str]] = ()
+    media: Sequence[tuple[str, str, str]] = ()
 
 
 def rows_page(
@@ -29,7 +28,7 @@ def rows_page(
     cards = "".join(
         f'<div class="card sample"><p class="soft paths">{escape(row.title)}</p>{marked_texts(row.texts)}'
         + "".join(f'<p class="soft paths lines">{escape(name)}: {escape(value)}</p>' for name, value in row.beside)
-        + pictures(row.images)
+        + shown_media(row.media)
         + "</div>"
         for row in rows
     )

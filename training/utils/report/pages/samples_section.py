@@ -10,9 +10,9 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from training.utils.images.data.page_pictures import pictures_shown
 from training.utils.report.figures.judged import Change, JudgedRow, judged_rows, judges, margins_along
 from training.utils.report.figures.numbers import shown
+from training.utils.report.figures.sample_media import media_shown
 from training.utils.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def _answers_card(row: Sampled) -> str:
     truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
     first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
     answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
-    return _sample(row.prompt, row.pictures, truth, answers)
+    return _sample(row.prompt, row.media, truth, answers)
 
 
-def _sample(prompt: str, pictures: tuple[str | None, ...], truth: str, answers: str, below: str = "") -> str:
+def _sample(prompt: str, media: tuple[str | None, ...], truth: str, answers: str, below: str = "") -> str:
     return (
         f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>'
-        f"{pictures_shown(pictures)}{truth}"
+        f"{media_shown(media)}{truth}"
         f'<div class="answers">{answers}</div>{below}</div>'
     )
 
@@ -124,7 +124,7 @@ def _judged_card(row: JudgedRow, score: str) -> str:
         _box(label, escape(text.strip()) or "(empty)", _changes(score, scores)) for label, text, scores in row.responses
     )
     margin = f'<div class="marks">{_changes("margin", row.margins, has_sign=True)}</div>'
-    return _sample(row.prompt, row.pictures, "", boxes, margin)
+    return _sample(row.prompt, row.media, "", boxes, margin)
 
 
 def _changes(name: str, changes: Sequence[Change], has_sign: bool = False) -> str:
@@ -145,8 +145,8 @@ def _margins_along(step: StepRun, several: bool) -> str:
     if len({when for _, _, margins in rows for when, _ in margins}) < 3:
         return ""  # the first and the last stand above
     cards = "".join(
-        _sample(prompt, pictures, "", "", f'<div class="marks">{_each_margin(margins)}</div>')
-        for prompt, pictures, margins in rows
+        _sample(prompt, media, "", "", f'<div class="marks">{_each_margin(margins)}</div>')
+        for prompt, media, margins in rows
     )
     title = f"Margins at every evaluation{f': {step.run}' if several else ''}"
     return f"<details><summary>{escape(title)}</summary>{cards}</details>"

@@ -1,6 +1,11 @@
 """The style sheet of every page: light or dark by the reader's setting, one column on a phone, plain on paper."""
 
-STYLE = """
+from __future__ import annotations
+
+from training.utils.report.figures.sample_media import MEDIA_STYLE
+
+STYLE = (
+    """
 :root { color-scheme: light dark;
   --back: #f7f7f5; --card: #ffffff; --text: #1c1c1a; --soft: #66655f; --edge: #e3e2dc; --grid: #eceae4;
   --good: #13795b; --bad: #b3372f; --mark: #f3efdf; --link: #1f66bd;
@@ -110,9 +115,9 @@ td.value { overflow-wrap: anywhere; font-size: 13px;
 .sample { margin-top: 12px; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 16em; overflow-y: auto; unicode-bidi: isolate; }
 .prompt { font-weight: 550; }
-.pictures { display: flex; flex-wrap: wrap; align-items: end; gap: 8px; margin: 6px 0; }
-.pictures img { max-width: 128px; border: 1px solid var(--edge); border-radius: 4px; }
-.answers { display: grid; gap: 10px; margin-top: 8px;
+"""
+    + MEDIA_STYLE
+    + """.answers { display: grid; gap: 10px; margin-top: 8px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
 .answer { border-left: 3px solid var(--edge); padding-left: 10px; min-width: 0; }
 .said, .heard { display: grid; grid-template-columns: 84px 1fr; gap: 0 8px; padding: 2px 6px; border-radius: 6px; }
@@ -136,3 +141,4 @@ footer { margin-top: 48px; padding-bottom: 32px; }
 @media print { .tools, button[data-log], nav { display: none; } .text { max-height: none; }
   .charts { grid-template-columns: repeat(2, 1fr); } figure, .card { break-inside: avoid; } }
 """
+)

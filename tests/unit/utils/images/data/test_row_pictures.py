@@ -13,10 +13,10 @@ import torch
 from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_of
 from tests.support.pair_rows import all_rows
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build import build as building
 from training.utils.data.build.build import build_phase
 from training.utils.data.cache import cache
 from training.utils.data.rows.documents import responses_document, sentence_document
+from training.utils.data.rows.media_store import MediaWriter
 from training.utils.images.data import reader as reading
 from training.utils.images.data.decoding import decoded
 
@@ -50,7 +50,7 @@ def built(flags, readers, pictures):
         tokenizer, reader = readers[family]
         split = ",".join("1" if number == phase else "0" for number in (1, 2, 3))
         settings = {"data_split": split, "eval_fraction": 0.0, "prompt_style": "chat_template", **given}
-        return build_phase(phase, flags(rows, **settings), tokenizer, seed=1, images=reader)
+        return build_phase(phase, flags(rows, **settings), tokenizer, seed=1, media=reader)
 
     return build
 
@@ -157,7 +157,7 @@ def test_a_row_is_what_the_familys_own_processor_makes_of_its_conversation(famil
         if "pixel_attention_mask" in own:
             assert own["pixel_attention_mask"].all()  # so that it may be left out
     assert row.input_ids.tolist() == ids
-    pixels = data.pixels_of([image.key for image in row.media])
+    pixels = data.seen([image.key for image in row.media])
     if pixels.cuts_I3 is not None:
         own["pixel_values"] = torch.cat([a[:b] for a, b in zip(own["pixel_values"], pixels.counts, strict=True)])
         assert torch.equal(pixels.cuts_I3[:, 1:], own["image_sizes"])
@@ -246,7 +246,7 @@ def test_the_forms_that_people_store(name, built, pictures, readers):
         (1, 2),
         0,
     )
-    assert data.train.pictures[0] == RED and len(data.train.pictures) == 1
+    assert data.train.stored_media[0] == RED and len(data.train.stored_media) == 1
     if phase == 2:
         prompt, *_ = responses_document(made, are_targets=True).segments
         assert prompt.tokens.media == made.media
@@ -256,17 +256,17 @@ def test_pictures_are_kept_once_and_decoded_only_when_asked_for(built, monkeypat
     rows = [{"messages": TURNS, "images": [f"pics/{name}.png", "pics/red.png"]} for name in ("red", "wide") * 300]
     given = {"eval_fraction": 0.1, "num_workers": 2}
     first = built(rows, **given)
-    assert len(first.train.pictures) == 2 and sorted(first.train.pictures) == sorted([RED, WIDE])
+    assert len(first.train.stored_media) == 2 and sorted(first.train.stored_media) == sorted([RED, WIDE])
     assert {len(row.media) for row in all_rows(first)} == {2} and len(first.eval) == 60
     monkeypatch.setattr(reading, "decoded", None)  # whoever decodes now fails
     found = built(rows, **given)
     assert found.report.resumed and len(found.train) == 540
     for row in all_rows(found):
-        wide = [found.train.pictures[image.key] == WIDE for image in row.media]
+        wide = [found.train.stored_media[image.key] == WIDE for image in row.media]
         assert [image.tokens for image in row.media] == [3 if is_wide else 2 for is_wide in wide] and not wide[1]
     monkeypatch.undo()
     keys = [image.key for image in found.train[0].media]
-    assert found.pixels_of(keys).grids_I3.tolist() == [[1, 2, 2 * image.tokens] for image in found.train[0].media]
+    assert found.seen(keys).grids_I3.tolist() == [[1, 2, 2 * image.tokens] for image in found.train[0].media]
     tokenizer, _ = readers["qwen2_vl"]
     other = reader_of("qwen2_vl", tokenizer, image_mean=[0.1, 0.1, 0.1])
     assert other.parts() != readers["qwen2_vl"][1].parts()
@@ -274,25 +274,25 @@ def test_pictures_are_kept_once_and_decoded_only_when_asked_for(built, monkeypat
 
 def test_a_damaged_file_of_pictures_is_built_anew(built):
     rows = [{"messages": TURNS, "images": PATHS}]
-    store = built(rows).train.pictures
+    store = built(rows).train.stored_media
     data = bytearray(open(store.path, "rb").read())
     data[len(data) // 2] ^= 1
     open(store.path, "wb").write(data)
     again = built(rows)
-    assert not again.report.resumed and sorted(again.train.pictures) == sorted([RED, BLUE])
+    assert not again.report.resumed and sorted(again.train.stored_media) == sorted([RED, BLUE])
 
 
 def test_a_damaged_picture_of_a_large_file_is_named_when_it_is_read(built, monkeypatch):
-    monkeypatch.setattr(cache, "PICTURES_CHECKED_BYTES", 10)
+    monkeypatch.setattr(cache, "MEDIA_CHECKED_BYTES", 10)
     rows = [{"messages": TURNS, "images": PATHS}]
-    path = built(rows).train.pictures.path
+    path = built(rows).train.stored_media.path
     data = open(path, "rb").read()
     assert data.count(RED) == 1
     place = data.index(RED) + len(RED) // 2
     open(path, "wb").write(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     again = built(rows)
     assert again.report.resumed
-    store = again.train.pictures
+    store = again.train.stored_media
     read = []
     for key in range(2):
         try:
@@ -304,21 +304,21 @@ def test_a_damaged_picture_of_a_large_file_is_named_when_it_is_read(built, monke
 
 def test_shards_of_a_stopped_build_keep_their_pictures(built, monkeypatch):
     rows = [{"messages": TURNS, "images": PATHS if i % 2 else PATHS[::-1]} for i in range(520)]
-    join = building.PictureWriter.finish
+    join = MediaWriter.finish
 
     def full(self):
         if "/shards/" not in self._path:
             raise OSError(28, "No space left on device", self._path)
         return join(self)
 
-    monkeypatch.setattr(building.PictureWriter, "finish", full)
+    monkeypatch.setattr(MediaWriter, "finish", full)
     with pytest.raises(ThreestepError, match="has no room left"):
         built(rows, num_workers=1)
     monkeypatch.undo()
     monkeypatch.setattr(reading, "decoded", None)
     data = built(rows, num_workers=1)
-    assert len(data.train) == 520 and sorted(data.train.pictures) == sorted([RED, BLUE])
-    colors = [[data.train.pictures[image.key] for image in row.media] for row in data.train]
+    assert len(data.train) == 520 and sorted(data.train.stored_media) == sorted([RED, BLUE])
+    colors = [[data.train.stored_media[image.key] for image in row.media] for row in data.train]
     assert sorted(map(tuple, colors)) == sorted([(RED, BLUE), (BLUE, RED)] * 260)
 
 
@@ -415,7 +415,7 @@ def test_images_want_a_chat_template_and_a_model_that_reads_them(built, flags, r
     with pytest.raises(
         ThreestepError, match=r"expected the chat template to write <\|image_pad\|> for each of 1 images"
     ):
-        build_phase(1, data, mute, seed=1, images=readers["qwen2_vl"][1])
+        build_phase(1, data, mute, seed=1, media=readers["qwen2_vl"][1])
 
 
 def test_a_literal_image_tag_is_text_without_images_but_for_a_model_whose_token_it_is(built):

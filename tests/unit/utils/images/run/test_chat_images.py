@@ -168,7 +168,7 @@ def test_what_reads_no_pictures_says_so(sees, asked, place):
     with pytest.raises(ThreestepError, match="'.*model' reads no pictures here: it is a model of text, its folder"):
         Talk([sees, asked], GREEDY, 1).attach(str(place / "red.png"))
     with pytest.raises(ThreestepError, match="expected a causal language model of text, got a model of images and t"):
-        load_asked_model(str(place / "model"), None, DataArguments(), CPU, with_images=False)
+        load_asked_model(str(place / "model"), None, DataArguments(), CPU, with_media=False)
 
 
 def test_evaluate_answers_rows_with_images_and_shows_them(place, tmp_path):

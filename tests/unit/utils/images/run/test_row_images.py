@@ -15,7 +15,7 @@ from training.utils.contracts.rows import SentenceRow
 from training.utils.data.rows.documents import sentence_document
 from training.utils.images.models import kept_features
 from training.utils.images.models.pictured import RowImages
-from training.utils.images.run.row_images import check_beside_images, images_of, with_kept_features
+from training.utils.images.run.row_images import check_beside_images, run_media, with_kept_features
 from training.utils.images.spans import ImageSpan
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel
@@ -29,7 +29,7 @@ def row(length, *keys):
 
 
 def lengths(rows):
-    images = images_of(rows, lambda keys: None, sentence_document)
+    images = run_media(rows, lambda keys: None, sentence_document)
     return [document.tokens for document in images.examples]
 
 
@@ -49,8 +49,8 @@ def test_later_rows_are_not_read():
 
 
 def test_rows_without_images_have_none():
-    assert images_of([row(3), row(4)], lambda keys: None, sentence_document) is None
-    assert images_of([row(3, 1)], None, sentence_document) is None
+    assert run_media([row(3), row(4)], lambda keys: None, sentence_document) is None
+    assert run_media([row(3, 1)], None, sentence_document) is None
 
 
 @pytest.mark.parametrize(

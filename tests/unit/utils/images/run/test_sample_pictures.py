@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from tests.support.image_readers import picture, reader_of, tokenizer_of
+from training.utils.data.rows.media_store import HeldMedia
 from training.utils.images.data.reader import PixelReader
 from training.utils.images.run import sample_pictures
 from training.utils.images.run.sample_pictures import SamplePictures
 from training.utils.images.spans import ImageSpan
-from training.utils.images.stored import HeldPictures
 from training.utils.run.run_folder import RunFolder
 from training.utils.setup.samples import EvaluationSamples
 
@@ -22,7 +22,7 @@ LARGE, SMALL = picture(560, 280), picture(56, 28, (0, 0, 200))
 
 @pytest.fixture(scope="module")
 def pixels() -> PixelReader:
-    held = HeldPictures()
+    held = HeldMedia()
     for data in (LARGE, SMALL):
         held.add(hashlib.sha256(data).digest(), data)
     return PixelReader(reader_of("qwen2_vl", tokenizer_of("qwen2_vl")), held)
@@ -41,7 +41,7 @@ def files(folder) -> dict[str, bytes]:
 
 
 def test_pictures_are_kept_small_and_named_by_their_bytes(tmp_path, pixels):
-    samples = EvaluationSamples(pictures=SamplePictures(RunFolder(tmp_path, True), pixels))
+    samples = EvaluationSamples(keeper=SamplePictures(RunFolder(tmp_path, True), pixels))
     assert samples.media([span(0), span(1), span(0)]).names == [name_of(LARGE), name_of(SMALL), name_of(LARGE)]
     kept = files(tmp_path)
     sizes = {name: Image.open(io.BytesIO(data)).size for name, data in kept.items()}
@@ -50,7 +50,7 @@ def test_pictures_are_kept_small_and_named_by_their_bytes(tmp_path, pixels):
 
 
 def test_a_run_that_goes_on_keeps_what_is_there_and_no_more_than_the_bound(tmp_path, pixels, monkeypatch):
-    RunFolder(tmp_path, True).write_picture(name_of(LARGE), b"as it was")
+    RunFolder(tmp_path, True).write_medium(f"{name_of(LARGE)}.png", b"as it was", "picture")
     monkeypatch.setattr(sample_pictures, "MOST_PICTURES", 1)
     assert SamplePictures(RunFolder(tmp_path, True), pixels).names([span(0), span(1)]) == [
         name_of(LARGE),

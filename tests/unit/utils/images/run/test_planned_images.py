@@ -11,9 +11,8 @@ import torch
 from tests.support.kept_bytes import kept_bytes
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
-from training.utils.dry_run.activations import saved_by_picture
-from training.utils.dry_run.media import PlannedMedia, kept_features_line, media_lines
 from training.utils.images.inputs import pixel_inputs
+from training.utils.images.run.planned_images import PlannedImages, kept_features_line, saved_by_picture
 from training.utils.loading.freezing import freeze_parts
 from training.utils.models.families.parts import is_beside_language
 
@@ -62,27 +61,27 @@ def test_pictures_fill_a_forward_by_their_tokens():
     family = deep("qwen2_vl")
     freeze_parts(family.model, SimpleNamespace(freeze_vision_tower=True, freeze_projector=False))
     model, pixels = on_meta(family.model), family.pixels([0])  # 6 tokens of 4 patches
-    pictures = PlannedMedia(pixels, tokens=6, most=60, at_once=180)
+    pictures = PlannedImages(pixels, tokens=6, most=60, at_once=180)
     block = 10 * saved_by_picture(model, pixels, trains=True).layers[0]
-    held = {line.name: line.device_bytes for line in media_lines(model, pictures, beside=0)}
+    held = {line.name: line.device_bytes for line in pictures.lines(model, beside=0)}
     assert held["pictures: pixels"] == 180 * 4 * 3 * 2 * 14 * 14 * 8
     assert held["pictures: embeddings"] == 60 * 32 * 8
     assert held["pictures: activations of tower and projector"] == block
-    after = media_lines(model, pictures, beside=2 * block)[-1].device_bytes  # the block is gone before the height
+    after = pictures.lines(model, beside=2 * block)[-1].device_bytes  # the block is gone before the height
     assert after == 10 * saved_by_picture(model, pixels).held(False) < block
-    assert media_lines(model, pictures)[-1].device_bytes == block
+    assert pictures.lines(model)[-1].device_bytes == block
 
 
 def test_features_that_are_kept_are_on_the_host():
-    pictures = PlannedMedia(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
+    pictures = PlannedImages(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
     line = kept_features_line(pictures, 3)
     assert (line.device_bytes, line.host_bytes) == (0, 3 * 2**20)
     assert kept_features_line(None, 3).host_bytes == 0
 
 
 def test_a_model_of_text_takes_nothing_for_them():
-    pictures = PlannedMedia(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
-    assert media_lines(tiny_causal_lm("llama"), pictures, beside=0) == []
+    pictures = PlannedImages(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
+    assert pictures.lines(tiny_causal_lm("llama"), beside=0) == []
 
 
 def test_the_models_own_weights_stay_without_memory():

@@ -1,47 +1,45 @@
-"""Encoded pictures in an Arrow file, each once, and back by memory map.
+"""Encoded media in an Arrow file, each once, and back by memory map.
 
-A row knows its pictures by their places in the file (`ImageSpan.key`), and is stored with six numbers for each span.
+A row knows its media by their places in the file, their keys.
 Knows bytes alone, not how they are decoded.
 
-A file holds record batches of `PICTURES_PER_BATCH` pictures (the last may be shorter), so picture i is in batch
-i // PICTURES_PER_BATCH.
+A file holds record batches of `MEDIA_PER_BATCH` media (the last may be shorter), so medium i is in batch
+i // MEDIA_PER_BATCH.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import HashedFile
+from training.utils.contracts.media_names import STORED_MEDIA
 
-if TYPE_CHECKING:
-    pass
-
-PICTURES_PER_BATCH = 64
+MEDIA_PER_BATCH = 64
 _SCHEMA = pa.schema([("sha256", pa.binary(32)), ("bytes", pa.large_binary())])
 
 
-class Pictures(Protocol):
-    """A store of the rows' pictures while the rows are made."""
+class GrowingStore(Protocol):
+    """A store of the rows' media while the rows are made."""
 
     def add(self, digest: bytes, data: bytes) -> int:
-        """The key of a picture: of equal bytes the same. digest: its sha256."""
+        """The key of a medium: of equal bytes the same. digest: its sha256."""
 
 
-class HeldPictures:
-    """Pictures in memory."""
+class HeldMedia:
+    """Media in memory."""
 
     def __init__(self) -> None:
         self._keys: dict[bytes, int] = {}
         self._held: list[bytes] = []
 
     def add(self, digest: bytes, data: bytes) -> int:
-        """See `Pictures`."""
+        """See `GrowingStore`."""
         if digest not in self._keys:
             self._keys[digest] = len(self._held)
             self._held.append(data)
@@ -51,8 +49,8 @@ class HeldPictures:
         return self._held[key]
 
 
-class PictureWriter:
-    """Writes pictures to a file as they are added. Without pictures there is no file."""
+class MediaWriter:
+    """Writes media to a file as they are added. Without any there is no file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -62,11 +60,11 @@ class PictureWriter:
         self._stream: Any = None
 
     def add(self, digest: bytes, data: bytes) -> int:
-        """See `Pictures`."""
+        """See `GrowingStore`."""
         if digest not in self._keys:
             self._keys[digest] = len(self._keys)
             self._waiting.append((digest, data))
-            if len(self._waiting) == PICTURES_PER_BATCH:
+            if len(self._waiting) == MEDIA_PER_BATCH:
                 self._write()
         return self._keys[digest]
 
@@ -80,7 +78,7 @@ class PictureWriter:
         self._waiting = []
 
     def finish(self) -> dict[str, Any] | None:
-        """Write the rest of the file. Returns its entry in a manifest, None without pictures."""
+        """Write the rest of the file. Returns its entry in a manifest, None without media."""
         if self._waiting:
             self._write()
         if self._file is None:
@@ -88,7 +86,7 @@ class PictureWriter:
         self._stream.close()
         self._file.close()
         file = self._file
-        return {"pictures": len(self._keys), "bytes": file.size_bytes, "sha256": file.sha256, "xxh3": file.xxh3}
+        return {STORED_MEDIA: len(self._keys), "bytes": file.size_bytes, "sha256": file.sha256, "xxh3": file.xxh3}
 
     def close(self) -> None:
         """Close the file, as it is: without `finish` it has no footer."""
@@ -96,19 +94,19 @@ class PictureWriter:
             self._file.close()
 
 
-class PictureStore(Sequence):
-    """The pictures of a file: `store[key]` is a picture's encoded bytes. Opening reads only the file's footer; a
-    picture is compared with its sha256 when it is read. ThreestepError if it differs."""
+class MediaStore(Sequence):
+    """The media of a file: `store[key]` is a medium's encoded bytes. Opening reads only the file's footer; a
+    medium is compared with its sha256 when it is read. ThreestepError if it differs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._reader = pa.ipc.open_file(pa.memory_map(path, "r"))
         batches = self._reader.num_record_batches
         last = self._reader.get_batch(batches - 1).num_rows if batches else 0
-        self._count = max(batches - 1, 0) * PICTURES_PER_BATCH + last
+        self._count = max(batches - 1, 0) * MEDIA_PER_BATCH + last
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (PictureStore, (self.path,))
+        return (MediaStore, (self.path,))
 
     def __len__(self) -> int:
         return self._count
@@ -123,24 +121,24 @@ class PictureStore(Sequence):
         return data
 
     def digest(self, key: int) -> bytes:
-        """A picture's sha256."""
+        """A medium's sha256."""
         return self._cell("sha256", key).as_py()
 
     def _cell(self, column: str, key: int) -> Any:
         if not 0 <= key < self._count:
-            raise IndexError(f"picture {key} of {self._count}")
-        number, inside = divmod(key, PICTURES_PER_BATCH)
+            raise IndexError(f"medium {key} of {self._count}")
+        number, inside = divmod(key, MEDIA_PER_BATCH)
         return self._reader.get_batch(number).column(column)[inside]
 
 
-def copy_pictures(path: str, keys: np.ndarray, writer: PictureWriter) -> np.ndarray:
-    """Add the pictures of a file that rows have to another, and return their new keys by their old ones, int64.
+def copy_media(path: str, keys: np.ndarray, writer: MediaWriter) -> np.ndarray:
+    """Add the media of a file that rows have to another, and return their new keys by their old ones, int64.
 
     keys: that the rows have.
     """
     used = np.unique(keys)
     new_keys = np.zeros(int(used[-1]) + 1 if len(used) else 0, np.int64)
-    store = PictureStore(path)
+    store = MediaStore(path)
     for key in map(int, used):
         new_keys[key] = writer.add(store.digest(key), store[key])
     return new_keys
