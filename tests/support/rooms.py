@@ -47,16 +47,17 @@ generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts images base
 images.data: data.chat data.rows run data.sources.formats images data.files base
 models.adapters: models models.quantized models.tensors models.families base
-data.build: images.data data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats images
-    data.files base
+data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 report.figures: images.data run flags base
+data.build: data.kinds images.data data.chat data.cache data.rows layout data.sources contracts flags
+    data.sources.formats images data.files base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
 report.pages: report.figures images.data
 rewards.calling: engine.ranks contracts base
-images.run: engine loading data.build images.data models images.models data.rows run models.tensors layout contracts
+images.run: engine data.build loading images.data models images.models data.rows run models.tensors layout contracts
     models.families images base
 report: report.pages report.figures run report.trackers contracts flags serving base
 rewards.rules: rewards.calling data.sources.made base
@@ -70,13 +71,13 @@ mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.
     engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
 generation.guessing: mtp generation.decoding models contracts base
-setup: outputs mtp dry_run checkpoints routers report images.run engine loading engine.ranks data.build
+setup: outputs mtp dry_run checkpoints routers report images.run engine data.build loading engine.ranks data.kinds
     models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
     data.rows run layout engine.config contracts flags models.families images data.files base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 generation.vllm: generation.guessing mtp loading engine.ranks generation.decoding models models.tensors contracts
     flags images base
-preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
+preference: setup engine data.build loading engine.ranks models.adapters models data.chat models.attention data.rows
     run layout engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
@@ -155,7 +156,7 @@ FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 ROOMS_WITH_IMAGES = frozenset(
     """
 training training.inference training.inspect training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
-training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.rows
+training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.kinds training.utils.data.rows
 training.utils.data.sources training.utils.data.sources.formats training.utils.data.sources.made
 training.utils.dry_run training.utils.generation.decoding training.utils.generation.engines
 training.utils.generation.vllm training.utils.models.families training.utils.setup training.utils.report

@@ -22,4 +22,4 @@ def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
     return DpoTrainer(opened.training, references, objective).train()
 
 
-main = one_model_program(__name__, STEP, train, phase=2, rereads_start=needs_reference, check=check_reference)
+main = one_model_program(__name__, STEP, train, rows="ranked", rereads_start=needs_reference, check=check_reference)

@@ -13,8 +13,9 @@ import numpy as np
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.strategies import ChatText
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.kinds.strategies import ChatText
+from training.utils.data.kinds.table import KINDS
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.formats.messages import BadConversation
@@ -64,7 +65,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageRead
         if not raw.reads_images:
             _texts(path, raw)
         pictures = None if reader is None else RowPictures(reader, held, data.source.allow_image_urls)
-        strategy = ChatText(2, texts, raw, data.chat.train_turns, False, data.rows.loss_on, pictures)
+        strategy = ChatText(texts, raw, pictures)
         encoded, texts = _under_template(path, raw, strategy, pictures), texts.texts
     else:
         encoded = _as_stored(_texts(path, raw), texts)
@@ -130,7 +131,7 @@ def _under_template(
     _check_some(path, samples)
     for place, sample in enumerate(samples, start=1):
         try:
-            read = strategy.read(sample, f"{path}, pair {place}")
+            read = KINDS["ranked"].read_chat(strategy, sample, f"{path}, pair {place}")
         except Dropped as reason:
             yield reason
             continue

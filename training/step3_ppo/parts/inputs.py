@@ -129,7 +129,8 @@ def load_inputs(
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
     actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
     reader = reader_of_model(*actor, tokenizer)
-    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(*actor))
+    read: Any = {"images": reader, "unread": why_unread(*actor)}
+    phase = build_phase("prompts", data, tokenizer, run.seed, is_main_rank=ranks.is_main, log=log, **read)
     images = images_of(chain(phase.train, phase.eval), phase.pixels_of, prompt_document)
     if environments is not None:
         check_rows(environments, phase.train)

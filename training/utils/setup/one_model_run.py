@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,6 @@ from training.utils.base.console import log, started_as_main_rank
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
-from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.images.data.shown import counting_placeholders
@@ -38,8 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.contracts.media import RunMedia
+    from training.utils.data.kinds.kind import RowKind
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.images.data.reader import ImageReader
     from training.utils.images.models.pictured import RowImages
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_folder import RunFolder
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 def run_one_model(
     flags: OneModelFlags,
     train: Callable[[OpenedModel, Any], TrainingResult],
-    phase: int,
+    kind: RowKind,
     scores: bool,
     rereads_start: bool,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
@@ -65,8 +63,9 @@ def run_one_model(
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
         run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
         log(style.sentence, ranks.is_main)
-        rows = build_phase(phase, data, tokenizer, flags.run.seed, ranks.is_main, log, *_reader(flags, tokenizer))
-        images = _checked_images(flags, rows, phase, check_rows)
+        reader = _reader(flags, tokenizer)
+        rows = build_phase(kind.name, data, tokenizer, flags.run.seed, is_main_rank=ranks.is_main, log=log, **reader)
+        images = _checked_images(flags, rows, kind, check_rows)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(run.model, trains_adapter_on=not rereads_start)
@@ -85,7 +84,7 @@ def run_one_model(
             read,
             data.rows.max_seq_len,
             log,
-            sharing=phase == 2 or flags.engine.share_beginnings > 0,
+            sharing=kind.shares_prompt or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
         images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
@@ -114,21 +113,21 @@ def run_one_model(
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
 
 
-def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:
-    """What reads images of rows for the start model, None where the model or the step reads text alone; and why, for
-    the sentence on a row with some."""
+def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What `build_phase` has to know of images: their reader for the start model, None where the model or the step
+    reads text alone; and why, for the sentence on a row with some."""
     start = (flags.start.name_or_path, flags.start.trust_remote_code)
-    return reader_of_model(*start, tokenizer) if flags.step.reads_media else None, why_unread(*start)
+    reader = reader_of_model(*start, tokenizer) if flags.step.reads_media else None
+    return {"images": reader, "unread": why_unread(*start)}
 
 
 def _checked_images(
-    flags: OneModelFlags, rows: PhaseData, phase: int, check_rows: Callable[[Sequence[Any], Any], None] | None
+    flags: OneModelFlags, rows: PhaseData, kind: RowKind, check_rows: Callable[[Sequence[Any], Any], None] | None
 ) -> RowImages | None:
     """The images of the rows; ThreestepError if the run cannot train on these rows or their images."""
     if check_rows is not None:
         check_rows(rows.train, flags.own)
-    document_of = sentence_document if phase == 1 else partial(responses_document, are_targets=True)
-    images = images_of(chain(rows.train, rows.eval), rows.pixels_of, document_of)
+    images = images_of(chain(rows.train, rows.eval), rows.pixels_of, kind.document)
     if images is not None:
         check_beside_images(flags.settings)
     return images

@@ -43,7 +43,7 @@ class SplitPlan:
     them, and stores their pictures."""
 
     name: str
-    row_type: type
+    row_type: type[Row]
     raw_rows: int
     make: Callable[[int, int, Counts, Pictures], Iterator[Row]]
 
@@ -52,7 +52,7 @@ class SplitPlan:
 class BuiltShards:
     """The files of one split's shards in order, and the sums of their entries."""
 
-    row_type: type
+    row_type: type[Row]
     paths: list[str]
     rows: int
     tokens: int

@@ -1,0 +1,79 @@
+"""A kind of rows: its share of the data, its record, and its making. Knows nothing of splits, files or the cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
+    from training.utils.contracts.rows import Row
+    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.kinds.making import Making, Waiting
+    from training.utils.data.kinds.strategies import ChatText, ReadSample
+    from training.utils.data.rows.arguments import RowArguments
+    from training.utils.data.rows.tokenize import Ids, TextTokenizer
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+
+class RowKind(ABC):
+    """A kind of rows; the table has one object of each class.
+
+    name: in the table.
+    phase: whose share of `--data_split` it takes.
+    key: names its folders in the cache.
+    record: whose fields are stored as its `stored` says.
+    responses: of a sample, as the getters name them, best first; none: the rows are prompts.
+    dropped_marks: of samples (`get_mark`) that are left out, with the reason.
+    columns: roles of columns that this kind alone reads.
+    limit, truncation: the flags of the rows' length.
+    needs_pad: batches of it may be padded.
+    weighs_messages: the loss follows the weights of messages, and which turns are trained is a choice.
+    hints: advice where all rows are dropped, by the reason.
+    """
+
+    name: ClassVar[str]
+    phase: ClassVar[int]
+    key: ClassVar[str]
+    record: ClassVar[type[Row]]
+    responses: ClassVar[tuple[str, ...]] = ()
+    dropped_marks: ClassVar[dict[bool | None, str]] = {}
+    columns: ClassVar[tuple[str, ...]] = ()
+    limit: ClassVar[str] = "max_seq_len"
+    truncation: ClassVar[str] = "truncation"
+    needs_pad: ClassVar[bool] = True
+    weighs_messages: ClassVar[bool] = False
+    hints: ClassVar[dict[str, str]] = {}
+
+    @property
+    def shares_prompt(self) -> bool:
+        """True if the responses of a row share their prompt."""
+        return len(self.responses) > 1
+
+    def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
+        """The parts of the cache's fingerprint that other kinds may lack."""
+        return {
+            "max_seq_len": str(rows.max_seq_len),
+            "truncation": rows.truncation,
+            "end of conversation": str(texts.end_id),
+        }
+
+    @abstractmethod
+    def read_chat(self, chat: ChatText, sample: Any, where: str) -> ReadSample:
+        """The sample under a chat template. Raises Dropped, BadConversation, and ThreestepError for a mistake."""
+
+    def carried(self, raw: PromptRawDataset, sample: Any, read: ReadSample, source: str) -> dict[str, Any]:
+        """Fields of the record that are not of tokens, by name."""
+        return {}
+
+    @abstractmethod
+    def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
+        """The row. ids: of the sample's pieces. Raises Dropped, MalformedBlocks, TooLong, ThreestepError."""
+
+    @abstractmethod
+    def document(self, row: Any) -> Document:
+        """The row as a policy reads it."""
+
+    @abstractmethod
+    def loss_in_words(self, rows: RowArguments, chat: ChatArguments) -> str:
+        """The tokens that carry loss."""
