@@ -156,7 +156,8 @@ FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 ROOMS_WITH_IMAGES = frozenset(
     """
 training training.inference training.inspect training.step2_reward training.step3_ppo.parts training.step3_ppo.roles
-training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.kinds training.utils.data.rows
+training.utils.contracts training.utils.data.build training.utils.data.cache training.utils.data.kinds
+training.utils.data.rows
 training.utils.data.sources training.utils.data.sources.formats training.utils.data.sources.made
 training.utils.dry_run training.utils.generation.decoding training.utils.generation.engines
 training.utils.generation.vllm training.utils.models.families training.utils.setup training.utils.report

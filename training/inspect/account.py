@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rows import PHASE_NAMES, PromptRow, ResponsesRow, Row, TextBlock
+from training.utils.contracts.rows import PHASE_NAMES, PromptRow, Row, TextBlock
 from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
@@ -24,7 +24,7 @@ from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
 from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.kinds.table import kind_of
-from training.utils.data.rows.views import Decode, document_of, layout_of, response_names, response_texts, runs_of
+from training.utils.data.rows.views import Decode, document_of, layout_of, marked_runs
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.images.data.row_pictures import RowPictures
 from training.utils.images.data.shown import counting_placeholders, shown_images
@@ -456,7 +456,7 @@ class _PhaseLook:
             _where(taken.portion, taken.index),
             row.length_tokens,
             whole_tokens,
-            _texts(row, ids, mask, decode),
+            marked_runs(row, decode),
             ids if self._has_ids else [],
             mask if self._has_ids else [],
             others,
@@ -489,15 +489,6 @@ def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
         found |= {f"responses end with {token}": count for token, count in counts.ends.items()}
         found |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
     return found
-
-
-def _texts(row: Row, ids: list[int], loss_mask: list[int], decode: Decode) -> list[tuple[str, list[Run]]]:
-    if not isinstance(row, ResponsesRow):
-        return [("prompt" if isinstance(row, PromptRow) else "text", runs_of(ids, loss_mask, decode))]
-    prompt, responses = response_texts(row, decode)
-    names = response_names(len(responses))
-    pairs = zip(names, responses, strict=True)
-    return [("prompt", [(prompt, False)]), *((name, [(text, True)]) for name, text in pairs)]
 
 
 def _where(portion: Portion, index: int) -> str:

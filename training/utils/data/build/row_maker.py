@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer
-from training.utils.data.kinds.making import Making, Waiting
+from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.parallel_thinking import ParallelCheck
 from training.utils.data.kinds.strategies import GLUED, ChatText, PlainText, ReadSample, is_glued
 from training.utils.data.kinds.whole_sentences import PARTS_TAKEN, has_sentences, parts_are_taken
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.build.portions import DataSource
     from training.utils.data.cache.reports import Counts
-    from training.utils.data.kinds.kind import RowKind
     from training.utils.data.rows.tokenize import TextTokenizer
     from training.utils.images.data.row_pictures import RowPictures
 

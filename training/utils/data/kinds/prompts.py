@@ -9,7 +9,7 @@ import numpy as np
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, Row
-from training.utils.data.kinds.kind import RowKind
+from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.samples import checked_json, read_carried, read_texts
 from training.utils.data.kinds.strategies import ReadSample
 from training.utils.data.rows.documents import prompt_document
@@ -20,7 +20,6 @@ from training.utils.images.data.row_pictures import after_cut
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.data.chat.arguments import ChatArguments
-    from training.utils.data.kinds.making import Making, Waiting
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.utils.contracts.rows import ResponsesRow, Row
-from training.utils.data.kinds.kind import RowKind
+from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.samples import read_margins, read_texts
 from training.utils.data.kinds.strategies import ReadSample
 from training.utils.data.rows.documents import responses_document
@@ -25,7 +25,6 @@ from training.utils.images.data.row_pictures import after_cut
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.data.chat.arguments import ChatArguments
-    from training.utils.data.kinds.making import Making, Waiting
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset
