@@ -131,7 +131,7 @@ def _under_template(
     _check_some(path, samples)
     for place, sample in enumerate(samples, start=1):
         try:
-            read = KINDS["ranked"].read_chat(strategy, sample, f"{path}, pair {place}")
+            read = KINDS["ranked"].read_chat(strategy, _COLUMNS[1:], sample, f"{path}, pair {place}")
         except Dropped as reason:
             yield reason
             continue

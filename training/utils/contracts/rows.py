@@ -61,6 +61,7 @@ class ResponsesRow:
     margins: float32 [K - 1], the dataset's `get_margin` between neighbours in the ranking, or None.
     parallel_tags: as in SentenceRow, where responses have blocks.
     are_drawn: a model drew the responses, paths side by side: a tag out of place is text. Not of rows that are stored.
+    batched: numbers of the row, by the names of their fields, that a batch holds for each of its sequences.
     images: of the prompt.
     """
 
@@ -68,6 +69,7 @@ class ResponsesRow:
         "prompt_ids": "ids", "response_ids": "lists of ids", "margins": "numbers or none",
         "parallel_tags": "ids or none", "media": "images",
     }  # fmt: skip
+    batched: ClassVar[tuple[str, ...]] = ()
 
     row_id: int
     prompt_ids: np.ndarray

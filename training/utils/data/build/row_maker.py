@@ -56,10 +56,10 @@ class RowMaker:
         if isinstance(texts, ChatTokenizer):
             weighed = rows.loss_on if kind.weighs_messages else None
             self._strategy = ChatText(texts, raw, images, data.chat.train_turns, rows.return_raw_chat, weighed)
-            self._read: Callable[[Any, str], ReadSample] = partial(kind.read_chat, self._strategy)
+            self._read: Callable[[Sequence[str], Any, str], ReadSample] = partial(kind.read_chat, self._strategy)
             texts = texts.texts
         else:
-            self._strategy = PlainText(texts, raw, rows, kind.responses, kind.weighs_messages)
+            self._strategy = PlainText(texts, raw, rows, kind.weighs_messages)
             self._read = self._strategy.read
         self._has_sentences = has_sentences(raw)
         parallel = ParallelCheck(data.chat, texts.parallel_tags, counts.parallel)
@@ -87,12 +87,13 @@ class RowMaker:
         mark = raw.get_mark(sample)
         if mark in kind.dropped_marks:
             raise Dropped(kind.dropped_marks[mark])
-        read = self._read(sample, where)
+        responses = kind.responses_of(mark)
+        read = self._read(responses, sample, where)
         if read.noted is not None:
             self._counts.noted[read.noted] += 1
-        if self._has_sentences and parts_are_taken(raw, kind.responses, sample):
+        if self._has_sentences and parts_are_taken(raw, responses, sample):
             self._counts.noted[PARTS_TAKEN] += 1
-        if kind.responses and not self._is_chat and is_glued(read):
+        if responses and not self._is_chat and is_glued(read):
             self._counts.noted[GLUED] += 1
         return Waiting(row_id, read, kind.carried(raw, sample, read, self._source.name))
 

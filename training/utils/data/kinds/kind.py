@@ -103,9 +103,14 @@ class RowKind(ABC):
             "end of conversation": str(texts.end_id),
         }
 
+    def responses_of(self, mark: bool | None) -> tuple[str, ...]:
+        """The responses of a sample with this mark."""
+        return self.responses
+
     @abstractmethod
-    def read_chat(self, chat: ChatText, sample: Any, where: str) -> ReadSample:
-        """The sample under a chat template. Raises Dropped, BadConversation, and ThreestepError for a mistake."""
+    def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
+        """The sample under a chat template. responses: of `responses_of`. Raises Dropped, BadConversation, and
+        ThreestepError for a mistake."""
 
     def carried(self, raw: PromptRawDataset, sample: Any, read: ReadSample, source: str) -> dict[str, Any]:
         """Fields of the record that are not of tokens, by name."""

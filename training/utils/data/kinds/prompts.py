@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,10 +44,10 @@ class Prompts(RowKind):
             "kept on request": json.dumps([rows.return_raw_ids, rows.return_raw_chat, rows.return_full_prompt]),
         }
 
-    def read_chat(self, chat: ChatText, sample: Any, where: str) -> ReadSample:
+    def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         messages, text = chat.raw.get_prompt_messages(sample), None
         if messages is None:
-            text, _ = read_texts(chat.raw, self.responses, sample, where)
+            text, _ = read_texts(chat.raw, responses, sample, where)
             messages = messages_of_text(text)
         conversation, images = chat.conversation(messages, sample, where)
         pieces = chat.texts.prompt(conversation)

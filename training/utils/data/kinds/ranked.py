@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,14 +46,14 @@ class Ranked(RowKind):
         "no_rejected": "a pair needs a rejected response (of files, --rejected_column names it)",
     }
 
-    def read_chat(self, chat: ChatText, sample: Any, where: str) -> ReadSample:
+    def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         messages = chat.raw.get_prompt_messages(sample)
         if messages is None:
-            prompt, responses = read_texts(chat.raw, self.responses, sample, where)
+            prompt, texts = read_texts(chat.raw, responses, sample, where)
             messages = messages_of_text(prompt)
-            answers = [response_message(prompt, response) for response in responses]
+            answers = [response_message(prompt, text) for text in texts]
         else:
-            answers = [self._answer(chat.raw, kind, sample, f"{where}, {kind}") for kind in self.responses]
+            answers = [self._answer(chat.raw, kind, sample, f"{where}, {kind}") for kind in responses]
         conversation, images = chat.conversation(list(messages), sample, where)
         pieces = chat.texts.responses(conversation, answers)
         if pieces is None:
@@ -101,7 +102,7 @@ class Ranked(RowKind):
             making.count_ends(zip(one.sample.pieces[prompts:], responses, strict=True))
         response_ids = tuple(np.array(part, np.int32) for part in responses)
         prompt = np.array(prompt_ids, np.int32)
-        return ResponsesRow(one.row_id, prompt, response_ids, parallel_tags=tags, media=spans, **one.carried)
+        return self.record(one.row_id, prompt, response_ids, parallel_tags=tags, media=spans, **one.carried)
 
     def document(self, row: ResponsesRow) -> Document:
         return responses_document(row, are_targets=True)

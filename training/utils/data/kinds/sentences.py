@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,11 @@ class Sentences(RowKind):
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
         return {**super().parts(rows, texts), "loss_on": rows.loss_on}
 
-    def read_chat(self, chat: ChatText, sample: Any, where: str) -> ReadSample:
+    def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         messages, train_turns = chat.raw.get_messages(sample), chat.train_turns
         if messages is None:
             # The dataset offers its response to learn from, not the turns before it.
-            prompt, (response,) = read_texts(chat.raw, self.responses, sample, where)
+            prompt, (response,) = read_texts(chat.raw, responses, sample, where)
             if not prompt:
                 if chat.images is not None and chat.raw.get_images(sample):
                     raise BadConversation(f"{where}: expected a prompt, which the images belong to, got a text alone")

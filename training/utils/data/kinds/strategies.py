@@ -69,20 +69,19 @@ class PlainText:
     _texts: TextTokenizer
     _raw: PromptRawDataset
     _rows: RowArguments
-    _responses: Sequence[str]
     _weighs_messages: bool
 
-    def read(self, sample: Any, where: str) -> ReadSample:
+    def read(self, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         """The sample. Raises Dropped, BadConversation, and ThreestepError for a mistake."""
-        if self._responses:
+        if responses:
             self._check_weights(sample, where)
-        prompt, responses = read_texts(self._raw, self._responses, sample, where)
+        prompt, texts = read_texts(self._raw, responses, sample, where)
         messages = None
-        if not self._responses and self._rows.return_raw_chat:
+        if not responses and self._rows.return_raw_chat:
             messages = checked_messages(self._raw.get_prompt_messages(sample) or messages_of_text(prompt), where)
             messages, _ = split_weights(messages, where)
             checked_json(self._raw, "get_prompt_messages", messages, where)
-        turns = [TextPiece(response, True, True, is_end=True) for response in responses]
+        turns = [TextPiece(text, True, True, is_end=True) for text in texts]
         return ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages)
 
     def _check_weights(self, sample: Any, where: str) -> None:
