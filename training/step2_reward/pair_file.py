@@ -77,7 +77,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: ImageRead
             if not pair.prompt:
                 raise Dropped("empty_prompt")
             places = list(range(len(pair.prompt)))  # cut as the tokens would be
-            kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, texts.end_id)
+            kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, end_id=texts.end_id)
             prompt = np.array(pair.prompt, np.int32)[kept]
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
             rows.append(ResponsesRow(place, prompt, as_arrays, media=after_cut(pair.images, kept)))

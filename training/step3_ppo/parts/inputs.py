@@ -142,7 +142,7 @@ def load_inputs(
         )
     texts = None
     if data.source.unsupervised_dataset_name is not None:
-        texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, ranks.is_main, log)
+        texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, is_main_rank=ranks.is_main, log=log)
     rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
     ends, unused = _end_tokens(flags, tokenizer)
     if unused is not None:

@@ -103,7 +103,9 @@ def build_phase(
         parts |= parts_of_parallel_thinking(data.chat, tags)
         if images is not None:
             parts |= {**images.parts(), "image urls": str(data.source.allow_image_urls)}
-        cached = open_or_build(data.cache.cache_dir, f"phase{kind.key}", parts, build, data.cache.rebuild_cache, log)
+        cached = open_or_build(
+            data.cache.cache_dir, f"phase{kind.key}", parts, build, rebuild=data.cache.rebuild_cache, log=log
+        )
     log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
     for source in cached.manifest["sources"]:
         if source["recognised"] is not None:

@@ -94,7 +94,7 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
         phases_of_eval = _phases_of(source, eval_rows, eval_indices)
         if phases_of_eval is not None:
             eval_indices = eval_indices[[phase in phases for phases in phases_of_eval]]
-        mine = trained[split_indices(len(trained), source.data_split, seed, phase, phases_of_trained)]
+        mine = trained[split_indices(len(trained), source.data_split, seed, phase, phases_of_rows=phases_of_trained)]
         shared.train.append(Portion(source, train, mine, first_row_id))
         shared.eval.append(Portion(source, eval_rows, eval_indices, eval_first_id))
         recognition = source.raw.get_recognition()

@@ -69,7 +69,7 @@ def learn_habits(template: ChatTemplate, special_tokens: Sequence[str], end_toke
     prompt_b, prompt_d = open_a.partition(a)[2], open_c.partition(c)[2]
     headers, missing_prompt = _headers(open_c, closed_c, [(before_b, prompt_b), (before_d, prompt_d)], special)
     after_b, after_d = _between(whole, b, c), whole.partition(d)[2]
-    openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d)
+    openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
     habits = TemplateHabits(special, (), headers, missing_prompt, openings)
     return replace(habits, ends=_ends(habits, after_b, after_d, end_token))
 

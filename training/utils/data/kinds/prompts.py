@@ -19,8 +19,6 @@ from training.utils.data.sources.formats.messages import messages_of_text
 from training.utils.images.data.row_pictures import after_cut
 
 if TYPE_CHECKING:
-    from training.utils.contracts.documents import Document
-    from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset
@@ -36,6 +34,8 @@ class Prompts(RowKind):
     columns = ("reference",)
     limit = "max_prompt_seq_len"
     truncation = "prompt_truncation"
+    loss = "a prompt carries none: PPO learns from the responses that it samples"
+    document = staticmethod(prompt_document)
 
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
         return {
@@ -94,9 +94,3 @@ class Prompts(RowKind):
         return PromptRow(
             one.row_id, flipped, sample.prompt_text, one.carried["reference"], columns, spans, picture_digests=digests
         )
-
-    def document(self, row: PromptRow) -> Document:
-        return prompt_document(row)
-
-    def loss_in_words(self, rows: RowArguments, chat: ChatArguments) -> str:
-        return "a prompt carries none: PPO learns from the responses that it samples"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,10 +25,7 @@ from training.utils.data.sources.formats.weights import split_weights
 from training.utils.images.data.row_pictures import after_cut
 
 if TYPE_CHECKING:
-    from training.utils.contracts.documents import Document
-    from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.kinds.strategies import ChatText
-    from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 
@@ -45,6 +43,8 @@ class Ranked(RowKind):
         "unpaired": "responses that are marked one by one are no pairs; step 1 trains on the good ones",
         "no_rejected": "a pair needs a rejected response (of files, --rejected_column names it)",
     }
+    loss = "the responses, for DPO; a reward model is scored at the last token of each"
+    document = staticmethod(partial(responses_document, are_targets=True))
 
     def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         messages = chat.raw.get_prompt_messages(sample)
@@ -88,7 +88,7 @@ class Ranked(RowKind):
         tags = making.parallel.tags_of(ids[prompts:], one.sample.where)
         most, truncation = making.flags.max_seq_len, making.flags.truncation
         places = list(range(len(prompt_ids)))  # cut as the tokens would be
-        places, responses, was_cut = fit_sentences(places, ids[prompts:], most, truncation, making.texts.end_id)
+        places, responses, was_cut = fit_sentences(places, ids[prompts:], most, truncation, end_id=making.texts.end_id)
         spans = after_cut(spans, places)
         prompt_ids = [prompt_ids[place] for place in places]
         making.counts.truncated += was_cut
@@ -103,9 +103,3 @@ class Ranked(RowKind):
         response_ids = tuple(np.array(part, np.int32) for part in responses)
         prompt = np.array(prompt_ids, np.int32)
         return self.record(one.row_id, prompt, response_ids, parallel_tags=tags, media=spans, **one.carried)
-
-    def document(self, row: ResponsesRow) -> Document:
-        return responses_document(row, are_targets=True)
-
-    def loss_in_words(self, rows: RowArguments, chat: ChatArguments) -> str:
-        return "the responses, for DPO; a reward model is scored at the last token of each"

@@ -41,7 +41,7 @@ def read_texts(raw: PromptRawDataset, kinds: Sequence[str], sample: Any, where: 
         raise Dropped("no_prompt")
     ranked = raw.get_responses(sample) if len(kinds) > 1 else None
     if ranked is None:
-        responses = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in kinds]
+        responses = [(kind, _read_response(raw, sample, prompt, kind, where=where)) for kind in kinds]
     else:
         if len(ranked) < 2 or not all(isinstance(response, str) for response in ranked):
             raise ThreestepError(
@@ -68,7 +68,7 @@ def _prompt_of_sentences(raw: PromptRawDataset, kinds: Sequence[str], sample: An
     return prompt_of_sentences(sentences)
 
 
-def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, where: str) -> str | None:
+def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, *, where: str) -> str | None:
     """The text after the prompt in the sentence, the getter that DeepSpeed-Chat's subclasses surely have.
 
     If the sentence does not begin with the prompt, `get_chosen` or `get_rejected` gives the response.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def create_raw_dataset(
-    name: str, source: SourceArguments, cache_dir: str, seed: int, local_rank: int = 0
+    name: str, source: SourceArguments, cache_dir: str, seed: int, *, local_rank: int = 0
 ) -> PromptRawDataset:
     """Load the dataset modules, then create the raw dataset of one `--data_path` entry."""
     for module in source.dataset_module:

@@ -31,7 +31,7 @@ def media_columns(columns: Iterable[str]) -> list[str]:
 
 
 def check_media(
-    row: Mapping[str, Any], columns: Collection[str], where: str, images: bool = False, unread: str = ONLY_TEXT
+    row: Mapping[str, Any], columns: Collection[str], where: str, *, images: bool = False, unread: str = ONLY_TEXT
 ) -> None:
     """Raise BadConversation where one of these columns of a row holds media: a column of one of `_NAMES` that is not
     empty, and any of the others where a text of the row has a placeholder such as <image>.
@@ -85,7 +85,7 @@ def check_text_parts(messages: Iterable[Mapping[str, Any]], where: str, unread: 
         joined_text(message, f"{where}, message {number}", unread=unread)
 
 
-def joined_text(message: Mapping[str, Any], where: str, images: bool = False, unread: str = ONLY_TEXT) -> Any:
+def joined_text(message: Mapping[str, Any], where: str, *, images: bool = False, unread: str = ONLY_TEXT) -> Any:
     """The text of a message's content: of a list of typed parts, their texts one after the other; None for none.
 
     images: a list with an image among its parts stays as it is. unread: see `check_media`.
