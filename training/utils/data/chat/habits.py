@@ -99,7 +99,7 @@ def _whole_words(beginning: str, prompt: str, special: re.Pattern[str] | None) -
 
 
 def _openings(
-    special: re.Pattern[str] | None, headers: Sequence[str], before_a: str, after_b: str, after_d: str
+    special: re.Pattern[str] | None, headers: Sequence[str], before_a: str, after_b: str, *, after_d: str
 ) -> frozenset[str]:
     """Special tokens in a header, or between b and c after the one that ends b's turn (where the first of them ends
     it), that do not follow the whole conversation."""

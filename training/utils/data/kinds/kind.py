@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -76,7 +76,6 @@ class RowKind(ABC):
     weighs_messages: the loss follows the weights of messages, and which turns are trained is a choice.
     hints: advice where all rows are dropped, by the reason.
     loss: the tokens that carry it.
-    document: row -> the row as a policy reads it.
     """
 
     name: ClassVar[str]
@@ -92,7 +91,6 @@ class RowKind(ABC):
     weighs_messages: ClassVar[bool] = False
     hints: ClassVar[dict[str, str]] = {}
     loss: ClassVar[str] = ""
-    document: ClassVar[Callable[[Any], Document]]
 
     @property
     def shares_prompt(self) -> bool:
@@ -123,6 +121,10 @@ class RowKind(ABC):
     @abstractmethod
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
         """The row. ids: of the sample's pieces. Raises Dropped, MalformedBlocks, TooLong, ThreestepError."""
+
+    @abstractmethod
+    def document(self, row: Any) -> Document:
+        """The row as a policy reads it."""
 
     def loss_in_words(self, rows: RowArguments, chat: ChatArguments) -> str:
         """The tokens that carry loss."""

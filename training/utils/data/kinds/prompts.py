@@ -19,6 +19,7 @@ from training.utils.data.sources.formats.messages import messages_of_text
 from training.utils.images.data.row_pictures import after_cut
 
 if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset
@@ -35,7 +36,6 @@ class Prompts(RowKind):
     limit = "max_prompt_seq_len"
     truncation = "prompt_truncation"
     loss = "a prompt carries none: PPO learns from the responses that it samples"
-    document = staticmethod(prompt_document)
 
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
         return {
@@ -94,3 +94,6 @@ class Prompts(RowKind):
         return PromptRow(
             one.row_id, flipped, sample.prompt_text, one.carried["reference"], columns, spans, picture_digests=digests
         )
+
+    def document(self, row: PromptRow) -> Document:
+        return prompt_document(row)

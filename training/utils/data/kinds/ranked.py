@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from training.utils.data.sources.formats.weights import split_weights
 from training.utils.images.data.row_pictures import after_cut
 
 if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.sources.raw_dataset import PromptRawDataset
 
@@ -44,7 +44,6 @@ class Ranked(RowKind):
         "no_rejected": "a pair needs a rejected response (of files, --rejected_column names it)",
     }
     loss = "the responses, for DPO; a reward model is scored at the last token of each"
-    document = staticmethod(partial(responses_document, are_targets=True))
 
     def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         messages = chat.raw.get_prompt_messages(sample)
@@ -103,3 +102,6 @@ class Ranked(RowKind):
         response_ids = tuple(np.array(part, np.int32) for part in responses)
         prompt = np.array(prompt_ids, np.int32)
         return self.record(one.row_id, prompt, response_ids, parallel_tags=tags, media=spans, **one.carried)
+
+    def document(self, row: ResponsesRow) -> Document:
+        return responses_document(row, are_targets=True)

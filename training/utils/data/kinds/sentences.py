@@ -19,6 +19,7 @@ from training.utils.data.sources.formats.messages import BadConversation, messag
 from training.utils.images.data.row_pictures import after_cut
 
 if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.rows.arguments import RowArguments
@@ -37,7 +38,6 @@ class Sentences(RowKind):
     dropped_marks = {False: "marked_bad"}
     needs_pad = False
     weighs_messages = True
-    document = staticmethod(sentence_document)
 
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
         return {**super().parts(rows, texts), "loss_on": rows.loss_on}
@@ -85,6 +85,9 @@ class Sentences(RowKind):
                 loss_mask[span.begin : span.end] = False
         loss_mask[0] = False
         return self.record(one.row_id, np.array(conversation.ids, np.int32), loss_mask, tags, spans, **one.carried)
+
+    def document(self, row: SentenceRow) -> Document:
+        return sentence_document(row)
 
     def loss_in_words(self, rows: RowArguments, chat: ChatArguments) -> str:
         if rows.loss_on == "conversation":

@@ -85,7 +85,7 @@ def check_text_parts(messages: Iterable[Mapping[str, Any]], where: str, unread: 
         joined_text(message, f"{where}, message {number}", unread=unread)
 
 
-def joined_text(message: Mapping[str, Any], where: str, *, images: bool = False, unread: str = ONLY_TEXT) -> Any:
+def joined_text(message: Mapping[str, Any], where: str, images: bool = False, unread: str = ONLY_TEXT) -> Any:
     """The text of a message's content: of a list of typed parts, their texts one after the other; None for none.
 
     images: a list with an image among its parts stays as it is. unread: see `check_media`.
