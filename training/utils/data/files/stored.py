@@ -48,11 +48,9 @@ def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = Tr
     if split is None:
         return None
     reader, address = split
-    return (
-        HubRows(address, flag)
-        if reader == HUB
-        else StoredFiles(reader, address, flag, spool_dir=spool_dir, hold_out=hold_out)
-    )
+    if reader == HUB:
+        return HubRows(address, flag)
+    return StoredFiles(reader, address, flag, spool_dir=spool_dir, hold_out=hold_out)
 
 
 def check_stored(reader: str, address: str, flag: str) -> None:
