@@ -84,7 +84,7 @@ def _ask(folder: Path, rows: int) -> tuple[dict[str, Any], Any]:
         os.remove(part)
         return {"splits": {"train": asdict(written)}}
 
-    opened = open_or_build(str(folder), "phase1", {"datasets": str(rows)}, build, False, lambda line: None)
+    opened = open_or_build(str(folder), "phase1", {"datasets": str(rows)}, build, rebuild=False, log=lambda line: None)
     return opened.manifest, opened.splits["train"]
 
 

@@ -204,9 +204,10 @@ def test_preferences(loss_type):
 
     def compute() -> Any:
         ratios_B = dpo.log_ratios(drawn(3), drawn(3, seed=1), torch.tensor([3, 5, 7]), how.loss)
+        responses = dpo.Responses(ratios_B, drawn(3), drawn(3), better_Q, worse_Q, weight_Q)
         best = dpo.best_response_loss(drawn(3), torch.tensor([3, 5, 7]), torch.tensor([True, False, False]), 3.0)
         options = reward.LossOptions(0.3, 0.1, 0.7)
         ranking = reward.ranking_loss(drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, 3.0, options)
-        return dpo.preference_loss(ratios_B, better_Q, worse_Q, weight_Q, 3.0, how), best, ranking
+        return dpo.preference_loss(responses, 3.0, how), best, ranking
 
     judge(compute)

@@ -17,6 +17,7 @@ from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
+from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.media_store import HeldMedia
 from training.utils.data.rows.views import document_of
 from training.utils.data.sources.create import create_raw_dataset
@@ -99,7 +100,7 @@ def read_rows(number: int, families: list[Any], rows_a_file: int = 4) -> list[st
         assert str(mistake).strip()
         return ["mistake"] * rows_a_file
     source = DataSource("rows", raw, "1,1,1")
-    maker = RowMaker(phase, flags.chat, flags.rows, texts, source, counts, RowPictures(reader, held))
+    maker = RowMaker(kind_of(phase), flags, texts, source, counts=counts, images=RowPictures(reader, held))
     ended = []
     for index in range(len(offered)):
         before = sum(counts.dropped.values())

@@ -24,6 +24,7 @@ from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
+from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.views import continuation, runs_of
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.flags.flags import note_mistakes
@@ -63,7 +64,7 @@ def lines_of(phase: int, name: str, tokenizer: Any, cache_dir: str, **given: Any
         rows = raw.get_train_data()
         raw.check_phase(phase)
         texts = text_maker(data.chat, tokenizer)
-        maker = RowMaker(phase, data.chat, data.rows, texts, DataSource(name, raw, "1,1,1"), counts)
+        maker = RowMaker(kind_of(phase), data, texts, DataSource(name, raw, "1,1,1"), counts=counts)
         made = list(maker.rows(rows, range(len(rows)), 0))
     except ThreestepError as refused:
         return [f"! {refused}"]

@@ -50,12 +50,13 @@ generation.decoding: models models.tensors contracts images base
 images.data: data.chat data.rows contracts data.sources.formats images data.files base
 models.adapters: models models.quantized models.tensors models.families base
 report: report.pages report.figures run report.trackers contracts flags serving base
-data.build: images.data data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats images
-    data.files base
+data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters run base
 environments: generation data.chat contracts flags base
 generation.guessing: generation.decoding models contracts base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
+data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
+    data.files base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 rewards.calling: engine.ranks contracts base
@@ -65,7 +66,7 @@ dry_run: engine loading engine.ranks models models.quantized models.attention en
     base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks contracts base
-images.run: dry_run engine loading data.build images.data models images.models data.rows run models.tensors layout
+images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
     contracts models.families images base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     engine.config contracts flags base
@@ -73,10 +74,10 @@ outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts flags base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
-setup: outputs mtp images.run routers dry_run checkpoints engine loading engine.ranks data.build report
+setup: outputs mtp images.run routers dry_run checkpoints engine data.build loading engine.ranks data.kinds report
     models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
     data.rows run layout engine.config data.sources contracts flags models.families data.files base
-preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention data.rows
+preference: setup engine data.build loading engine.ranks models.adapters models data.chat models.attention data.rows
     run layout engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
@@ -157,7 +158,7 @@ PLACES_WITH_IMAGES = frozenset(
     """
 training.chat training.inference.talk training.inference.web training.new_model training.step2_reward.pair_file
 training.step3_ppo.parts.inputs training.step3_ppo.parts.replay training.step3_ppo.parts.settings
-training.utils.contracts training.utils.data.build.row_maker training.utils.data.build.strategies
+training.utils.contracts training.utils.data.build.row_maker training.utils.data.kinds
 training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
 training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset

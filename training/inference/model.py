@@ -26,10 +26,10 @@ from training.utils.contracts.rollout_engine import (
     Sampling,
     rolled_out,
 )
-from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.chat.arguments import CHAT_TEMPLATE
 from training.utils.data.chat.chat import adopt_style
+from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.ranks.devices import device_of, set_threads
 from training.utils.engine.ranks.startup import DTYPES, Ranks

@@ -11,8 +11,8 @@ import numpy as np
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.parallel_thinking import parallel_tags
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
+from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.sources.formats.messages import (
     BadConversation,
     Conversation,

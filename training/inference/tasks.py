@@ -32,7 +32,8 @@ from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
-from training.utils.data.rows.documents import prompt_document, sentence_document
+from training.utils.data.kinds.table import KINDS
+from training.utils.data.rows.documents import sentence_document
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import engine_class
 from training.utils.loading.folder_kinds import check_model_folder
@@ -126,7 +127,7 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     task, start_engine = flags.asked, _engine_of(flags)
     paths = [task.model_name_or_path, *([task.baseline] if task.baseline else [])]
     folders = [_folder(flags, path) for path in paths]
-    built = [_built(flags, 3, folder) for folder in folders]
+    built = [_built(flags, "prompts", folder) for folder in folders]
     seen = next((side.media for side in built if side.media is not None), None)
     if reads_model(rewards) and seen is not None:
         assert task.reward_model is not None, "checked with the flags"
@@ -199,20 +200,20 @@ def load(
 
 @dataclass(frozen=True)
 class Built:
-    """rows: of one phase, for one model. media, seen: of the rows; None if no row has any."""
+    """rows: of one kind, for one model. media, seen: of the rows; None if no row has any."""
 
     rows: Any
     media: RunMedia | None
     seen: SeenMedia | None
 
 
-def _built(flags: Evaluated, phase: int, folder: AskedFolder) -> Built:
+def _built(flags: Evaluated, kind: str, folder: AskedFolder) -> Built:
     unread = why_unread(folder.name)
     built = build_phase(
-        phase, flags.data, folder.tokenizer, flags.run.seed, log=note, media=folder.reader, unread=unread
+        kind, flags.data, folder.tokenizer, flags.run.seed, log=note, media=folder.reader, unread=unread
     )
     rows = _checked_rows(getattr(built, flags.asked.split), flags)
-    media = run_media(rows, built.seen, prompt_document if phase == 3 else sentence_document)
+    media = run_media(rows, built.seen, KINDS[kind].document)
     return Built(rows, media, built.seen)
 
 
@@ -257,7 +258,7 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
 def _documents(flags: Evaluated, folder: AskedFolder, longest: int) -> tuple[list[Document], RunMedia | None]:
     """Step 1's sentences with their media, or blocks of text if --unsupervised_dataset_name is given."""
     if flags.data.source.unsupervised_dataset_name is None:
-        built = _built(flags, 1, folder)
+        built = _built(flags, "sentences", folder)
         return [sentence_document(row) for row in built.rows], built.media
     blocks = build_unsupervised(flags.data, folder.tokenizer, longest, flags.run.seed, log=note)
     targets = np.arange(longest) > 0

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rows import PHASE_NAMES, PromptRow, ResponsesRow, Row, TextBlock
-from training.utils.data.build.parallel_thinking import parallel_tags
+from training.utils.contracts.rows import PHASE_NAMES, PromptRow, Row, TextBlock
 from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
-from training.utils.data.rows.views import Decode, document_of, layout_of, response_names, response_texts, runs_of
+from training.utils.data.kinds.parallel_thinking import parallel_tags
+from training.utils.data.kinds.table import kind_of
+from training.utils.data.rows.views import Decode, document_of, layout_of, marked_runs
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.setup.media import WHY_DROPPED, held_media
 
@@ -154,7 +155,7 @@ class PhaseAccount:
     @property
     def limit_flag(self) -> str:
         """The flag that limits the length of its rows."""
-        return "--max_prompt_seq_len" if self.phase == 3 else "--max_seq_len"
+        return f"--{kind_of(self.phase).limit}"
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def _open_source(data: DataArguments, look: Look, reads_media: bool) -> tuple[So
     (name,) = [*data.source.data_path, *data.source.sft_only_data_path]
     account = SourceAccount(name, "unknown")
     try:
-        (source,) = open_sources(1, data.source, data.split.data_split, data.cache.cache_dir, look.seed)
+        (source,) = open_sources(1, data, look.seed)
         raw = source.raw
         raw.expect_media(reads_media, look.unread)
         by_format = type(raw).__name__ == "FileDataset"
@@ -304,7 +305,7 @@ class _PhaseLook:
     def __init__(
         self, phase: int, data: DataArguments, look: Look, tokenizer: Any, has_ids: bool, reader: MediaReader | None
     ) -> None:
-        self._phase = phase
+        self._phase, self._kind = phase, kind_of(phase)
         self._data = data
         self._look = look
         self._tokenizer = tokenizer
@@ -313,7 +314,9 @@ class _PhaseLook:
 
     def account(self, sources: Sequence[DataSource]) -> PhaseAccount:
         account = PhaseAccount(
-            self._phase, share_flags=_share_flags(self._data), loss=_where_loss_falls(self._phase, self._data)
+            self._phase,
+            share_flags=_share_flags(self._data),
+            loss=self._kind.loss_in_words(self._data.rows, self._data.chat),
         )
         sources = [source for source in sources if self._phase == 1 or not source.sft_only]
         try:
@@ -380,7 +383,7 @@ class _PhaseLook:
     def _rows(self, account: PhaseAccount, portions: Sequence[Portion]) -> PhaseAccount:
         limits, unlimited = self._limits, self._unlimited
         whole = {taken.row.row_id: taken.row.length_tokens for taken in self._made(portions, unlimited, Counts())}
-        limit = self._data.rows.max_prompt_seq_len if self._phase == 3 else self._data.rows.max_seq_len
+        limit = getattr(self._data.rows, self._kind.limit)
         account = replace(account, lengths=_lengths(list(whole.values())))
         counts = Counts()
         kept = list(self._made(portions, limits, counts))
@@ -401,10 +404,9 @@ class _PhaseLook:
         )
 
     def _made(self, portions: Sequence[Portion], limits: RowArguments, counts: Counts) -> Iterator[_Taken]:
+        data = replace(self._data, rows=limits)
         for portion in portions:
-            maker = RowMaker(
-                self._phase, self._data.chat, limits, self._text_maker, portion.source, counts, self._media
-            )
+            maker = RowMaker(self._kind, data, self._text_maker, portion.source, counts=counts, media=self._media)
             for row in maker.rows(portion.rows, portion.indices, portion.first_row_id):
                 yield _Taken(row, portion, row.row_id - portion.first_row_id)
 
@@ -451,7 +453,7 @@ class _PhaseLook:
             _where(taken.portion, taken.index),
             row.length_tokens,
             whole_tokens,
-            _texts(row, ids, mask, decode),
+            marked_runs(row, decode),
             ids if self._has_ids else [],
             mask if self._has_ids else [],
             others,
@@ -476,17 +478,6 @@ def _share_flags(data: DataArguments) -> str:
     return f"--data_split {data.split.data_split}" + ("" if most is None else f" --max_train_rows {most}")
 
 
-def _where_loss_falls(phase: int, data: DataArguments) -> str:
-    if phase == 3:
-        return "a prompt carries none: PPO learns from the responses that it samples"
-    if phase == 2:
-        return "the responses, for DPO; a reward model is scored at the last token of each"
-    if data.rows.loss_on == "conversation":
-        return "all but the first of a row (--loss_on conversation)"
-    turns = "last response" if data.chat.train_turns == "last" else "responses"
-    return f"the {turns} and the tokens that end them; prompts and what a template writes carry none"
-
-
 def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
     """Further counts by their names; ends of responses depend on the model, and are unknown without one."""
     found = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
@@ -494,15 +485,6 @@ def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
         found |= {f"responses end with {token}": count for token, count in counts.ends.items()}
         found |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
     return found
-
-
-def _texts(row: Row, ids: list[int], loss_mask: list[int], decode: Decode) -> list[tuple[str, list[Run]]]:
-    if not isinstance(row, ResponsesRow):
-        return [("prompt" if isinstance(row, PromptRow) else "text", runs_of(ids, loss_mask, decode))]
-    prompt, responses = response_texts(row, decode)
-    names = response_names(len(responses))
-    pairs = zip(names, responses, strict=True)
-    return [("prompt", [(prompt, False)]), *((name, [(text, True)]) for name, text in pairs)]
 
 
 def _where(portion: Portion, index: int) -> str:

@@ -19,4 +19,4 @@ def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:
     return SftTrainer(opened.training, sft.neftune_alpha, sft.z_loss_coef, draw).train()
 
 
-main = one_model_program(__name__, STEP, train, phase=1, check=check_noise)
+main = one_model_program(__name__, STEP, train, rows="sentences", check=check_noise)

@@ -73,6 +73,11 @@ def needs_reference(dpo: DpoArguments) -> bool:
     return LOSSES[dpo.loss_type].needs_reference
 
 
+def kind_of_rows(dpo: DpoArguments) -> str:
+    """The rows that the loss trains on."""
+    return LOSSES[dpo.loss_type].rows
+
+
 def check_reference(flags: OneModelFlags) -> None:
     """Raise ThreestepError if the reference is to be read from a model whose own weights train."""
     model = flags.model

@@ -4,7 +4,7 @@ python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jso
 """
 
 from training.step2_dpo import STEP
-from training.step2_dpo.arguments import DpoArguments, check_reference, needs_reference
+from training.step2_dpo.arguments import DpoArguments, check_reference, kind_of_rows, needs_reference
 from training.step2_dpo.losses import LOSSES
 from training.utils.flags.flags import settings_of
 from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
@@ -22,4 +22,4 @@ def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
     return DpoTrainer(opened.training, references, objective).train()
 
 
-main = one_model_program(__name__, STEP, train, phase=2, rereads_start=needs_reference, check=check_reference)
+main = one_model_program(__name__, STEP, train, rows=kind_of_rows, rereads_start=needs_reference, check=check_reference)

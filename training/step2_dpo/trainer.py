@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from training.step2_dpo.losses.pairs import Objective, best_response_loss, log_ratios, preference_loss
+from training.step2_dpo.losses.pairs import Objective, Responses, best_response_loss, log_ratios, preference_loss
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
@@ -138,19 +138,13 @@ class DpoTrainer:
             for values_M in (logprobs_M, torch.ones_like(logprobs_M))
         )
         ratios_B = log_ratios(logprobs_B, reference_B, tokens_B, objective.loss)
-        loss = preference_loss(ratios_B, ranked.better_Q, ranked.worse_Q, ranked.weight_Q, prompts, objective)
+        pairs = (ranked.better_Q, ranked.worse_Q, ranked.weight_Q)
+        responses = Responses(ratios_B, logprobs_B, tokens_B, *pairs, batch.columns)
+        loss = preference_loss(responses, prompts, objective)
         if objective.sft_coef > 0:
             loss = loss + objective.sft_coef * best_response_loss(logprobs_B, tokens_B, batch.is_best_B, prompts)
         rewards_B = objective.beta * ratios_B.detach()
-        better_Q, worse_Q = rewards_B.index_select(0, ranked.better_Q), rewards_B.index_select(0, ranked.worse_Q)
-        figures: dict[str, float | torch.Tensor] = {
-            "loss": loss,
-            "pairs": better_Q.numel(),
-            "right": (better_Q > worse_Q).sum(),
-            "chosen_reward": better_Q.sum(),
-            "rejected_reward": worse_Q.sum(),
-        }
-        return MicroLoss(loss, figures, rewards_B)
+        return MicroLoss(loss, {"loss": loss, **objective.loss.figures(rewards_B, responses)}, rewards_B)
 
 
 def _uniform(objective: Objective) -> Uniform | None:
@@ -171,10 +165,11 @@ def _gathered_rewards(read: Sequence[tuple[np.ndarray, torch.Tensor]]) -> Scored
 
 def _means(totals: dict[str, float]) -> dict[str, float]:
     """The fields of DpoEvaluation from the sums over all ranks."""
-    chosen, rejected = (totals[f"{kind}_reward"] / totals["pairs"] for kind in ("chosen", "rejected"))
+    pairs = totals["pairs"]
+    chosen, rejected = (totals[f"{side}_reward"] / totals.get(side, pairs) for side in ("chosen", "rejected"))
     return {
         "loss": totals["loss"],
-        "accuracy": totals["right"] / totals["pairs"],
+        "accuracy": totals["right"] / pairs,
         "reward_margin": chosen - rejected,
         "chosen_reward": chosen,
         "rejected_reward": rejected,

@@ -128,8 +128,9 @@ def main(argv: Sequence[str]) -> None:
             pairs = read_pairs(flags.score_file, data, tokenizer, reader)
             write_scores(pairs, scored(pairs.rows, pairs.seen), flags.output, ranks.is_main)
             return
+        unread = why_unread(flags.model_name_or_path)
         phase = build_phase(
-            2, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(flags.model_name_or_path)
+            "ranked", data, tokenizer, run.seed, is_main_rank=ranks.is_main, log=log, media=reader, unread=unread
         )
         rows = getattr(phase, flags.split)
         if len(rows) == 0:

@@ -26,4 +26,6 @@ def train(opened: OpenedModel, reward: RewardModelArguments) -> TrainingResult:
     return replace(result, reports={"reward_report.json": in_json})
 
 
-main = one_model_program(__name__, STEP, train, phase=2, scores=True, check=check_sharing, check_rows=check_margins)
+main = one_model_program(
+    __name__, STEP, train, rows="ranked", scores=True, check=check_sharing, check_rows=check_margins
+)

@@ -13,8 +13,9 @@ import numpy as np
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.strategies import ChatText
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.kinds.strategies import ChatText
+from training.utils.data.kinds.table import KINDS
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.formats.messages import BadConversation
@@ -62,7 +63,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: MediaRead
         raw.expect_media(reader is not None)
         if reader is None:
             _texts(path, raw)
-        strategy = ChatText(2, texts, raw, data.chat.train_turns, False, data.rows.loss_on, media)
+        strategy = ChatText(texts, raw, media)
         encoded, texts = _under_template(path, raw, strategy, media), texts.texts
     else:
         encoded = _as_stored(_texts(path, raw), texts)
@@ -74,7 +75,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: MediaRead
             if not pair.prompt:
                 raise Dropped("empty_prompt")
             places = list(range(len(pair.prompt)))  # cut as the tokens would be
-            kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, texts.end_id)
+            kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, end_id=texts.end_id)
             prompt = np.array(pair.prompt, np.int32)[kept]
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
             rows.append(ResponsesRow(place, prompt, as_arrays, media=after_cut(pair.media, kept)))
@@ -126,7 +127,7 @@ def _under_template(path: str, raw: PromptRawDataset, strategy: ChatText, media:
     _check_some(path, samples)
     for place, sample in enumerate(samples, start=1):
         try:
-            read = strategy.read(sample, f"{path}, pair {place}")
+            read = KINDS["ranked"].read_chat(strategy, _COLUMNS[1:], sample, f"{path}, pair {place}")
         except Dropped as reason:
             yield reason
             continue

@@ -1,5 +1,5 @@
-"""The loss of a batch of pairs, and what the table has for each kind of it. Pure: tensors in, tensors out. Cheap to
-import: `--help` reaches this module.
+"""The loss of a batch of responses, and what the table has for each. Pure: tensors in, tensors out. Cheap to import:
+`--help` reaches this module.
 
 M target tokens, B sequences (a prompt with one response each), Q pairs of sequences with the same prompt, the first
 better than the second.
@@ -8,11 +8,42 @@ better than the second.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The responses of a micro-batch.
+
+    ratios_B: of `log_ratios`.
+    logprobs_B: float32, summed over a response's tokens, tokens_B of them.
+    better_Q, worse_Q: int64, sequences. weight_Q: each pair's share of its prompt; a prompt with K ranked responses has
+        K(K-1)/2 pairs that share a weight of 1, so that all prompts weigh the same.
+    columns: numbers of the rows by their names, [B] each.
+    """
+
+    ratios_B: torch.Tensor
+    logprobs_B: torch.Tensor
+    tokens_B: torch.Tensor
+    better_Q: torch.Tensor
+    worse_Q: torch.Tensor
+    weight_Q: torch.Tensor
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def pair_figures(rewards_B: torch.Tensor, responses: Responses) -> dict[str, float | torch.Tensor]:
+    """Sums over pairs, of which `DpoEvaluation` has the means."""
+    better_Q, worse_Q = (rewards_B.index_select(0, side_Q) for side_Q in (responses.better_Q, responses.worse_Q))
+    return {
+        "pairs": better_Q.numel(),
+        "right": (better_Q > worse_Q).sum(),
+        "chosen_reward": better_Q.sum(),
+        "rejected_reward": worse_Q.sum(),
+    }
 
 
 @dataclass(frozen=True)
@@ -21,6 +52,10 @@ class PreferenceLoss:
 
     note: on it, for `--help`.
     of_margins: (margins_Q, objective) -> loss_Q. A margin is the difference of a pair's log-ratios.
+    of_responses: (responses, objective) -> the sum of all prompts' losses, for a loss on more than margins.
+    rows: the kind of rows that it trains on.
+    figures: (implicit rewards, responses) -> sums for the evaluation, which may also count `chosen` and `rejected`
+        responses where these are no pairs.
     flags: a dataclass of the flags that it has for itself, if any.
     is_token_mean: a response's log-ratio is averaged over its tokens.
     needs_reference: without one log-ratios are log-probabilities, and no reference is read.
@@ -29,11 +64,14 @@ class PreferenceLoss:
     """
 
     note: str
-    of_margins: Callable[[torch.Tensor, Objective], torch.Tensor]
+    of_margins: Callable[[torch.Tensor, Objective], torch.Tensor] | None = None
     flags: type | None = None
     is_token_mean: bool = False
     needs_reference: bool = True
     loss_of_equal_pairs: Callable[[Objective], float] | None = None
+    of_responses: Callable[[Responses, Objective], torch.Tensor] | None = None
+    rows: str = "ranked"
+    figures: Callable[[torch.Tensor, Responses], dict[str, float | torch.Tensor]] = pair_figures
 
 
 @dataclass(frozen=True)
@@ -63,22 +101,15 @@ def log_ratios(
     return ratios_B / tokens_B if loss.is_token_mean else ratios_B
 
 
-def preference_loss(
-    ratios_B: torch.Tensor,
-    better_Q: torch.Tensor,
-    worse_Q: torch.Tensor,
-    weight_Q: torch.Tensor,
-    prompts_in_step: float,
-    objective: Objective,
-) -> torch.Tensor:
-    """Return this micro-batch's part of the step's loss, a scalar.
-
-    ratios_B: of `log_ratios`. better_Q, worse_Q: int64, sequences. weight_Q: each pair's share of its prompt; a
-    prompt with K ranked responses has K(K-1)/2 pairs that share a weight of 1, so that all prompts weigh the same.
-    prompts_in_step: of the whole optimizer step, on all ranks.
-    """
-    margins_Q = ratios_B.index_select(0, better_Q) - ratios_B.index_select(0, worse_Q)
-    return (objective.loss.of_margins(margins_Q, objective) * weight_Q).sum() / prompts_in_step
+def preference_loss(responses: Responses, prompts_in_step: float, objective: Objective) -> torch.Tensor:
+    """Return this micro-batch's part of the step's loss, a scalar. prompts_in_step: of the whole optimizer step, on all
+    ranks."""
+    loss, ratios_B = objective.loss, responses.ratios_B
+    if loss.of_responses is not None:
+        return loss.of_responses(responses, objective) / prompts_in_step
+    assert loss.of_margins is not None
+    margins_Q = ratios_B.index_select(0, responses.better_Q) - ratios_B.index_select(0, responses.worse_Q)
+    return (loss.of_margins(margins_Q, objective) * responses.weight_Q).sum() / prompts_in_step
 
 
 def best_response_loss(

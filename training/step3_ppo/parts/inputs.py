@@ -140,7 +140,8 @@ def load_inputs(
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
     actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
     reader = reader_of_model(*actor, tokenizer)
-    phase = build_phase(3, data, tokenizer, run.seed, ranks.is_main, log, reader, why_unread(*actor))
+    read: Any = {"media": reader, "unread": why_unread(*actor)}
+    phase = build_phase("prompts", data, tokenizer, run.seed, is_main_rank=ranks.is_main, log=log, **read)
     images = run_media(chain(phase.train, phase.eval), phase.seen, prompt_document)
     if environments is not None:
         check_rows(environments, phase.train)
@@ -152,7 +153,7 @@ def load_inputs(
         )
     texts = None
     if data.source.unsupervised_dataset_name is not None:
-        texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, ranks.is_main, log)
+        texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, is_main_rank=ranks.is_main, log=log)
     rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
     ends, unused = _end_tokens(flags, tokenizer)
     if unused is not None:

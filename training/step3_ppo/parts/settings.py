@@ -15,7 +15,7 @@ from training.step3_ppo.contracts.settings import (
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
-from training.utils.data.build.parallel_thinking import parallel_tags
+from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
 from training.utils.images.run.row_images import why_not_kept, with_kept_features

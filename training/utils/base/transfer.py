@@ -35,6 +35,8 @@ def _each(batch: Any, act: Any, leaves: bool = False) -> Any:
     are documents, which the host reads. leaves: records that keep more for a device (`leaving_host`) get it first."""
     if isinstance(batch, torch.Tensor):
         return act(batch)
+    if isinstance(batch, dict):
+        return {name: _each(part, act, leaves) for name, part in batch.items()}
     if not is_dataclass(batch) or isinstance(batch, type):
         return batch
     if leaves and hasattr(batch, "leaving_host"):

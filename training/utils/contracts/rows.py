@@ -1,4 +1,5 @@
-"""The tokenized row of each phase: four small records that know nothing of padding, batches, tensors or files.
+"""Tokenized rows: small records that know nothing of padding, batches, tensors or files. `stored` names the form in
+which each field is kept (see `data.rows.dataset`).
 
 Token ids are ragged numpy int32 arrays; a row of a cached split is a read-only view of the memory map, so copy it
 before writing into it.
@@ -10,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,10 @@ class SentenceRow:
     input_ids (5, 6, 7, 0), loss_mask (False, False, True, True).
     """
 
+    stored: ClassVar[dict[str, str]] = {
+        "input_ids": "ids", "loss_mask": "spans", "parallel_tags": "ids or none", "media": "images",
+    }  # fmt: skip
+
     row_id: int
     input_ids: np.ndarray
     loss_mask: np.ndarray
@@ -56,8 +61,15 @@ class ResponsesRow:
     margins: float32 [K - 1], the dataset's `get_margin` between neighbours in the ranking, or None.
     parallel_tags: as in SentenceRow, where responses have blocks.
     are_drawn: a model drew the responses, paths side by side: a tag out of place is text. Not of rows that are stored.
+    batched: numbers of the row, by the names of their fields, that a batch holds for each of its sequences.
     images: of the prompt.
     """
+
+    stored: ClassVar[dict[str, str]] = {
+        "prompt_ids": "ids", "response_ids": "lists of ids", "margins": "numbers or none",
+        "parallel_tags": "ids or none", "media": "images",
+    }  # fmt: skip
+    batched: ClassVar[tuple[str, ...]] = ()
 
     row_id: int
     prompt_ids: np.ndarray
@@ -82,6 +94,11 @@ class PromptRow:
     columns: JSON values by name that rewards and samples get (see `samples.read_carried`), always with `data_source`.
     images: counted from the first token of the prompt. picture_digests: the sha256 of each picture, in hex.
     """
+
+    stored: ClassVar[dict[str, str]] = {
+        "flipped_prompt_ids": "ids", "prompt_text": "text", "reference": "json", "columns": "json of names",
+        "media": "images", "picture_digests": "json of a list",
+    }  # fmt: skip
 
     row_id: int
     flipped_prompt_ids: np.ndarray
@@ -110,6 +127,8 @@ class PromptRow:
 @dataclass(frozen=True, eq=False)
 class TextBlock:
     """Unsupervised text: `input_ids` int32 [T], exactly the block length; all but the first are predicted."""
+
+    stored: ClassVar[dict[str, str]] = {"input_ids": "ids"}
 
     row_id: int
     input_ids: np.ndarray

@@ -6,7 +6,7 @@ Knows no model and no loss. B sequences (responses), Q pairs of responses to the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,7 @@ class PreferenceBatch:
     margin_Q: float32, the margin of the data by which the better response should beat the worse; 0 if it has none.
     is_best_B: bool, whether the response is its row's best.
     documents: its rows, before they were laid out.
+    columns: float32 [B] each, the numbers of its rows that are `batched`, by their names.
     """
 
     ranked: RankedRows
@@ -48,6 +49,7 @@ class PreferenceBatch:
     margin_Q: torch.Tensor
     is_best_B: torch.Tensor
     documents: tuple[Document, ...] = ()
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def preference_batches(
@@ -93,7 +95,12 @@ def preference_batches(
             margin_Q = level_B[ranked.better_Q] - level_B[ranked.worse_Q]
             is_best_B = torch.from_numpy(place_B == 0)
             flat = tuple(document for row in documents for document in row)
-            yield pinned(PreferenceBatch(ranked, row_B, place_B, tokens_B, margin_Q, is_best_B, flat), ranks.device)
+            columns = {
+                name: torch.tensor([getattr(rows[index], name) for index in row_B], dtype=torch.float32)
+                for name in taken[0].batched
+            }
+            batch = PreferenceBatch(ranked, row_B, place_B, tokens_B, margin_Q, is_best_B, flat, columns)
+            yield pinned(batch, ranks.device)
 
 
 def _tokens(rows: Sequence[ResponsesRow], plan: PlanSettings) -> int:

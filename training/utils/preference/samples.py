@@ -34,8 +34,9 @@ def write_ranked_samples(run: TrainingRun[ResponsesRow], step: int, scored: Scor
 def ranked_samples(
     rows: Sequence[ResponsesRow], taken: Sequence[int], scored: ScoredResponses, samples: EvaluationSamples
 ) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl of the rows `taken`: `responses` and `scores`, best first, and `margin`, the least
-    difference between the scores of a better and a worse response; below 0 a pair is judged the wrong way round."""
+    """The lines of samples.jsonl of the rows `taken`: `responses` and `scores`, best first, numbers of the row, and of
+    several responses `margin`, the least difference between the scores of a better and a worse one; below 0 a pair is
+    judged the wrong way round."""
     starts = np.searchsorted(scored.prompt_R, np.arange(len(rows)))
     found = []
     for index in taken:
@@ -54,7 +55,8 @@ def ranked_samples(
                 **media.columns,
                 "responses": responses,
                 "scores": scores,
-                "margin": least_margin(scores),
+                **{name: getattr(row, name) for name in row.batched},
+                **({"margin": least_margin(scores)} if len(scores) > 1 else {}),
             }
         )
     return found

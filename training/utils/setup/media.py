@@ -27,23 +27,24 @@ from training.utils.images.run.sample_pictures import SamplePictures, keep_media
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, ReadsMedia
     from training.utils.data.build.build import PhaseData
+    from training.utils.data.kinds.kind import RowKind
     from training.utils.data.sources.arguments import SourceArguments
     from training.utils.images.models.pictured import RowImages
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
 
 
-def reader_of_start(flags: OneModelFlags, tokenizer: Any) -> tuple[MediaReader | None, str]:
-    """Return what reads media of rows for the start model, None where the model or the step reads text alone; and why,
-    for the sentence on a row with some."""
+def reader_of_start(flags: OneModelFlags, tokenizer: Any) -> dict[str, Any]:
+    """Return what `build_phase` takes of media: what reads them for the start model, None where the model or the step
+    reads text alone; and why, for the sentence on a row with some."""
     start = (flags.start.name_or_path, flags.start.trust_remote_code)
-    return reader_of_model(*start, tokenizer) if flags.step.reads_media else None, why_unread(*start)
+    reader = reader_of_model(*start, tokenizer) if flags.step.reads_media else None
+    return {"media": reader, "unread": why_unread(*start)}
 
 
-def checked_media(flags: OneModelFlags, rows: PhaseData, phase: int) -> RowImages | None:
+def checked_media(flags: OneModelFlags, rows: PhaseData, kind: RowKind) -> RowImages | None:
     """Return the media of the rows; None without any. ThreestepError if the run cannot train on them."""
-    document_of = sentence_document if phase == 1 else partial(responses_document, are_targets=True)
-    images = run_media(chain(rows.train, rows.eval), rows.seen, document_of)
+    images = run_media(chain(rows.train, rows.eval), rows.seen, kind.document)
     if images is not None:
         check_beside_images(flags.settings)
     return images

@@ -28,7 +28,7 @@ def one_model_program(
     module: str,
     step: Step,
     train: Callable[[OpenedModel, Any], TrainingResult],
-    phase: int,
+    rows: str | Callable[[Any], str],
     scores: bool = False,
     rereads_start: Callable[[Any], bool] = lambda own: False,
     check: Callable[[OneModelFlags], None] | None = None,
@@ -40,7 +40,7 @@ def one_model_program(
     `--dry_run`; otherwise it opens the run (folder, tokenizer, rows, model, engine, metrics), calls train(opened, own
     flags), and saves the model, the closing figures and the report.
 
-    phase: the rows to train on, 1 (sentences) or 2 (ranked responses)
+    rows: the kind of rows to train on, by its name or as own flags -> its name
     scores: the model is a reward model; otherwise it predicts tokens
     rereads_start: own flags -> True if a resumed run reads the start model's own weights again, as a reference does
     check: raises ThreestepError for flags of several groups that contradict each other
@@ -60,14 +60,17 @@ def one_model_program(
                 "model, which has a score for each sequence instead; leave it out"
             )
         check_model_folder(flags.model.model_name_or_path)
+        from training.utils.data.kinds.table import KINDS
+
+        kind = KINDS[rows if isinstance(rows, str) else rows(flags.own)]
         if flags.run.dry_run:
             from training.utils.setup.dry_run import dry_run
 
-            dry_run(flags, scores, responses=2 if phase == 2 else 1)
+            dry_run(flags, scores, responses=len(kind.responses))
         else:
             from training.utils.setup.one_model_run import run_one_model
 
-            run_one_model(flags, train, phase, scores, rereads_start(flags.own), check_rows)
+            run_one_model(flags, train, kind, scores, rereads_start(flags.own), check_rows)
 
     if module == "__main__":
         run_program(main, output_is_log=True)

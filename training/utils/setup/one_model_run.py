@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.contracts.media import RunMedia
+    from training.utils.data.kinds.kind import RowKind
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_folder import RunFolder
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 def run_one_model(
     flags: OneModelFlags,
     train: Callable[[OpenedModel, Any], TrainingResult],
-    phase: int,
+    kind: RowKind,
     scores: bool,
     rereads_start: bool,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
@@ -58,11 +59,17 @@ def run_one_model(
         run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
         log(style.sentence, ranks.is_main)
         rows = build_phase(
-            phase, data, tokenizer, flags.run.seed, ranks.is_main, log, *reader_of_start(flags, tokenizer)
+            kind.name,
+            data,
+            tokenizer,
+            flags.run.seed,
+            is_main_rank=ranks.is_main,
+            log=log,
+            **reader_of_start(flags, tokenizer),
         )
         if check_rows is not None:
             check_rows(rows.train, flags.own)
-        media = checked_media(flags, rows, phase)
+        media = checked_media(flags, rows, kind)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(run.model, trains_adapter_on=not rereads_start)
@@ -81,7 +88,7 @@ def run_one_model(
             read,
             data.rows.max_seq_len,
             log,
-            sharing=phase == 2 or flags.engine.share_beginnings > 0,
+            sharing=kind.shares_prompt or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
         media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read)

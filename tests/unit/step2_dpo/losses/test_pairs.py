@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 
 from tests.support.objectives import objective
 from training.step2_dpo.losses import LOSSES
-from training.step2_dpo.losses.pairs import Objective, best_response_loss, log_ratios, preference_loss
+from training.step2_dpo.losses.pairs import (
+    Objective,
+    PreferenceLoss,
+    Responses,
+    best_response_loss,
+    log_ratios,
+    pair_figures,
+    preference_loss,
+)
 from training.utils.layout.ranked import sequence_sums
 
+OF_MARGINS = [name for name, loss in LOSSES.items() if loss.of_margins]  # others are tested in files of their own
 pairs = st.lists(st.tuples(st.floats(-40, 40), st.floats(0, 1)), min_size=1, max_size=20)
 betas = st.floats(0.05, 2.0)
 objectives = st.one_of(
-    st.builds(objective, st.sampled_from(list(LOSSES)), betas),
+    st.builds(objective, st.sampled_from(OF_MARGINS), betas),
     st.builds(objective, st.just("sigmoid"), betas, label_smoothing=st.sampled_from([0.1, 0.3])),
 )
 
@@ -39,11 +48,12 @@ def loss_of(margins, weights, prompts, how: Objective, dtype=torch.float32):
     ratios_B = torch.tensor([*margins, *[0.0] * len(margins)], dtype=dtype, requires_grad=True)
     better_Q = torch.arange(len(margins))
     weight_Q = torch.tensor(weights, dtype=dtype)
-    return preference_loss(ratios_B, better_Q, better_Q + len(margins), weight_Q, prompts, how), ratios_B
+    pairs = (better_Q, better_Q + len(margins), weight_Q)
+    return preference_loss(Responses(ratios_B, ratios_B, ratios_B, *pairs), prompts, how), ratios_B
 
 
 def test_every_loss_has_a_formula_here():
-    assert FORMULAS.keys() == LOSSES.keys()
+    assert list(FORMULAS) == OF_MARGINS
 
 
 @pytest.mark.parametrize("name", [name for name, loss in LOSSES.items() if loss.loss_of_equal_pairs])
@@ -100,8 +110,27 @@ def test_three_ranked_responses():
     # Log-ratios log 4, 0, 0 with beta 1: pairs (1, 2) and (1, 3) cost -log(4/5), (2, 3) costs log 2, a third each.
     ratios_B = torch.tensor([math.log(4), 0.0, 0.0])
     better_Q, worse_Q = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])
-    loss = preference_loss(ratios_B, better_Q, worse_Q, torch.full((3,), 1 / 3), 1.0, objective("sigmoid", 1.0))
+    pairs = (better_Q, worse_Q, torch.full((3,), 1 / 3))
+    loss = preference_loss(Responses(ratios_B, ratios_B, ratios_B, *pairs), 1.0, objective("sigmoid", 1.0))
     assert loss.item() == pytest.approx((2 * math.log(5 / 4) + math.log(2)) / 3)
+
+
+def test_a_loss_of_responses_is_divided_by_the_prompts_and_sees_their_columns():
+    def of_responses(responses: Responses, how: Objective) -> torch.Tensor:
+        return (how.beta * responses.columns["is_good"] * responses.ratios_B).sum()
+
+    none = torch.zeros(0, dtype=torch.int64)
+    ratios_B = torch.tensor([1.0, 2.0, 4.0])
+    given = Responses(ratios_B, ratios_B, ratios_B, none, none, torch.zeros(0), {"is_good": torch.tensor([1.0, 0, 1])})
+    how = Objective(PreferenceLoss("", of_responses=of_responses), 0.5)
+    assert preference_loss(given, 2.0, how).item() == 1.25
+
+
+def test_the_figures_of_pairs():
+    rewards_B = torch.tensor([3.0, 1.0, 2.0, 2.0])
+    pairs_Q = (torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3]), torch.ones(3))
+    found = pair_figures(rewards_B, Responses(rewards_B, rewards_B, rewards_B, *pairs_Q))
+    assert found == {"pairs": 3, "right": 1, "chosen_reward": 6, "rejected_reward": 5}
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

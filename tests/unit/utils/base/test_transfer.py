@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from tests.support.cuda_stand_in.device import counted
@@ -22,6 +24,15 @@ def test_on_a_cpu_nothing_is_copied():
     made = batch()
     assert pinned(made, CPU) is made
     assert moved(made, CPU).rows.input_ids_NT is made.rows.input_ids_NT
+
+
+def test_tensors_by_name_are_moved_too():
+    @dataclass(frozen=True)
+    class Named:
+        columns: dict[str, torch.Tensor]
+
+    there = moved(Named({"a": torch.tensor([1])}), "meta")
+    assert there.columns["a"].device.type == "meta"
 
 
 def on_the_device() -> dict:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.data_flags import data_flags
+from tests.support.pair_rows import Own
 from training.utils.base import user_files
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources import registry
@@ -59,3 +60,15 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_classes", dict(registry._classes))
     monkeypatch.setattr(user_files, "_loaded", {})
     yield
+
+
+@pytest.fixture
+def own(own_registry, flags):
+    """Register a subclass of Own with what is given, and return the flags that name it."""
+
+    def make(**members):
+        given = {key: members.pop(key) for key in list(members) if key in ("data_split", "eval_fraction")}
+        registry.register_dataset("own")(type("Own", (Own,), members))
+        return flags(data_path=["own"], **given)
+
+    return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,24 @@ def test_margins_stay_with_their_pairs(packed, micro):
 def test_a_rank_without_rows_has_a_batch_without_pairs():
     batches = preference_batches([row(0, 2, [1.0])], [0], PlanSettings(2), ranks(2, 1), 0, are_targets=False)
     assert [batch.margin_Q.tolist() for batch in batches] == [[]]
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed(ResponsesRow):
+    """A row with a number that batches hold."""
+
+    batched = ("weight",)
+
+    weight: float = 0.0
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_numbers_of_rows_stand_at_each_of_their_sequences(packed):
+    rows = [Weighed(**vars(row(n, 1 + n % 2)), weight=float(n)) for n in range(4)]
+    plan = PlanSettings(1, max_rows_per_micro_batch=3, packed=packed, max_row_tokens=12)
+    batches = list(preference_batches(rows, range(4), plan, ranks(), 0, are_targets=True))
+    assert all(batch.columns["weight"].tolist() == batch.row_B.tolist() for batch in batches)
+    assert sum(len(batch.row_B) for batch in batches) == 6
 
 
 def made(lengths: list[list[int]]) -> list[ResponsesRow]:

@@ -49,6 +49,11 @@ def test_each_row_has_its_own_scores():
     assert (found[0]["prompt"], found[0]["responses"]) == ("5-2", ["20", "21"])
 
 
+def test_a_single_response_has_no_margin():
+    (sample,) = ranked_samples(rows(1), [0], scored(1), TEXT)
+    assert sample["scores"] == [0.0] and "margin" not in sample
+
+
 def test_pairs_with_the_same_texts_and_other_pictures_are_told_apart():
     pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
     samples = EvaluationSamples(2, decode=lambda ids: "text", keeper=pictures)

@@ -21,7 +21,7 @@ PHASES = ("1", "2", "3")
 
 @dataclass
 class SplitArguments:
-    """Which rows each phase gets, and which are held out."""
+    """The rows of each phase, and those that are held out."""
 
     topic: ClassVar[str] = "split"
 
@@ -59,7 +59,7 @@ class SplitArguments:
 
 @dataclass
 class ShownArguments:
-    """Which rows a program shows, and how. Each program has its texts."""
+    """The rows that a program shows, and their form. Each program has its texts."""
 
     phase: str = flag("1", "1 (SFT), 2 (reward model or DPO) or 3 (PPO's prompts).", choices=PHASES)
     split: str = flag("train", "'train' or 'eval'.", choices=SPLITS)
@@ -70,7 +70,7 @@ class ShownArguments:
 
 @dataclass
 class DataArguments:
-    """Which data, how the phases share it, and how it becomes tokens."""
+    """The data, its division among the phases, and its way to tokens."""
 
     source: SourceArguments = field(default_factory=SourceArguments)
     chat: ChatArguments = field(default_factory=ChatArguments)

@@ -1,4 +1,4 @@
-"""From the flags to the rows of a phase: raw datasets, splits, tokens, cache.
+"""From the flags to rows of one kind: raw datasets, splits, tokens, cache.
 
 Every rank calls the same function with the same arguments: the first builds, the others wait for its lock and open the
 published folder. There are no collectives.
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rows import PHASE_NAMES, PromptRow, ResponsesRow, Row, SentenceRow
-from training.utils.data.build.parallel_thinking import parallel_tags, parts_of_parallel_thinking
+from training.utils.contracts.rows import PHASE_NAMES, Row
 from training.utils.data.build.portions import (
     DataSource,
     Portion,
@@ -32,6 +31,8 @@ from training.utils.data.cache.shards import SplitPlan, build_shards, join_split
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.files.readers import split_reader
+from training.utils.data.kinds.parallel_thinking import parallel_tags, parts_of_parallel_thinking
+from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
@@ -41,11 +42,10 @@ from training.utils.data.sources.row_versions import ROWS
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia
     from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.kinds.kind import RowKind
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.dataset import CachedSplit
     from training.utils.data.rows.media_store import GrowingStore
-
-_ROW_TYPES: dict[int, type] = {1: SentenceRow, 2: ResponsesRow, 3: PromptRow}
 
 
 @dataclass(frozen=True)
@@ -62,42 +62,48 @@ class PhaseData:
 
 
 def build_phase(
-    phase: int,
+    rows: str | int,
     data: DataArguments,
     tokenizer: Any,
     seed: int,
+    *,
     is_main_rank: bool = True,
     log: Log | None = None,
     media: MediaReader | None = None,
     unread: str = ONLY_TEXT,
 ) -> PhaseData:
-    """The tokenized rows of phase 1, 2 or 3, from the cache or built now; `log` gets lines on the main rank only.
+    """Tokenized rows, from the cache or built now; `log` gets lines on the main rank only.
 
+    rows: the name of their kind, or a phase, 1, 2 or 3, for the kind that it trains on
     media: reads those of the rows; None where the model reads text alone. unread: why it does, for the sentence.
     Raises ThreestepError for mistakes in the data or the flags.
     """
     log = _ShareFirst(log if log is not None and is_main_rank else silent)
     parse_data_split(data.split.data_split)
-    if phase in (2, 3):
+    kind = kind_of(rows)
+    phase = kind.phase
+    if kind.needs_pad:
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
     tags = parallel_tags(data.chat, tokenizer)
     texts = text_maker(data.chat, tokenizer, tags)
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
-    sources = open_sources(phase, data.source, data.split.data_split, data.cache.cache_dir, seed)
+    sources = open_sources(phase, data, seed)
     for source in sources:
         source.raw.expect_media(media is not None, unread)
 
     def build(folder: str) -> dict[str, Any]:
         shared = divide_rows(phase, data.split, sources, seed)
         log.begin(share_sentence(phase, data.split, shared.described))
-        return _build_splits(folder, phase, data, texts, shared, media, log)
+        return _build_splits(folder, kind, data, texts, shared=shared, media=media, log=log)
 
     with _pointing_to_inspect():
-        parts = _parts_of_phase(phase, data, tokenizer, plain, sources, seed)
+        parts = _parts_of_rows(kind, data, tokenizer, plain, sources=sources, seed=seed)
         parts |= parts_of_parallel_thinking(data.chat, tags)
         if media is not None:
             parts |= media.parts_of_rows(data.source.allow_image_urls)
-        cached = open_or_build(data.cache.cache_dir, f"phase{phase}", parts, build, data.cache.rebuild_cache, log)
+        cached = open_or_build(
+            data.cache.cache_dir, f"phase{kind.key}", parts, build, rebuild=data.cache.rebuild_cache, log=log
+        )
     log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
     for source in cached.manifest["sources"]:
         if source["recognised"] is not None:
@@ -105,7 +111,7 @@ def build_phase(
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")
-    for sentence in cut_sentences(phase, data.rows, report):
+    for sentence in cut_sentences(kind, data.rows, report):
         log(f"warning: {sentence}")
     stored, seen = cached.splits["train"].stored_media, None
     if media is not None and stored is not None:
@@ -114,9 +120,9 @@ def build_phase(
     return PhaseData(cached.splits["train"], cached.splits["eval"], report, seen)
 
 
-def cut_sentences(phase: int, flags: RowArguments, report: BuildReport) -> list[str]:
+def cut_sentences(kind: RowKind, flags: RowArguments, report: BuildReport) -> list[str]:
     """A sentence for each split with rows that were cut at the maximum length, with their share."""
-    limit, how = ("max_prompt_seq_len", "prompt_truncation") if phase == 3 else ("max_seq_len", "truncation")
+    limit, how = kind.limit, kind.truncation
     return [
         f"{split.truncated:,} of {split.rows:,} {name} rows ({split.truncated / split.rows:.1%}) were cut at --{limit} "
         f"{getattr(flags, limit):,} tokens (--{how} {getattr(flags, how)}); raise the limit to train on whole rows, or "
@@ -161,13 +167,19 @@ def _pointing_to_inspect() -> Iterator[None]:
         ) from refusal
 
 
-def _parts_of_phase(
-    phase: int, data: DataArguments, tokenizer: Any, texts: TextTokenizer, sources: Sequence[DataSource], seed: int
+def _parts_of_rows(
+    kind: RowKind,
+    data: DataArguments,
+    tokenizer: Any,
+    texts: TextTokenizer,
+    *,
+    sources: Sequence[DataSource],
+    seed: int,
 ) -> dict[str, str]:
-    """Everything that the rows of a phase depend on, in clear; long values as hashes."""
+    """Everything that the rows depend on, in clear; long values as hashes."""
     parts = {
         "datasets": json.dumps([(source.name, source.sft_only) for source in sources]),
-        "phase": str(phase),
+        "phase": kind.key,
         "data_split": ",".join(str(weight) for weight in parse_data_split(data.split.data_split)),
         "seed": str(seed),
         "eval_fraction": str(data.split.eval_fraction),
@@ -175,24 +187,13 @@ def _parts_of_phase(
         "max_eval_rows": str(data.split.max_eval_rows),
         "pick_rows": data.split.pick_rows,
         **fingerprint.parts_of_tokenizer(tokenizer),
-        **parts_of_chat(data.chat, tokenizer, phase),
+        **parts_of_chat(data.chat, tokenizer, kind.weighs_messages),
         "ids before a prompt": str(texts.prefix_ids),
         "code": ROWS,
+        **kind.parts(data.rows, texts),
     }
-    if phase == 3:
-        parts["max_prompt_seq_len"] = str(data.rows.max_prompt_seq_len)
-        parts["prompt_truncation"] = data.rows.prompt_truncation
-        parts["kept on request"] = json.dumps(
-            [data.rows.return_raw_ids, data.rows.return_raw_chat, data.rows.return_full_prompt]
-        )
-    else:
-        parts["max_seq_len"] = str(data.rows.max_seq_len)
-        parts["truncation"] = data.rows.truncation
-        parts["end of conversation"] = str(texts.end_id)
-    if phase == 1:
-        parts["loss_on"] = data.rows.loss_on
     if any(split_reader(source.name) for source in sources):
-        parts["columns"] = json.dumps([data.source.data_format, columns_for(phase, data.source)])
+        parts["columns"] = json.dumps([data.source.data_format, columns_for(kind.columns, data.source)])
     for number, source in enumerate(sources):
         label = f"[{number}] {source.name}"
         parts[f"rows of {label}"] = fingerprint.content_of_dataset(source.raw, data.cache.cache_dir)
@@ -202,9 +203,10 @@ def _parts_of_phase(
 
 def _build_splits(
     folder: str,
-    phase: int,
+    kind: RowKind,
     data: DataArguments,
     texts: TextTokenizer | ChatTokenizer,
+    *,
     shared: Portions,
     media: MediaReader | None,
     log: Log,
@@ -215,38 +217,33 @@ def _build_splits(
         def make(begin: int, end: int, counts: Counts, store: GrowingStore) -> Iterator[Row]:
             read = None if media is None else media.of_rows(store, data.source.allow_image_urls)
             for portion in part_of(portions, begin, end):
-                maker = RowMaker(phase, data.chat, data.rows, texts, portion.source, counts, read)
+                maker = RowMaker(kind, data, texts, portion.source, counts=counts, media=read)
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
 
         return make
 
     plans = [
-        SplitPlan(key, _ROW_TYPES[phase], sum(len(portion.indices) for portion in portions), maker_of(portions))
+        SplitPlan(key, kind.record, sum(len(portion.indices) for portion in portions), maker_of(portions))
         for key, portions in (("train", shared.train), ("eval", shared.eval))
     ]
     built = build_shards(folder, plans, data.cache.num_workers, log)
     if built["train"].rows == 0:
-        raise ThreestepError(_nothing_left(phase, data, shared, plans[0].raw_rows, built["train"].counts))
-    return {"phase": phase, **join_splits(folder, built), "sources": shared.described}
+        raise ThreestepError(_nothing_left(kind, data, shared, offered=plans[0].raw_rows, counts=built["train"].counts))
+    return {"phase": kind.phase, **join_splits(folder, built), "sources": shared.described}
 
 
-def _nothing_left(phase: int, data: DataArguments, shared: Portions, offered: int, counts: Counts) -> str:
-    """Why a phase has no training rows though its sources offered `offered` of them."""
+def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offered: int, counts: Counts) -> str:
+    """Why there are no training rows though the sources offered `offered` of them."""
     names = ", ".join(f"'{source['name']}'" for source in shared.described)
-    start = f"phase {phase} ({PHASE_NAMES[phase]}) has no training rows: "
+    start = f"phase {kind.phase} ({PHASE_NAMES[kind.phase]}) has no training rows: "
     if offered == 0:
         return start + (
             f"data_split {data.split.data_split} gives it none of the rows of {names}; raise its share or use more data"
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-    hint = ""
-    if "unpaired" in counts.dropped:
-        hint = "; responses that are marked one by one are no pairs; step 1 trains on the good ones"
-    elif "no_rejected" in counts.dropped:
-        hint = "; a pair needs a rejected response (of files, --rejected_column names it)"
-    elif "malformed_parallel" in counts.dropped:
+    hint = next((f"; {advice}" for reason, advice in kind.hints.items() if reason in counts.dropped), "")
+    if not hint and "malformed_parallel" in counts.dropped:
         hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"
-    elif set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
-        flag = "max_prompt_seq_len" if phase == 3 else "max_seq_len"
-        hint = f"; raise {flag} or change the truncation"
+    elif not hint and set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
+        hint = f"; raise {kind.limit} or change the truncation"
     return start + f"all {offered} rows of {names} were dropped ({reasons}){hint}"

@@ -18,9 +18,9 @@ from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
 from training.utils.base.typed import WHOLE_RUN_VARIABLE
 from training.utils.contracts.rows import PHASES
-from training.utils.data.build.arguments import SplitArguments
+from training.utils.data.build.arguments import DataArguments, SplitArguments
 from training.utils.data.build.splits import carve_eval, parse_data_split, pick_rows, share_rows, split_indices
-from training.utils.data.sources.arguments import NO_DATA, SourceArguments
+from training.utils.data.sources.arguments import NO_DATA
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
@@ -59,13 +59,14 @@ class Portions:
     described: list[dict[str, Any]]
 
 
-def open_sources(phase: int, flags: SourceArguments, data_split: str, cache_dir: str, seed: int) -> list[DataSource]:
+def open_sources(phase: int, data: DataArguments, seed: int) -> list[DataSource]:
     """The sources of a phase in the order of the flags; raises ThreestepError where there are none."""
 
     def opened(name: str, split: str, sft_only: bool = False) -> DataSource:
-        return DataSource(redacted(name), create_raw_dataset(name, flags, cache_dir, seed), split, sft_only)
+        return DataSource(redacted(name), create_raw_dataset(name, flags, data.cache.cache_dir, seed), split, sft_only)
 
-    sources = [opened(name, data_split) for name in flags.data_path]
+    flags = data.source
+    sources = [opened(name, data.split.data_split) for name in flags.data_path]
     if phase == 1:
         sources += [opened(name, _WHOLE_INTO_PHASE_1, sft_only=True) for name in flags.sft_only_data_path]
     if not sources:
@@ -93,7 +94,7 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
         phases_of_eval = _phases_of(source, eval_rows, eval_indices)
         if phases_of_eval is not None:
             eval_indices = eval_indices[[phase in phases for phases in phases_of_eval]]
-        mine = trained[split_indices(len(trained), source.data_split, seed, phase, phases_of_trained)]
+        mine = trained[split_indices(len(trained), source.data_split, seed, phase, phases_of_rows=phases_of_trained)]
         shared.train.append(Portion(source, train, mine, first_row_id))
         shared.eval.append(Portion(source, eval_rows, eval_indices, eval_first_id))
         recognition = source.raw.get_recognition()

@@ -10,6 +10,7 @@ from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
+from training.utils.data.kinds.table import KINDS
 from training.utils.data.sources.formats.messages import Message, prompt_text, read_messages
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
@@ -21,14 +22,14 @@ NAME = "generated"
 
 
 class PromptMaker:
-    """Makes rows of phase 3 from texts or messages. `counts`: of rows that were cut and dropped."""
+    """Makes prompts of phase 3 from texts or messages. `counts`: of rows that were cut and dropped."""
 
     def __init__(self, data: DataArguments, tokenizer: Any, media: ReadsMedia | None = None) -> None:
         """media: reads those that parts of messages hold; None where the model reads text alone."""
         self.counts = Counts()
         source = DataSource(NAME, _Generated(), data.split.data_split)
         texts = text_maker(data.chat, tokenizer)
-        self._maker = RowMaker(3, data.chat, data.rows, texts, source, self.counts, media)
+        self._maker = RowMaker(KINDS["prompts"], data, texts, source, counts=self.counts, media=media)
 
     def make(
         self, prompt: str | Sequence[Message], ground_truth: Any, row_id: int, /, **columns: Any

@@ -55,7 +55,7 @@ def share_rows(rows: int, weights: Sequence[Fraction | int]) -> list[int]:
 
 
 def split_indices(
-    rows: int, data_split: str, seed: int, phase: int, phases_of_rows: Sequence[tuple[int, ...]] | None = None
+    rows: int, data_split: str, seed: int, phase: int, *, phases_of_rows: Sequence[tuple[int, ...]] | None = None
 ) -> np.ndarray:
     """The rows, out of 0 .. rows - 1, that one phase trains on: int64, ascending.
 

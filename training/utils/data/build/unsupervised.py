@@ -36,6 +36,7 @@ def build_unsupervised(
     tokenizer: Any,
     block_length: int,
     seed: int,
+    *,
     is_main_rank: bool = True,
     log: Log | None = None,
 ) -> CachedSplit:
@@ -69,7 +70,7 @@ def build_unsupervised(
         order = shuffled_order(len(source), seed)
 
         def make(begin: int, end: int, counts: Counts, _: GrowingStore) -> Iterator[TextBlock]:
-            return _documents(source, order[begin:end], begin, column, texts, end_id, counts)
+            return _documents(source, order[begin:end], begin, column, texts=texts, end_id=end_id, counts=counts)
 
         plan = SplitPlan("train", TextBlock, len(source), make)
         documents = build_shards(folder, [plan], data.cache.num_workers, log)["train"]
@@ -95,7 +96,9 @@ def build_unsupervised(
         **fingerprint.parts_of_tokenizer(tokenizer),
         "code": ROWS,
     }
-    return open_or_build(data.cache.cache_dir, "text", parts, build, data.cache.rebuild_cache, log).splits["train"]
+    return open_or_build(data.cache.cache_dir, "text", parts, build, rebuild=data.cache.rebuild_cache, log=log).splits[
+        "train"
+    ]
 
 
 def _unsupervised_rows(name: str, config_name: str | None, column: str) -> Any:
@@ -110,7 +113,7 @@ def _unsupervised_rows(name: str, config_name: str | None, column: str) -> Any:
 
 
 def _documents(
-    rows: Any, indices: np.ndarray, first: int, column: str, texts: TextTokenizer, end_id: int, counts: Counts
+    rows: Any, indices: np.ndarray, first: int, column: str, *, texts: TextTokenizer, end_id: int, counts: Counts
 ) -> Iterator[TextBlock]:
     """Each document's ids and the token that ends it; `first`: position of the first one in the order."""
     for begin in range(0, len(indices), ROWS_PER_CALL):

@@ -11,7 +11,7 @@ from training.utils.flags.flags import flag
 
 @dataclass
 class CacheArguments:
-    """Where tokenized data is cached, and how it is built."""
+    """The cache of tokenized data, and its build."""
 
     topic: ClassVar[str] = "cache"
     may_change: ClassVar[bool] = True

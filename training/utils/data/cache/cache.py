@@ -97,6 +97,7 @@ def open_or_build(
     name: str,
     parts: dict[str, str],
     build: Callable[[str], dict[str, Any]],
+    *,
     rebuild: bool,
     log: Log,
 ) -> CachedFolder:
@@ -129,7 +130,7 @@ def open_or_build(
             reason = _reason_to_build(cache_dir, name, parts)
         log(f"data: {name} is tokenized: {reason}")
         started = time.perf_counter()
-        _build(final, fingerprint, parts, build, reason)
+        _build(final, fingerprint, parts, build, reason=reason)
         built = CachedFolder(final, _open(final, fingerprint), resumed=False)
         _opened_here.add(final)
     log(f"data: {name} built in {time.perf_counter() - started:.1f} s: {built.rows_in_words}; {final}")
@@ -159,7 +160,7 @@ def _writing_into(cache_dir: str) -> Iterator[None]:
 
 
 def _try_open(
-    final: str, fingerprint: str, name: str, log: Log, only_fresh: bool = False
+    final: str, fingerprint: str, name: str, log: Log, *, only_fresh: bool = False
 ) -> tuple[CachedFolder | None, str | None]:
     """The opened folder, or None and its mistake (None: there is no folder).
 
@@ -232,7 +233,7 @@ def read_manifest(folder: str) -> dict[str, Any] | None:
 
 
 def _build(
-    final: str, fingerprint: str, parts: dict[str, str], build: Callable[[str], dict[str, Any]], reason: str
+    final: str, fingerprint: str, parts: dict[str, str], build: Callable[[str], dict[str, Any]], *, reason: str
 ) -> None:
     """Build next to the place and publish by one rename; the lock is held."""
     building, old = final + BUILDING, final + OLD

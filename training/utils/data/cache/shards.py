@@ -44,7 +44,7 @@ class SplitPlan:
     them, and stores their media."""
 
     name: str
-    row_type: type
+    row_type: type[Row]
     raw_rows: int
     make: Callable[[int, int, Counts, GrowingStore], Iterator[Row]]
 
@@ -53,7 +53,7 @@ class SplitPlan:
 class BuiltShards:
     """The files of one split's shards in order, and the sums of their entries."""
 
-    row_type: type
+    row_type: type[Row]
     paths: list[str]
     rows: int
     tokens: int

@@ -23,7 +23,7 @@ MALFORMED_PARALLEL = ("error", "drop", "causal")
 
 @dataclass
 class ChatArguments:
-    """How prompts and responses become text, and where a response ends."""
+    """The text of prompts and responses, and its end."""
 
     topic: ClassVar[str] = "chat"
 

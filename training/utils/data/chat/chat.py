@@ -98,8 +98,9 @@ def text_maker(
     return TextTokenizer(tokenizer, chat.end_of_conversation_token, parallel_tags)
 
 
-def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, str]:
-    """Inputs of the cache's fingerprint that rows depend on besides the tokenizer."""
+def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> dict[str, str]:
+    """Inputs of the cache's fingerprint that rows depend on besides the tokenizer. chooses_turns: they do on
+    `--train_turns`."""
     chat = resolved_chat(chat, tokenizer)
     parts = {"prompt_style": chat.prompt_style}
     if chat.prompt_style == CHAT_TEMPLATE:
@@ -108,7 +109,7 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, phase: int) -> dict[str, 
         parts["chat template"] = hash_text(json.dumps(template, sort_keys=True))
         parts["chat template kwargs"] = json.dumps(chat.template_kwargs, sort_keys=True)
         parts["bad_conversations"] = chat.bad_conversations
-        if phase == 1:
+        if chooses_turns:
             parts["train_turns"] = chat.train_turns
     return parts
 

@@ -69,7 +69,7 @@ def learn_habits(template: ChatTemplate, special_tokens: Sequence[str], end_toke
     prompt_b, prompt_d = open_a.partition(a)[2], open_c.partition(c)[2]
     headers, missing_prompt = _headers(open_c, closed_c, [(before_b, prompt_b), (before_d, prompt_d)], special)
     after_b, after_d = _between(whole, b, c), whole.partition(d)[2]
-    openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d)
+    openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
     habits = TemplateHabits(special, (), headers, missing_prompt, openings)
     return replace(habits, ends=_ends(habits, after_b, after_d, end_token))
 
@@ -99,7 +99,7 @@ def _whole_words(beginning: str, prompt: str, special: re.Pattern[str] | None) -
 
 
 def _openings(
-    special: re.Pattern[str] | None, headers: Sequence[str], before_a: str, after_b: str, after_d: str
+    special: re.Pattern[str] | None, headers: Sequence[str], before_a: str, after_b: str, *, after_d: str
 ) -> frozenset[str]:
     """Special tokens in a header, or between b and c after the one that ends b's turn (where the first of them ends
     it), that do not follow the whole conversation."""

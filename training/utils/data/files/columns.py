@@ -64,7 +64,7 @@ def check_row(row: Any, where: str, expected: Expected | None) -> None:
         return
     for column in expected.required:
         if column not in row:
-            raise ThreestepError(_no_column(where, "the row has", column, row, expected))
+            raise ThreestepError(_no_column(where, "the row has", column, row, expected=expected))
     for column in expected.texts:
         value = row.get(column)
         if value is not None and not isinstance(value, str):
@@ -75,14 +75,14 @@ def check_kinds(kinds: Kinds, path: str, expected: Expected | None) -> None:
     """The same for a file whose columns each have one type."""
     for column in expected.required if expected else ():
         if column not in kinds:
-            raise ThreestepError(_no_column(path, "the file has", column, kinds, expected))
+            raise ThreestepError(_no_column(path, "the file has", column, kinds, expected=expected))
     for column in expected.texts if expected else ():
         for kind in kinds.get(column, {}):
             if kind != "text":
                 raise ThreestepError(f"{path}: column '{column}': expected text, got {kind}")
 
 
-def _no_column(where: str, has: str, column: str, columns: Mapping[str, Any], expected: Expected | None) -> str:
+def _no_column(where: str, has: str, column: str, columns: Mapping[str, Any], *, expected: Expected | None) -> str:
     flags = expected.required if expected else ()
     remedy = f"; name the right one with --{flags[column]}" if isinstance(flags, Mapping) else ""
     return f"{where}: no column '{column}'; {has} {column_names(columns)}{remedy}"

@@ -19,7 +19,7 @@ class StoredFiles:
     folder: that relative paths in the rows begin at; None of rows that are not stored here.
     """
 
-    def __init__(self, reader: str, address: str, flag: str, spool_dir: str | None, hold_out: bool) -> None:
+    def __init__(self, reader: str, address: str, flag: str, *, spool_dir: str | None, hold_out: bool) -> None:
         self.address = address
         self.folder = folder_of(address)
         self._reader = reader
@@ -48,7 +48,9 @@ def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = Tr
     if split is None:
         return None
     reader, address = split
-    return HubRows(address, flag) if reader == HUB else StoredFiles(reader, address, flag, spool_dir, hold_out)
+    if reader == HUB:
+        return HubRows(address, flag)
+    return StoredFiles(reader, address, flag, spool_dir=spool_dir, hold_out=hold_out)
 
 
 def check_stored(reader: str, address: str, flag: str) -> None:

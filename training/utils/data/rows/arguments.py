@@ -13,7 +13,7 @@ LOSS_PLACES = ("response", "conversation")
 
 @dataclass
 class RowArguments:
-    """How long rows may be, what happens to longer ones, where the loss falls, and what prompts carry."""
+    """Limits of a row's length, the place of the loss, and the values that prompts carry."""
 
     topic: ClassVar[str] = "length"
 

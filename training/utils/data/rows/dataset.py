@@ -1,4 +1,4 @@
-"""Rows of a phase in an Arrow file, and back by memory map.
+"""Rows of one kind in an Arrow file, and back by memory map.
 
 Ids are ragged int32 without padding; a row read back is a view of the file. Knows nothing of where files are or when
 they are published (see `cache`).
@@ -13,47 +13,30 @@ import json
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from training.utils.base.storage import HashedFile, share
 from training.utils.contracts.media_names import STORED_MEDIA
-from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow, TextBlock
+from training.utils.contracts.rows import Row
 from training.utils.data.rows.media_store import MediaStore
 from training.utils.images.numbers import KEY_AT, SPAN_NUMBERS, span_numbers, spans_of
 
 ROWS_PER_BATCH = 2048
 
-_IDS = pa.list_(pa.int32())
-_COLUMNS: dict[type, dict[str, pa.DataType]] = {
-    SentenceRow: {"input_ids": _IDS, "loss_spans": _IDS, "parallel_tags": _IDS, "images": _IDS},
-    ResponsesRow: {
-        "prompt_ids": _IDS,
-        "response_ids": pa.list_(_IDS),
-        "margins": pa.list_(pa.float32()),
-        "parallel_tags": _IDS,
-        "images": _IDS,
-    },
-    PromptRow: {
-        "flipped_prompt_ids": _IDS,
-        "prompt_text": pa.string(),
-        "reference": pa.string(),
-        "columns": pa.string(),
-        "images": _IDS,
-        "picture_digests": pa.string(),
-    },
-    TextBlock: {"input_ids": _IDS},
-}
-_KINDS = {row_type.__name__: row_type for row_type in _COLUMNS}
+_RECORDS = {record.__name__: record for record in get_args(Row)}
+_OTHER_NAMES = {"loss_mask": "loss_spans", "media": "images"}  # of columns; the others have their fields' names
 
 
-def _schema(row_type: type) -> pa.Schema:
-    columns = {"row_id": pa.int64(), "length_tokens": pa.int64(), **_COLUMNS[row_type]}
+def _schema(row_type: type[Row]) -> pa.Schema:
+    columns = {_OTHER_NAMES.get(field, field): _FORMS[form].type for field, form in row_type.stored.items()}
+    columns = {"row_id": pa.int64(), "length_tokens": pa.int64(), **columns}
     return pa.schema(list(columns.items()), metadata={"rows": row_type.__name__})
 
 
@@ -68,7 +51,7 @@ class Written:
     xxh3: str
 
 
-def write_rows(path: str, row_type: type, rows: Iterable[Row]) -> Written:
+def write_rows(path: str, row_type: type[Row], rows: Iterable[Row]) -> Written:
     """Write rows of one type to an Arrow file, a batch at a time."""
     waiting = iter(rows)
     taken = iter(lambda: list(islice(waiting, ROWS_PER_BATCH)), [])
@@ -76,7 +59,7 @@ def write_rows(path: str, row_type: type, rows: Iterable[Row]) -> Written:
 
 
 def join_files(
-    paths: Sequence[str], path: str, row_type: type, new_keys: Mapping[str, np.ndarray] | None = None
+    paths: Sequence[str], path: str, row_type: type[Row], new_keys: Mapping[str, np.ndarray] | None = None
 ) -> Written:
     """Write the rows of several files to one, in order and in new batches: the same rows give the same bytes.
 
@@ -96,7 +79,7 @@ def _numbers_of_spans(batch: pa.RecordBatch) -> np.ndarray:
     return _view(batch.column("images").values).astype(np.int64).reshape(-1, SPAN_NUMBERS)
 
 
-def _write(path: str, row_type: type, batches: Iterable[pa.RecordBatch]) -> Written:
+def _write(path: str, row_type: type[Row], batches: Iterable[pa.RecordBatch]) -> Written:
     rows = tokens = 0
     with HashedFile(path) as file:
         stream = pa.ipc.new_file(file, _schema(row_type))
@@ -108,10 +91,10 @@ def _write(path: str, row_type: type, batches: Iterable[pa.RecordBatch]) -> Writ
     return Written(rows, tokens, file.size_bytes, file.sha256, file.xxh3)
 
 
-def _to_batch(row_type: type, rows: list[Any]) -> pa.RecordBatch:
+def _to_batch(row_type: type[Row], rows: list[Any]) -> pa.RecordBatch:
     numbers = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in ("row_id", "length_tokens")]
-    columns = [*numbers, *(_to_column(name, rows) for name in _COLUMNS[row_type])]
-    return pa.record_batch(columns, schema=_schema(row_type))
+    columns = [_FORMS[form].write([getattr(row, field) for row in rows]) for field, form in row_type.stored.items()]
+    return pa.record_batch([*numbers, *columns], schema=_schema(row_type))
 
 
 def token_runs(paths: Sequence[str]) -> Iterator[np.ndarray]:
@@ -159,27 +142,6 @@ def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.take(np.arange(batch.num_rows))
 
 
-def _to_column(name: str, rows: list[Any]) -> pa.Array:
-    if name == "loss_spans":
-        return _spans([row.loss_mask for row in rows])
-    if name == "images":
-        return _ragged([span_numbers(row.media) for row in rows])
-    values = [getattr(row, name) for row in rows]
-    if name == "response_ids":
-        return pa.ListArray.from_arrays(
-            _offsets([len(own) for own in values]), _ragged([i for own in values for i in own])
-        )
-    if name in ("margins", "parallel_tags"):  # an empty array means None
-        dtype = np.float32 if name == "margins" else np.int32
-        return _ragged([np.array(() if value is None else value, dtype) for value in values], dtype)
-    nulls: dict[str, Any] = {"reference": None, "columns": {}, "picture_digests": ()}
-    if name in nulls:
-        values = [None if value == nulls[name] else json.dumps(value, ensure_ascii=False) for value in values]
-    if name in ("prompt_text", *nulls):
-        return pa.array(values, pa.string())
-    return _ragged(values)
-
-
 def _offsets(lengths: Sequence[int] | np.ndarray) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
@@ -224,45 +186,87 @@ class _Ragged:
 
 
 class _Batch:
-    """One record batch, its columns by name."""
+    """One record batch, its columns by the names of their fields."""
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self.row_ids = _view(batch.column("row_id"))
-        self.columns: dict[str, Any] = {}
-        for name in batch.schema.names[2:]:
-            column = batch.column(name)
-            self.columns[name] = _Ragged(column) if pa.types.is_list(column.type) else column
+    def __init__(self, batch: pa.RecordBatch, row_type: type[Row]) -> None:
+        self.row_ids, self.lengths = _view(batch.column("row_id")), _view(batch.column("length_tokens"))
+        self.columns: dict[str, tuple[_Form, Any]] = {}
+        for field, form in row_type.stored.items():
+            column = batch.column(_OTHER_NAMES.get(field, field))
+            self.columns[field] = _FORMS[form], _Ragged(column) if pa.types.is_list(column.type) else column
 
     def fields(self, index: int) -> dict[str, Any]:
         """The fields of a row, by name."""
-        read = {name: column[index] for name, column in self.columns.items()}
-        read |= {name: _FIELDS[name](value) for name, value in read.items() if name in _FIELDS}
-        if "images" in read:
-            read["media"] = spans_of(read.pop("images"))
-        if "loss_spans" in read:
-            read["loss_mask"] = np.zeros(len(read["input_ids"]), dtype=bool)
-            for begin, end in read.pop("loss_spans").reshape(-1, 2):
-                read["loss_mask"][begin:end] = True
+        tokens = int(self.lengths[index])
+        read = {field: form.read(column[index], tokens) for field, (form, column) in self.columns.items()}
         return {"row_id": int(self.row_ids[index]), **read}
 
 
-# Columns whose values are not the rows' fields.
-_FIELDS: dict[str, Callable[[Any], Any]] = {
-    "margins": lambda margins: margins if len(margins) else None,
-    "parallel_tags": lambda tags: tuple(tags.tolist()) or None,
-    "prompt_text": lambda text: text.as_py(),
-    "reference": lambda text: json.loads(text.as_py()) if text.is_valid else None,
-    "columns": lambda text: json.loads(text.as_py()) if text.is_valid else {},
-    "picture_digests": lambda text: tuple(json.loads(text.as_py())) if text.is_valid else (),
+# Forms of fields.
+
+
+@dataclass(frozen=True)
+class _Form:
+    """write: the values of a field -> their column. read: (what is stored, the row's tokens) -> the value."""
+
+    type: pa.DataType
+    write: Callable[[list[Any]], pa.Array]
+    read: Callable[[Any, int], Any] = lambda stored, tokens: stored
+
+
+def _of_lists(values: list[Any]) -> pa.ListArray:
+    return pa.ListArray.from_arrays(_offsets([len(own) for own in values]), _ragged([i for own in values for i in own]))
+
+
+def _optional(dtype: type) -> Callable[[list[Any]], pa.ListArray]:
+    """An empty array means None."""
+    return lambda values: _ragged([np.array(() if value is None else value, dtype) for value in values], dtype)
+
+
+def _mask(spans: np.ndarray, tokens: int) -> np.ndarray:
+    mask = np.zeros(tokens, dtype=bool)
+    for begin, end in spans.reshape(-1, 2):
+        mask[begin:end] = True
+    return mask
+
+
+def _json(default: Any) -> _Form:
+    """Values as JSON; null: the default."""
+
+    def write(values: list[Any]) -> pa.Array:
+        texts = [None if value == default else json.dumps(value, ensure_ascii=False) for value in values]
+        return pa.array(texts, pa.string())
+
+    def read(text: Any, _: int) -> Any:
+        value = json.loads(text.as_py()) if text.is_valid else copy(default)
+        return value if default is None else type(default)(value)
+
+    return _Form(pa.string(), write, read)
+
+
+_IDS = pa.list_(pa.int32())
+_FORMS = {
+    "ids": _Form(_IDS, _ragged),
+    "ids or none": _Form(_IDS, _optional(np.int32), lambda ids, _: tuple(ids.tolist()) or None),
+    "lists of ids": _Form(pa.list_(_IDS), _of_lists),
+    "numbers or none": _Form(
+        pa.list_(pa.float32()), _optional(np.float32), lambda numbers, _: numbers if len(numbers) else None
+    ),
+    "spans": _Form(_IDS, _spans, _mask),
+    "images": _Form(_IDS, lambda media: _ragged([span_numbers(each) for each in media]), lambda at, _: spans_of(at)),
+    "text": _Form(pa.string(), lambda texts: pa.array(texts, pa.string()), lambda text, _: text.as_py()),
+    "json": _json(None),
+    "json of names": _json({}),
+    "json of a list": _json(()),
 }
 
 
 class CachedSplit(Sequence):
-    """The rows of one split of one phase, read from a memory map.
+    """The rows of one split, read from a memory map.
 
     Opening reads only the file's footer, and holds a shared lock on the file, so that nobody prunes it. `split[i]` is
-    the phase's record (`SentenceRow`, `ResponsesRow`, `PromptRow` or `TextBlock`), whose arrays are read-only views.
-    lengths: int64 [rows], the tokens of each row (phase 2: prompt and all responses).
+    the kind's record (`SentenceRow`, `ResponsesRow`, `PromptRow` or `TextBlock`), whose arrays are read-only views.
+    lengths: int64 [rows], the tokens of each row (of ranked responses: prompt and all responses).
     manifest: of the folder that the split is in, as read from JSON.
     A split can be sent to worker processes, which open it anew.
     """
@@ -275,7 +279,7 @@ class CachedSplit(Sequence):
         share(self._in_use)
         self._map = mmap.mmap(self._in_use.fileno(), 0, access=mmap.ACCESS_READ)
         self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
-        self._row_type = _KINDS[self._reader.schema.metadata[b"rows"].decode()]
+        self._row_type = _RECORDS[self._reader.schema.metadata[b"rows"].decode()]
         self._batches: dict[int, _Batch] = {}
         expected_batches = -(-rows // ROWS_PER_BATCH)
         if self._reader.num_record_batches != expected_batches:
@@ -310,8 +314,9 @@ class CachedSplit(Sequence):
 
     def values(self, name: str) -> Iterator[Any]:
         """Yield one field of each row that is not of arrays, such as `columns` of prompts, without reading the rest."""
+        form = _FORMS[self._row_type.stored[name]]
         for number in range(self._reader.num_record_batches):
-            yield from map(_FIELDS[name], self._reader.get_batch(number).column(name))
+            yield from (form.read(value, 0) for value in self._reader.get_batch(number).column(name))
             self._forget_pages()
 
     def _forget_pages(self) -> None:
@@ -329,7 +334,7 @@ class CachedSplit(Sequence):
             raise IndexError(f"row {index} of {self._rows}")
         number, inside = divmod(position, ROWS_PER_BATCH)
         if number not in self._batches:
-            self._batches[number] = _Batch(self._reader.get_batch(number))
+            self._batches[number] = _Batch(self._reader.get_batch(number), self._row_type)
         return self._row_type(**self._batches[number].fields(inside))
 
     def __repr__(self) -> str:

@@ -179,7 +179,7 @@ class TooLong(Exception):
 
 
 def fit_sentences(
-    prompt_ids: Ids, response_ids: Sequence[Ids], most: int, truncation: str, end_id: int | None
+    prompt_ids: Ids, response_ids: Sequence[Ids], most: int, truncation: str, *, end_id: int | None
 ) -> tuple[Ids, list[Ids], bool]:
     """Make a prompt with each of its responses at most `most` tokens long; returns both, and whether any was cut.
 

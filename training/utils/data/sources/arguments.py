@@ -20,7 +20,7 @@ NO_DATA = (
 
 @dataclass
 class SourceArguments:
-    """Which data: datasets by name, files and their columns."""
+    """The data: datasets by name, files and their columns."""
 
     topic: ClassVar[str] = "columns"
 

@@ -11,12 +11,14 @@ from training.utils.data.sources.formats.formats import FileColumns
 from training.utils.data.sources.registry import find_dataset, load_dataset_module
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from training.utils.data.sources.arguments import SourceArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 
 def create_raw_dataset(
-    name: str, source: SourceArguments, cache_dir: str, seed: int, local_rank: int = 0
+    name: str, source: SourceArguments, cache_dir: str, seed: int, *, local_rank: int = 0
 ) -> PromptRawDataset:
     """Load the dataset modules, then create the raw dataset of one `--data_path` entry."""
     for module in source.dataset_module:
@@ -35,11 +37,11 @@ def columns_of(source: SourceArguments) -> FileColumns:
     return FileColumns(**{field.name: getattr(source, f"{field.name}_column") for field in fields(FileColumns)})
 
 
-# Columns that only one phase reads; all phases read the others.
-_PHASE_OF_COLUMN = {"margin": 2, "reference": 3}
+_OF_ONE_KIND = ("margin", "reference")  # roles of columns that only one kind of rows reads; all read the others
 
 
-def columns_for(phase: int, source: SourceArguments) -> dict[str, str | None]:
-    """The columns that the flags name and a phase reads, by role: its build depends on them."""
+def columns_for(alone: Sequence[str], source: SourceArguments) -> dict[str, str | None]:
+    """The columns that the flags name and a kind of rows reads, by role: its build depends on them. alone: those of one
+    kind that it reads."""
     named = asdict(columns_of(source))
-    return {role: column for role, column in named.items() if _PHASE_OF_COLUMN.get(role, phase) == phase}
+    return {role: column for role, column in named.items() if role in alone or role not in _OF_ONE_KIND}

@@ -129,7 +129,9 @@ class FileDataset(PromptRawDataset):
     def _record(self, sample: Mapping[str, Any]) -> Record:
         """A row's content, read once for all getters that are called on it in turn."""
         if self._last is None or self._last[0] is not sample:
-            check_media(sample, self._media_columns, _where(sample), self.reads_images, self.unread_images)
+            check_media(
+                sample, self._media_columns, _where(sample), images=self.reads_images, unread=self.unread_images
+            )
             record = self.format.read(sample, self.format.roles, _where(sample))
             if not self.reads_images:
                 chosen = [*(record.prompt_messages or ()), *(record.chosen_messages or ())]

@@ -225,7 +225,7 @@ def test_refusals_of_data_name_the_program_that_shows_them_and_a_full_disk_does_
         build_phase(1, flags([{"frage": "Was?"}]), tiny_tokenizer, seed=1)
     assert str(refusal.value).endswith(named) and str(refusal.value).count("training.inspect") == 1
 
-    def stop(*given):
+    def stop(*given, **named):
         raise BuildStopped("the disk is full")
 
     monkeypatch.setattr(build, "open_or_build", stop)

@@ -14,16 +14,17 @@ from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, Own, many
 from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
+from training.utils.data.kinds.table import KINDS
 
 
 def test_the_second_run_resumes_in_under_a_second(flags, tiny_tokenizer):
     rows = many(PAIR, 3000)
     log: list[str] = []
-    build_phase(1, flags(rows), tiny_tokenizer, 1, True, log.append)
+    build_phase(1, flags(rows), tiny_tokenizer, 1, log=log.append)
     assert any("phase1 built in" in line for line in log)
     log.clear()
     started = time.perf_counter()
-    again = build_phase(1, flags(rows), tiny_tokenizer, 1, True, log.append)
+    again = build_phase(1, flags(rows), tiny_tokenizer, 1, log=log.append)
     assert time.perf_counter() - started < 1.0
     assert again.report.resumed and any("phase1 read from the cache in" in line for line in log)
     assert not any("built in" in line for line in log)
@@ -33,7 +34,7 @@ def test_cut_rows_are_said_with_their_share(flags, tiny_tokenizer):
     log: list[str] = []
     data = flags(many(PAIR, 40))
     data = dataclasses.replace(data, rows=dataclasses.replace(data.rows, max_seq_len=8))
-    built = build_phase(1, data, tiny_tokenizer, 1, True, log.append)
+    built = build_phase(1, data, tiny_tokenizer, 1, log=log.append)
     assert built.report.train.truncated == built.report.train.rows > 0
     cut = [line for line in log if " were cut at " in line]
     rows = built.report.train.rows
@@ -42,12 +43,15 @@ def test_cut_rows_are_said_with_their_share(flags, tiny_tokenizer):
     )
     assert cut[1].startswith(f"warning: {built.report.eval.rows} of {built.report.eval.rows} evaluation rows (100.0%)")
     whole = dataclasses.replace(built.report.train, truncated=0)
-    assert build.cut_sentences(1, data.rows, dataclasses.replace(built.report, train=whole, eval=whole)) == []
+    assert (
+        build.cut_sentences(KINDS["sentences"], data.rows, dataclasses.replace(built.report, train=whole, eval=whole))
+        == []
+    )
 
 
 def test_ranks_other_than_the_main_one_are_silent(flags, tiny_tokenizer):
     log: list[str] = []
-    build_phase(1, flags(), tiny_tokenizer, 1, False, log.append)
+    build_phase(1, flags(), tiny_tokenizer, 1, is_main_rank=False, log=log.append)
     assert log == []
 
 
@@ -105,7 +109,7 @@ def test_what_changes_rows_rebuilds_and_what_does_not_resumes(flags, tiny_tokeni
         monkeypatch.setattr("training.utils.data.build.build.ROWS", "another version")
     for phase in (1, 2, 3):
         log: list[str] = []
-        built = build_phase(phase, data, tokenizer, seed, True, log.append)
+        built = build_phase(phase, data, tokenizer, seed, log=log.append)
         assert built.report.resumed == (phase not in phases), (phase, log)
         if phase in phases:
             named = {"row": "rows of [0]", "end_of_conversation_token": "end of conversation"}.get(what, what)
@@ -123,7 +127,7 @@ def test_the_same_data_elsewhere_is_another_name_and_the_same_rows(flags, write_
 def test_rebuild_cache_rebuilds(flags, tiny_tokenizer):
     build_phase(1, flags(), tiny_tokenizer, 1)
     log: list[str] = []
-    assert not build_phase(1, flags(rebuild_cache=True), tiny_tokenizer, 1, True, log.append).report.resumed
+    assert not build_phase(1, flags(rebuild_cache=True), tiny_tokenizer, 1, log=log.append).report.resumed
     assert any("rebuild_cache was asked for" in line for line in log)
 
 

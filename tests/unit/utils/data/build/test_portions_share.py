@@ -17,7 +17,7 @@ def a_step_alone(monkeypatch):
 
 
 def said(phase, data):
-    sources = open_sources(phase, data.source, data.split.data_split, "", 1)
+    sources = open_sources(phase, data, 1)
     return share_sentence(phase, data.split, divide_rows(phase, data.split, sources, 1).described)
 
 

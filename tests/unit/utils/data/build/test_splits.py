@@ -25,7 +25,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def phases_of(rows, data_split, seed, phases_of_rows=None):
-    return [split_indices(rows, data_split, seed, phase, phases_of_rows) for phase in (1, 2, 3)]
+    return [split_indices(rows, data_split, seed, phase, phases_of_rows=phases_of_rows) for phase in (1, 2, 3)]
 
 
 @settings(max_examples=60, deadline=None)

@@ -40,7 +40,7 @@ def test_blocks_follow_seed_length_text_and_tokenizer(text_flags, tiny_tokenizer
 
     def blocks(data, tokenizer=tiny_tokenizer, length=16, seed=1):
         log.clear()
-        built = build_unsupervised(data, tokenizer, length, seed, True, log.append)
+        built = build_unsupervised(data, tokenizer, length, seed, log=log.append)
         return [block.input_ids.tolist() for block in built], "from the cache" in log[-1]
 
     first, resumed = blocks(text_flags(texts))

@@ -40,7 +40,9 @@ def make(folder, rows):
         texts = (TextBlock(row, np.arange(5, dtype=np.int32)) for row in range(rows))
         return {"splits": {"train": asdict(write_rows(os.path.join(where, "train.arrow"), TextBlock, texts))}}
 
-    return open_or_build(str(folder), "phase1", {"datasets": f'["{rows}"]'}, build, False, lambda line: None)
+    return open_or_build(
+        str(folder), "phase1", {"datasets": f'["{rows}"]'}, build, rebuild=False, log=lambda line: None
+    )
 
 
 def age(path, days):
@@ -160,7 +162,7 @@ def test_unfinished_builds_are_listed_and_pruned(tmp_path, capsys):
         build_shards(where, [SplitPlan("train", TextBlock, 2000, make_rows)], 1, lambda line: None)
 
     with pytest.raises(KeyboardInterrupt):
-        open_or_build(str(tmp_path), "text", {"datasets": "a"}, build, False, lambda line: None)
+        open_or_build(str(tmp_path), "text", {"datasets": "a"}, build, rebuild=False, log=lambda line: None)
     [line, total] = run(capsys, "list", tmp_path)
     assert line.startswith("text-") and "unfinished" in line and total.startswith("1 in ")
     assert "unfinished" in run(capsys, "verify", tmp_path)[0]

@@ -40,7 +40,7 @@ def ask(tmp_path):
     def call(parts=None, build=None, rebuild=False):
         log: list[str] = []
         parts = PARTS if parts is None else parts
-        return open_or_build(str(tmp_path), "phase1", parts, build or blocks(), rebuild, log.append), log
+        return open_or_build(str(tmp_path), "phase1", parts, build or blocks(), rebuild=rebuild, log=log.append), log
 
     return call
 
@@ -208,7 +208,7 @@ def test_a_build_that_fails_leaves_nothing(ask, tmp_path):
 def test_a_folder_that_may_not_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ThreestepError, match="--data_output_path: the folder .* cannot be made or written to"):
-        open_or_build(str(tmp_path / "file" / "cache"), "phase1", PARTS, blocks(), False, print)
+        open_or_build(str(tmp_path / "file" / "cache"), "phase1", PARTS, blocks(), rebuild=False, log=print)
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_a_folder_that_may_not_be_written(open_folder, request):
     os.chmod(open_folder, 0o555)
     request.getfixturevalue("nobody")
     with pytest.raises(ThreestepError) as mistake:
-        open_or_build(str(open_folder), "phase1", PARTS, blocks(), False, print)
+        open_or_build(str(open_folder), "phase1", PARTS, blocks(), rebuild=False, log=print)
     assert str(mistake.value) == (
         f"--data_output_path: the folder '{open_folder}' may not be written to (Permission denied); name one you may "
         "write to"
@@ -243,10 +243,10 @@ def test_a_folder_that_may_not_be_written(open_folder, request):
 
 
 def test_what_is_there_needs_no_permission_to_write(open_folder, request):
-    open_or_build(str(open_folder), "phase1", PARTS, blocks(), False, print)
+    open_or_build(str(open_folder), "phase1", PARTS, blocks(), rebuild=False, log=print)
     os.chmod(open_folder, 0o555)
     request.getfixturevalue("nobody")
-    assert open_or_build(str(open_folder), "phase1", PARTS, never, False, print).resumed
+    assert open_or_build(str(open_folder), "phase1", PARTS, never, rebuild=False, log=print).resumed
 
 
 def test_this_process_began_before_its_imports_and_not_long_ago():
@@ -274,7 +274,7 @@ def build(where):
     time.sleep(seconds)
     return {"splits": {"train": asdict(written)}}
 
-opened = open_or_build(folder, "phase1", {"datasets": "a"}, build, rebuild, print)
+opened = open_or_build(folder, "phase1", {"datasets": "a"}, build, rebuild=rebuild, log=print)
 print("rows", len(opened.splits["train"]), opened.splits["train"][4999].input_ids[0])
 """
 

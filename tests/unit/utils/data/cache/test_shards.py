@@ -53,7 +53,7 @@ def ask(tmp_path):
             built = build_shards(folder, [SplitPlan("train", TextBlock, RAW_ROWS, make)], num_workers, log.append)
             return {"splits": {"train": built["train"].join(os.path.join(folder, "train.arrow"), None)}}
 
-        return open_or_build(str(tmp_path), "text", {"datasets": "a"}, build, False, log.append), log
+        return open_or_build(str(tmp_path), "text", {"datasets": "a"}, build, rebuild=False, log=log.append), log
 
     return call
 
@@ -223,7 +223,7 @@ def build(where):
     built = shards.build_shards(where, [shards.SplitPlan("train", TextBlock, RAW_ROWS, slowly)], num_workers, print)
     return {{"splits": {{"train": built["train"].join(os.path.join(where, "train.arrow"), None)}}}}
 
-opened = open_or_build(folder, "text", {{"datasets": "a"}}, build, False, print)
+opened = open_or_build(folder, "text", {{"datasets": "a"}}, build, rebuild=False, log=print)
 print("rows", len(opened.splits["train"]))
 """
 

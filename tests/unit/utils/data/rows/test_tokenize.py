@@ -159,7 +159,7 @@ P, A, B = [1, 2, 3, 4], [5, 6, 9], [7, 8, 8, 8, 9]
 
 def fit(most, how, responses=(A, B), end_id=9):
     try:
-        return fit_sentences(P, responses, most, how, end_id)
+        return fit_sentences(P, responses, most, how, end_id=end_id)
     except Dropped as reason:
         return str(reason)
 

@@ -31,7 +31,7 @@ def media_columns(columns: Iterable[str]) -> list[str]:
 
 
 def check_media(
-    row: Mapping[str, Any], columns: Collection[str], where: str, images: bool = False, unread: str = ONLY_TEXT
+    row: Mapping[str, Any], columns: Collection[str], where: str, *, images: bool = False, unread: str = ONLY_TEXT
 ) -> None:
     """Raise BadConversation where one of these columns of a row holds media: a column of one of `_NAMES` that is not
     empty, and any of the others where a text of the row has a placeholder such as <image>.

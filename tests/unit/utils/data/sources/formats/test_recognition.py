@@ -6,7 +6,7 @@ import json
 
 from tests.support.data_flags import raw_dataset_of, with_flags
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.strategies import GLUED
+from training.utils.data.kinds.strategies import GLUED
 from training.utils.data.sources.formats.recognition import Recognition
 
 ROW = {"question": "Hi", "answer": "Ho", "topic": "greetings", "tags": ["a"], "score": 3, "hard": True}

@@ -9,7 +9,7 @@ import pytest
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.parallel_thinking import parallel_tags
+from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.flags.flags import note_mistakes
 from training.utils.loading.tokenizers import add_tokens

@@ -1,4 +1,4 @@
-"""Samples as a phase reads them: the texts that a dataset class returns, checked. Knows nothing of tokens."""
+"""Samples as a kind of rows reads them: the texts that a dataset class returns, checked. Knows nothing of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.sentences import KINDS, has_sentences, prompt_of_sentences
+from training.utils.data.kinds.whole_sentences import has_sentences, prompt_of_sentences
 from training.utils.data.rows.tokenize import Dropped
 
 if TYPE_CHECKING:
@@ -31,18 +31,17 @@ def read_text(raw: PromptRawDataset, getter: str, sample: Any, where: str) -> st
     return value
 
 
-def read_texts(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> tuple[str, list[str]]:
-    """The prompt and the responses that the phase needs, best first. Raises Dropped: one is missing, or is blank."""
+def read_texts(raw: PromptRawDataset, kinds: Sequence[str], sample: Any, where: str) -> tuple[str, list[str]]:
+    """The prompt and the responses, those of `kinds` or all that are ranked, best first. Raises Dropped: one is
+    missing, or is blank."""
     prompt = read_text(raw, "get_prompt", sample, where)
-    if prompt is None and phase != 3 and has_sentences(raw):
-        prompt = _prompt_of_sentences(raw, phase, sample, where)
+    if prompt is None and kinds and has_sentences(raw):
+        prompt = _prompt_of_sentences(raw, kinds, sample, where)
     if prompt is None:
         raise Dropped("no_prompt")
-    if phase == 3:
-        return prompt, []
-    ranked = raw.get_responses(sample) if phase == 2 else None
+    ranked = raw.get_responses(sample) if len(kinds) > 1 else None
     if ranked is None:
-        responses = [(kind, _read_response(raw, sample, prompt, kind, where)) for kind in KINDS[phase]]
+        responses = [(kind, _read_response(raw, sample, prompt, kind, where=where)) for kind in kinds]
     else:
         if len(ranked) < 2 or not all(isinstance(response, str) for response in ranked):
             raise ThreestepError(
@@ -58,10 +57,10 @@ def read_texts(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> tu
     return prompt, [response for _, response in responses if response is not None]
 
 
-def _prompt_of_sentences(raw: PromptRawDataset, phase: int, sample: Any, where: str) -> str:
+def _prompt_of_sentences(raw: PromptRawDataset, kinds: Sequence[str], sample: Any, where: str) -> str:
     """The prompt of a class that knows sentences only. Raises Dropped: one is missing."""
     sentences = []
-    for kind in KINDS[phase]:
+    for kind in kinds:
         sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
         if sentence is None:
             raise Dropped(f"no_{kind}")
@@ -69,7 +68,7 @@ def _prompt_of_sentences(raw: PromptRawDataset, phase: int, sample: Any, where: 
     return prompt_of_sentences(sentences)
 
 
-def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, where: str) -> str | None:
+def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, *, where: str) -> str | None:
     """The text after the prompt in the sentence, the getter that DeepSpeed-Chat's subclasses surely have.
 
     If the sentence does not begin with the prompt, `get_chosen` or `get_rejected` gives the response.

@@ -341,7 +341,7 @@ def test_what_changes_rows_rebuilds(flags, tmp_path, flag, value, part, phases):
     for phase in (1, 2, 3):
         build_phase(phase, data, tokenizer, 1)
         log: list[str] = []
-        assert build_phase(phase, other, tokenizer, 1, True, log.append).report.resumed == (phase not in phases)
+        assert build_phase(phase, other, tokenizer, 1, log=log.append).report.resumed == (phase not in phases)
         assert phase not in phases or any("changed since the last one" in line and part in line for line in log)
 
 

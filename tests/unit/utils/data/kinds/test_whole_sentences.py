@@ -6,7 +6,7 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.sentences import prompt_of_sentences
+from training.utils.data.kinds.whole_sentences import prompt_of_sentences
 
 TALK = "Human: Hi Assistant: Yes? Human: Two and two? Assistant:"
 ONLY_SENTENCES = {

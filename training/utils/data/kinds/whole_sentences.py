@@ -10,7 +10,6 @@ from typing import Any
 
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
-KINDS: dict[int, tuple[str, ...]] = {1: ("chosen",), 2: ("chosen", "rejected"), 3: ()}  # of responses, by phase
 _ANSWER_BEGINS = "Assistant:"
 PARTS_TAKEN = "with the parts, because the sentence does not begin with the prompt"
 
@@ -21,12 +20,12 @@ def has_sentences(raw: PromptRawDataset) -> bool:
     return any(getattr(type(raw), name) is not getattr(PromptRawDataset, name) for name in names)
 
 
-def parts_are_taken(raw: PromptRawDataset, phase: int, sample: Any) -> bool:
-    """True if a sentence of the phase does not begin with the prompt of the same row."""
+def parts_are_taken(raw: PromptRawDataset, responses: Sequence[str], sample: Any) -> bool:
+    """True if the sentence of a response does not begin with the prompt of the same row."""
     prompt = raw.get_prompt(sample)
     if prompt is None:
         return False
-    sentences = (getattr(raw, f"get_prompt_and_{kind}")(sample) for kind in KINDS[phase])
+    sentences = (getattr(raw, f"get_prompt_and_{kind}")(sample) for kind in responses)
     return any(sentence is not None and not sentence.startswith(prompt) for sentence in sentences)
 
 

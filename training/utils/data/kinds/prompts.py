@@ -1,0 +1,99 @@
+"""Prompts, which a policy answers, with what rewards are handed besides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow, Row
+from training.utils.data.kinds.kind import Making, RowKind, Waiting
+from training.utils.data.kinds.samples import checked_json, read_carried, read_texts
+from training.utils.data.kinds.strategies import ReadSample
+from training.utils.data.rows.documents import prompt_document
+from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, cut_prompt
+from training.utils.data.sources.formats.messages import messages_of_text
+from training.utils.images.data.row_pictures import after_cut
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
+    from training.utils.data.kinds.strategies import ChatText
+    from training.utils.data.rows.arguments import RowArguments
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+
+class Prompts(RowKind):
+    """`PromptRow`s, for PPO."""
+
+    name = "prompts"
+    phase = 3
+    key = "3"
+    record = PromptRow
+    columns = ("reference",)
+    limit = "max_prompt_seq_len"
+    truncation = "prompt_truncation"
+    loss = "a prompt carries none: PPO learns from the responses that it samples"
+
+    def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
+        return {
+            "max_prompt_seq_len": str(rows.max_prompt_seq_len),
+            "prompt_truncation": rows.prompt_truncation,
+            "kept on request": json.dumps([rows.return_raw_ids, rows.return_raw_chat, rows.return_full_prompt]),
+        }
+
+    def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
+        messages, text = chat.raw.get_prompt_messages(sample), None
+        if messages is None:
+            text, _ = read_texts(chat.raw, responses, sample, where)
+            messages = messages_of_text(text)
+        conversation, images = chat.conversation(messages, sample, where)
+        pieces = chat.texts.prompt(conversation)
+        if text is None:
+            text = "".join(piece.text for piece in pieces)
+        raw_chat = None
+        if chat.return_raw_chat:
+            raw_chat = checked_json(chat.raw, "get_prompt_messages", conversation.messages, where)
+        pieces = chat.expanded(pieces, images, where)
+        return ReadSample(where, pieces, len(pieces), text, raw_chat, images=images)
+
+    def carried(self, raw: PromptRawDataset, sample: Any, read: ReadSample, source: str) -> dict[str, Any]:
+        reference, columns = read_carried(raw, sample, source, read.where)
+        return {"reference": reference, "columns": columns}
+
+    def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
+        whole = [token for part in ids for token in part]
+        if not whole:
+            raise Dropped("empty_prompt")
+        flags, sample = making.flags, one.sample
+        most, truncation = flags.max_prompt_seq_len, flags.prompt_truncation
+        if len(whole) > most and truncation == "drop":
+            raise Dropped("prompt_too_long")
+        if len(whole) > most and truncation == "error":
+            raise ThreestepError(
+                f"dataset '{making.source_name}', row id {one.row_id}: a prompt of {len(whole)} tokens, and "
+                f"max_prompt_seq_len is {most} with prompt_truncation 'error'; raise max_prompt_seq_len or choose "
+                "another prompt_truncation"
+            )
+        places = cut_prompt(list(range(len(whole))), most, truncation)
+        spans = after_cut(making.spans(one, whole), places)
+        cut = [whole[place] for place in places]
+        making.counts.truncated += len(cut) < len(whole)
+        columns = dict(one.carried["columns"])  # and those on request, by verl's names
+        if flags.return_raw_ids:
+            columns["raw_prompt_ids"] = cut
+        if flags.return_raw_chat:
+            columns["raw_prompt"] = sample.raw_chat
+        if flags.return_full_prompt:
+            columns["full_prompts"] = "".join(piece.text for piece in sample.pieces)
+        making.counts.columns.update(columns.keys())
+        flipped = np.array(cut[::-1], np.int32)
+        digests = tuple(image.digest for image in sample.images)
+        return PromptRow(
+            one.row_id, flipped, sample.prompt_text, one.carried["reference"], columns, spans, picture_digests=digests
+        )
+
+    def document(self, row: PromptRow) -> Document:
+        return prompt_document(row)

@@ -1,0 +1,159 @@
+"""The two ways from a sample to pieces of text and their ids: plain text, and a chat template.
+
+Samples are read one at a time (`PlainText.read`, `RowKind.read_chat`) and encoded
+many at a time (`encode`: the ids of each piece, or the sample's error).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from training.utils.data.chat.chat import ChatTokenizer, TextPiece
+from training.utils.data.kinds.samples import checked_json, read_texts
+from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
+from training.utils.data.sources.formats.messages import (
+    BadConversation,
+    Conversation,
+    Message,
+    checked_messages,
+    checked_tools,
+    messages_of_text,
+)
+from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
+
+if TYPE_CHECKING:
+    from training.utils.contracts.media import ReadsMedia
+    from training.utils.data.rows.arguments import RowArguments
+    from training.utils.data.sources.raw_dataset import PromptRawDataset
+    from training.utils.images.data.row_pictures import RowPicture
+
+
+@dataclass(frozen=True)
+class ReadSample:
+    """A sample before it is tokenized.
+
+    where: names the row in errors.
+    pieces: its text; the first `prompts` of them are the prompt.
+    prompt_text: the prompt as the dataset gives it.
+    raw_chat: of prompts, their messages with `--return_raw_chat`.
+    noted: names under which the report counts it.
+    images: of the prompt, in the order of their places.
+    """
+
+    where: str
+    pieces: list[TextPiece]
+    prompts: int = 1
+    prompt_text: str = ""
+    raw_chat: list[Message] | None = None
+    noted: str | None = None
+    images: tuple[RowPicture, ...] = ()
+
+
+GLUED = (
+    "whose response follows the prompt without a blank, as stored (--data_format question_answer or a chat template "
+    "sets questions and answers apart)"
+)
+
+
+def is_glued(sample: ReadSample) -> bool:
+    """True if a plain response begins with a letter or digit right after the prompt's last character."""
+    prompt, response = sample.pieces[0].text, sample.pieces[-1].text
+    return bool(prompt) and not prompt[-1].isspace() and response[0].isascii() and response[0].isalnum()
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Texts as the dataset gives them (`--prompt_style human_assistant`)."""
+
+    _texts: TextTokenizer
+    _raw: PromptRawDataset
+    _rows: RowArguments
+    _weighs_messages: bool
+
+    def read(self, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
+        """The sample. Raises Dropped, BadConversation, and ThreestepError for a mistake."""
+        if responses:
+            self._check_weights(sample, where)
+        prompt, texts = read_texts(self._raw, responses, sample, where)
+        messages = None
+        if not responses and self._rows.return_raw_chat:
+            messages = checked_messages(self._raw.get_prompt_messages(sample) or messages_of_text(prompt), where)
+            messages, _ = split_weights(messages, where)
+            checked_json(self._raw, "get_prompt_messages", messages, where)
+        turns = [TextPiece(text, True, True, is_end=True) for text in texts]
+        return ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages)
+
+    def _check_weights(self, sample: Any, where: str) -> None:
+        """Raise Dropped where the weight of the response, the messages after the prompt's, takes the loss off it."""
+        messages = self._raw.get_messages(sample)
+        if messages is None or not has_weights(messages):
+            return
+        messages = checked_messages(messages, where)
+        _, weights = split_weights(messages, where)
+        if self._weighs_messages:
+            check_weights(messages, weights, self._rows.loss_on, where)
+        begin = len(self._raw.get_prompt_messages(sample) or ())
+        trained = {weight for message, weight in zip(messages[begin:], weights[begin:], strict=True)
+                   if message["role"] == "assistant"}  # fmt: skip
+        if trained == {False}:
+            raise Dropped("no_turn_to_train")
+        if False in trained and self._weighs_messages:
+            raise BadConversation(
+                f"{where}: the messages of the response have different weights, and as plain text it is one response; "
+                "use --prompt_style chat_template"
+            )
+
+    def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids]]:
+        encoded = [[ids] for ids in self._texts.encode_prompts([sample.pieces[0].text for sample in samples])]
+        responses = [(place, piece.text) for place, sample in enumerate(samples) for piece in sample.pieces[1:]]
+        response_ids = self._texts.encode_responses(
+            [samples[place].pieces[0].text for place, _ in responses],
+            [encoded[place][0] for place, _ in responses],
+            [text for _, text in responses],
+        )
+        for (place, _), ids in zip(responses, response_ids, strict=True):
+            encoded[place].append(ids)
+        return encoded
+
+
+@dataclass(frozen=True)
+class ChatText:
+    """Messages under a chat template (`--prompt_style chat_template`); a dataset's texts become messages.
+
+    weighed_loss: `--loss_on` where the loss follows the weights of messages.
+    """
+
+    texts: ChatTokenizer
+    raw: PromptRawDataset
+    media: ReadsMedia | None
+    train_turns: str = "all"
+    return_raw_chat: bool = False
+    weighed_loss: str | None = None
+
+    def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids] | BadConversation]:
+        return self.texts.encode([sample.pieces for sample in samples], [sample.where for sample in samples])
+
+    def conversation(self, messages: Any, sample: Any, where: str) -> tuple[Conversation, tuple[RowPicture, ...]]:
+        """The messages, checked and with their images in place, and those images."""
+        reads_images = self.media is not None
+        bare, weights = split_weights(checked_messages(messages, where, reads_images, self.raw.unread_images), where)
+        if self.weighed_loss is not None:
+            check_weights(bare, weights, self.weighed_loss, where)
+        images: tuple[RowPicture, ...] = ()
+        if self.media is not None:
+            values = self.raw.get_images(sample) or ()
+            bare, images = self.media.placed(bare, values, self.raw.images_folder, where)
+        conversation = Conversation(
+            bare,
+            where,
+            checked_tools(self.raw.get_tools(sample), where),
+            self.raw.get_chat_template_kwargs(sample) or {},
+            frozenset(place for place, weight in enumerate(weights) if weight is False),
+        )
+        return conversation, images
+
+    def expanded(self, pieces: list[TextPiece], images: Sequence[RowPicture], where: str) -> list[TextPiece]:
+        """The pieces, with the tokens of the images in their places."""
+        return pieces if self.media is None else self.media.expanded(pieces, images, where)
