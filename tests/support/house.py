@@ -56,9 +56,6 @@ MAY_PRINT = (
 # Rooms and modules whose docstrings may still open with a question word. The list may only shrink.
 QUESTIONS_REMAIN = (
     "training.inspect.__main__",  # the text of its --help
-    "training.step1_sft.trainer",
-    "training.step2_dpo.trainer",
-    "training.step2_reward.trainer",
     "training.step3_ppo.contracts",
     "training.step3_ppo.flags",
     "training.step3_ppo.learning",
@@ -67,25 +64,12 @@ QUESTIONS_REMAIN = (
     "training.step3_ppo.parts.replay",
     "training.step3_ppo.roles",
     "training.step3_ppo.trainer",
-    "training.utils.compat",
-    "training.utils.contracts",
     "training.utils.data.build.arguments",
     "training.utils.data.cache.arguments",
     "training.utils.data.chat.arguments",
     "training.utils.data.rows.arguments",
     "training.utils.data.sources.arguments",
-    "training.utils.engine.config.arguments",
-    "training.utils.environments.arguments",
-    "training.utils.flags",
     "training.utils.generation",
-    "training.utils.images",
-    "training.utils.layout",
-    "training.utils.models.arguments",
-    "training.utils.mtp",
-    "training.utils.setup",
-    "training.utils.report.arguments",
-    "training.utils.rewards.arguments",
-    "training.utils.routers",
 )
 QUESTIONS = ("What", "How", "Who", "Whether", "Of", "Which", "Where")
 PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")

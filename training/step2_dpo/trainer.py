@@ -61,7 +61,7 @@ class DpoEvaluation:
 
 
 def closing_figures(before: DpoEvaluation | None, after: DpoEvaluation | None) -> dict[str, float | None]:
-    """Of the evaluations before and after training; None without evaluation rows."""
+    """Figures of the evaluations before and after training; None without evaluation rows."""
     own = {f"eval_{field.name}": getattr(after, field.name, None) for field in fields(DpoEvaluation)}
     return {"eval_loss_before": getattr(before, "loss", None), **own}
 

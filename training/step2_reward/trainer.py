@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def closing_figures(before: RewardEvaluation, after: RewardEvaluation) -> dict[str, float | None]:
-    """Of the evaluations before and after training."""
+    """Figures of the evaluations before and after training."""
     return {
         "eval_accuracy_before": before.accuracy,
         "eval_accuracy": after.accuracy,

@@ -90,7 +90,7 @@ OldFlag = Needless | Renamed | Refused | Same
 
 
 def is_false(value: str) -> bool:
-    """Whether a switch's value turns it off."""
+    """True if a switch's value turns it off."""
     return value.lower() in FALSE
 
 
@@ -162,7 +162,7 @@ def _own_values(old: Needless | Renamed | Refused, values: list[str]) -> tuple[l
 def _read(
     flag: str, old: Needless | Renamed | Refused, values: list[str], given: Mapping[str, str], mistakes: Mistakes
 ) -> tuple[list[str], str]:
-    """What `flag` is read as, and the line that says so."""
+    """Today's words for `flag`, and the line that reports them."""
     value = " ".join(values)
     if old.takes_value and not old.takes_list and not values:
         mistakes.add(f"{flag} expects a value after it, got none")

@@ -79,7 +79,7 @@ class ProgramParser(argparse.ArgumentParser):
 
 
 def _program() -> str:
-    """How this program was started, as one types it."""
+    """The command that started this program, as one types it."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     started = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
     return typed_command() or started

@@ -215,7 +215,7 @@ class ActingRollout(EngineWrapper):
             )
 
     def _turns(self, model: PreTrainedModel, request: RolloutRequest, every: Sequence[_Conversation]) -> Turns:
-        """Where nobody answers, one round is all: what an engine does best."""
+        """Turns as the engine keeps them, or in rounds. If nobody answers, one round is enough, and fastest."""
         is_answered = any(each.partner is not None for each in every)
         kept = self._engine.turns_of(model, request.sampling) if is_answered else None
         device = request.prompt_ids_BP.device

@@ -61,13 +61,13 @@ class OneModelFlags:
 
     @property
     def start(self) -> ModelSettings:
-        """How the model that is trained is loaded."""
+        """Settings for loading the model to train."""
         new_head = getattr(self.own, "new_head", False)  # of the step that trains reward models
         return replace(self.model.settings(), takes_media=self.step.reads_media, new_head=new_head)
 
     @property
     def guests(self) -> GuestSettings:
-        """What trains beside the model, or adds to its loss; a head, of steps that can train one."""
+        """Settings of the guests: losses beside the model's, and a head in steps that can train one."""
         return GuestSettings(self.model.router_aux_loss_coef, getattr(self.own, "mtp", MtpSettings()))
 
 

@@ -115,8 +115,8 @@ def run_one_model(
 
 
 def _reader(flags: OneModelFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[ImageReader | None, str]:
-    """What reads images of rows for the start model, None where the model or the step reads text alone; and why, for
-    the sentence on a row with some."""
+    """The reader of images for the start model, None if the model or the step reads text alone; and the reason, for
+    the message on a row with images."""
     start = (flags.start.name_or_path, flags.start.trust_remote_code)
     return reader_of_model(*start, tokenizer) if flags.step.reads_media else None, why_unread(*start)
 
@@ -143,7 +143,7 @@ def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyl
 def _samples(
     flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> EvaluationSamples:
-    """What samples of held-out rows are made with. ends: tokens that end a response."""
+    """The maker of samples of held-out rows. ends: tokens that end a response."""
     pixels, decode = rows.pixels_of, tokenizer.decode
     if pixels is None:
         return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends))
@@ -153,7 +153,7 @@ def _samples(
 
 
 class _Added(NamedTuple):
-    """How many tokens the tokenizer gained here: those that are trained, and a pad token."""
+    """Numbers of tokens that the tokenizer gained here: those that are trained, and a pad token."""
 
     tokens: int
     pad: int

@@ -1,4 +1,4 @@
-"""What every step does between its flags and its loop: run folder, seeds, step counts, loading under ZeRO."""
+"""Run setup shared by all steps: run folder, seeds, step counts, loading under ZeRO."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ class KeptTurns(Turns):
         return self._taken(lines, *drawn)
 
     def _rows_of_step(self) -> int:
-        """How many rows take part in the next step: the active ones, and in a captured step, which is made anew for
-        each number of rows, some that wait."""
+        """The number of rows in the next step: the active ones, and in a captured step, which is made anew for each
+        number of rows, some that wait."""
         if not self._fixed:
             return self._active
         if self._active > self._captured:

@@ -125,8 +125,8 @@ class Guessing:
         return f"warning: {self._how.flag} does not pay: {measured} (auto switches it off where it does not)"
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides which rollouts guess, and among which tokens: others would round otherwise; and what the next
-        figures count."""
+        """The state that decides which rollouts guess, and among which tokens: others would round otherwise; and the
+        counts of the next figures."""
         state = {"pace": self._pace.state_dict(), "frequent": self._frequent.state_dict()}
         return {**state, "counts": asdict(self._counts)}
 

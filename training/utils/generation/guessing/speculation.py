@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Guesses:
-    """How tokens are guessed. count: K, 1 or more. head: None guesses by n-grams. among_S: int64, in ascending order,
+    """Settings of guessing. count: K, 1 or more. head: None guesses by n-grams. among_S: int64, in ascending order,
     the tokens among which a head guesses; None: among all. pace: which rounds guess; by default all."""
 
     count: int
@@ -49,8 +49,8 @@ class Guesses:
 
 @dataclass
 class GuessCounts:
-    """Of rollouts so far. forwards: each counts for each of its rows. tokens: drawn by them. guesses, accepted: tokens
-    that were guessed, and those of them that the model drew too."""
+    """Counts of the rollouts so far. forwards: each counts for each of its rows. tokens: drawn by them. guesses,
+    accepted: tokens that were guessed, and those of them that the model drew too."""
 
     forwards: int = 0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""What a model reads of a picture: the text that stands for it among the tokens, and its pixels.
+"""A picture as a model reads it: the text that stands for it among the tokens, and its pixels.
 
 The image processor is that of the model's folder, by Pillow: torchvision's resizes otherwise, so the two are never
 mixed. A picture is decoded whole when its row is made, so that no damaged one is met during training, and again each
@@ -51,13 +51,13 @@ class ImageReader:
         return f"images: prepared by {type(self._processor).__name__}; {compared}"
 
     def parts(self) -> dict[str, str]:
-        """What rows depend on, for the cache's fingerprint."""
+        """Settings that rows depend on, for the cache's fingerprint."""
         settings = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
         return {"image processor": f"{type(self._processor).__name__} {hash_text(settings)}"}
 
     def text_of(self, data: bytes, where: str) -> ImageText:
-        """What a model reads for an encoded picture. Raises BadConversation for one that cannot be decoded, or that the
-        image processor refuses (Qwen's: sides of which one is over 200 times the other)."""
+        """The text of an encoded picture. Raises BadConversation for one that cannot be decoded, or that the image
+        processor refuses (Qwen's: sides of which one is over 200 times the other)."""
         picture = decoded(data, where)
         try:
             return self._text_of_size(picture.height, picture.width)
@@ -70,7 +70,7 @@ class ImageReader:
             ) from error
 
     def pixels(self, data: bytes) -> ImagePixels:
-        """What a vision tower takes of one encoded picture."""
+        """The input of a vision tower for one encoded picture."""
         return pixels_of_picture(self._features(decoded(data, "a picture of the cache")))
 
     def _features(self, picture: Any) -> Mapping[str, Any]:
@@ -182,8 +182,8 @@ class PixelReader:
         return self.pictures[key]
 
     def __call__(self, keys: Sequence[int]) -> ImagePixels:
-        """What a vision tower takes of these images. keys: of `TokenRows.images`, in their order; a picture that is cut
-        up has as many spans as parts, one after the other. ValueError without keys."""
+        """The input of a vision tower for these images. keys: of `TokenRows.images`, in order; a picture that is cut up
+        has as many spans as parts, one after the other. ValueError without keys."""
         read: list[ImagePixels] = []
         at = 0
         while at < len(keys):
