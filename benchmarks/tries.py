@@ -80,7 +80,7 @@ def learn(policy: PolicyModel, sequences: list[TokenSequence], form: str) -> int
     plan = PlanSettings(1, most, len(sequences), packed, most if packed else 0, least_shared_tokens=least)
     computed = 0
     policy.zero_grad()
-    for _, rows in rank_share(sequences, plan, 0, 0, torch.device("cpu")):
+    for _, rows in rank_share(sequences, plan, 0, 0, device=torch.device("cpu")):
         logprobs_M = policy(rows).logprobs_M
         advantages_M = torch.linspace(-1.0, 1.0, len(logprobs_M))  # each sample has its own
         tokens = PolicyTokens(logprobs_M, logprobs_M.detach(), advantages_M, rows.sequence_M)

@@ -232,7 +232,7 @@ def run_plan(
         flags = ["--config", str(config_files[step.name])]
         started = time.monotonic()
         try:
-            _run(title, step.program, flags, plan.ranks, environment)
+            _run(title, step.program, flags, plan.ranks, environment=environment)
         finally:
             seconds[step.name] = seconds.get(step.name, 0.0) + time.monotonic() - started
             RunFolder(plan.output_dir, is_main_rank=True).write_figures(_SECONDS, seconds)
@@ -346,7 +346,7 @@ def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], fold
 
 
 def _run(
-    title: str, module: str, flags: Sequence[str], ranks: int | None, environment: Mapping[str, str] | None = None
+    title: str, module: str, flags: Sequence[str], ranks: int | None, *, environment: Mapping[str, str] | None = None
 ) -> None:
     """Run one program, or end this program with its exit code."""
     print(f"\n== {title}", flush=True)

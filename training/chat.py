@@ -167,10 +167,10 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
     acts = environment.environment or environment.tools
     rank, data = start_alone(), DataArguments(chat=chat.text)
-    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts)
+    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts=acts)
     reads_images = engine_class(sampling.rollout_engine).supports_images
     models = [
-        load_asked_model(path, sampling.dtype, data, rank.device, start_engine, reads_images)
+        load_asked_model(path, sampling.dtype, data, rank.device, start_engine=start_engine, with_images=reads_images)
         for path in chat.model_name_or_path
     ]
     if acting is not None:
@@ -180,7 +180,9 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
         pictured = [(model.tokenizer, model.pictures.reader) for model in models if model.pictures is not None]
         unread = why_pictures_unscored(chat.reward_model, pictured)
         seen = [model.images for model in models if model.images is not None and unread is None]
-        scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank, next(iter(seen), None), unread)
+        scorer = load_answer_scorer(
+            chat.reward_model, sampling.dtype, data, rank, images=next(iter(seen), None), unread=unread
+        )
 
     def begun() -> Talk:
         talk = Talk(models, sampling, chat.seed, scorer, chat.system, acting, columns)

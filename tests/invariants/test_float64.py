@@ -206,7 +206,13 @@ def test_preferences(loss_type):
         ratios_B = dpo.log_ratios(drawn(3), drawn(3, seed=1), torch.tensor([3, 5, 7]), how.loss)
         best = dpo.best_response_loss(drawn(3), torch.tensor([3, 5, 7]), torch.tensor([True, False, False]), 3.0)
         options = reward.LossOptions(0.3, 0.1, 0.7)
-        ranking = reward.ranking_loss(drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, 3.0, options)
-        return dpo.preference_loss(ratios_B, better_Q, worse_Q, weight_Q, 3.0, how), best, ranking
+        ranking = reward.ranking_loss(
+            drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, prompts_in_step=3.0, options=options
+        )
+        return (
+            dpo.preference_loss(ratios_B, better_Q, worse_Q, weight_Q, prompts_in_step=3.0, objective=how),
+            best,
+            ranking,
+        )
 
     judge(compute)

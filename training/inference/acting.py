@@ -56,7 +56,7 @@ class Acting:
     ) -> ActingRollout:
         """Return what draws a model's conversations by `engine`; ThreestepError as of `check`."""
         settings = ActingSettings(asked.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
-        return acting_engine(engine, partner_of, settings, asked.tokenizer, asked.chat_ends)
+        return acting_engine(engine, partner_of, settings, asked.tokenizer, end_token_ids=asked.chat_ends)
 
 
 def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments) -> Acting | None:
@@ -71,7 +71,7 @@ def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments
 
 
 def stream_acted(
-    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int
+    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, *, seed: int
 ) -> Iterator[Answer]:
     """Yield the model's turns and what answers them, as one answer that grows; the last one is complete. Equal seeds
     give equal turns.
@@ -84,7 +84,7 @@ def stream_acted(
 
     def work() -> None:
         try:
-            events.put(_drawn(asked, acting, row, flags, seed, shown))
+            events.put(_drawn(asked, acting, row, flags, seed=seed, shown=shown))
             events.put(None)
         except BaseException as problem:  # noqa: BLE001 - whatever it is, it is the reader's
             events.put(problem)
@@ -205,7 +205,7 @@ class _ShownPartner:
 
 
 def _drawn(
-    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int, shown: _Shown
+    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, *, seed: int, shown: _Shown
 ) -> Answer:
     """The complete answer; `shown` is told on the way."""
 

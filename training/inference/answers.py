@@ -36,6 +36,7 @@ def answers_to(
     rows: Sequence[PromptRow],
     flags: SamplingArguments,
     seed: int,
+    *,
     rows_per_batch: int,
     shared: tuple[Sharers, str] = (ALONE, ""),
     samples: int = 1,
@@ -80,6 +81,7 @@ def scores_of(
     rows: Sequence[PromptRow],
     answers: Sequence[Answer],
     rewards: Sequence[Reward],
+    *,
     scorer: Scorer | None,
     timeout_seconds: float,
 ) -> Scores:
@@ -88,7 +90,7 @@ def scores_of(
     texts = [answer.text for answer in answers]
     rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
     columns = sorted({name for row in rows for name in row.columns})
-    found = start_rules(rules, rows, texts, columns, timeout_seconds, asked.model.device)()
+    found = start_rules(rules, rows, texts, columns, timeout_seconds=timeout_seconds, device=asked.model.device)()
     each = len(answers) // len(rows)
     parts: dict[str, list[float]] = {}
     for reward in rewards:

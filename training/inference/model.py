@@ -225,6 +225,7 @@ def engine_maker(
     engines: RolloutEngineFlags,
     longest_tokens: int,
     thinks: bool = False,
+    *,
     acts: str | None = None,
 ) -> Callable[[PreTrainedModel], RolloutEngine]:
     """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
@@ -290,6 +291,7 @@ def load_opened(
     dtype: str | None,
     device: torch.device,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
+    *,
     images: RunMedia | None = None,
     pictures: RowPictures | None = None,
 ) -> AskedModel:
@@ -314,6 +316,7 @@ def load_asked_model(
     dtype: str | None,
     data: DataArguments,
     device: torch.device,
+    *,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
     with_images: bool = True,
 ) -> AskedModel:
@@ -325,7 +328,7 @@ def load_asked_model(
     if folder.reader is None or not with_images:
         return load_opened(replace(folder, reader=None), dtype, device, start_engine)
     found = chat_images(folder.reader, folder.data, folder.tokenizer)
-    return load_opened(folder, dtype, device, start_engine, found.pixels, found.rows)
+    return load_opened(folder, dtype, device, start_engine, images=found.pixels, pictures=found.rows)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:

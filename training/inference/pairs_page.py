@@ -23,6 +23,7 @@ def page(
     figures: Mapping[str, Any],
     models: Sequence[str],
     samples: Sequence[Mapping[str, Any]],
+    *,
     folder: Path,
 ) -> str:
     """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer

@@ -30,6 +30,7 @@ def row_losses(
     documents: Sequence[Document],
     longest_tokens: int,
     rows_per_batch: int,
+    *,
     flag: str,
     sharers: Sharers = ALONE,
 ) -> tuple[list[float], list[int], float]:

@@ -128,6 +128,7 @@ def load_answer_scorer(
     dtype: str | None,
     data: DataArguments,
     ranks: Ranks,
+    *,
     images: RunMedia | None = None,
     unread: str | None = None,
 ) -> Scorer:
@@ -144,5 +145,5 @@ def load_answer_scorer(
     data = replace(data, chat=style.chat)
     texts = text_maker(data.chat, tokenizer)
     tags = parallel_tags(data.chat, tokenizer)
-    score_rows = load_scorer(settings, data, tokenizer, ranks, images)
+    score_rows = load_scorer(settings, data, tokenizer, ranks, media=images)
     return Scorer(name_or_path, tokenizer, texts, score_rows, tags, unread)

@@ -117,7 +117,7 @@ class Talk:
         if self.acting is None:
             return stream_answer(asked, messages, self.sampling, seed)
         own = {"messages": messages, "prompt": self.turns[-1].question}
-        return stream_acted(asked, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed)
+        return stream_acted(asked, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed=seed)
 
     def note(self, place: int) -> str:
         """`Answer.note` of model `place`'s last answer."""

@@ -136,17 +136,21 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     models = [load(flags, folder, start_engine, side.images) for folder, side in zip(folders, built, strict=True)]
     scorer = None
     if task.reward_model is not None and reads_model(rewards) and together.is_main:
-        scorer = load_answer_scorer(task.reward_model, flags.sampling.dtype, flags.data, start_alone(), seen)
+        scorer = load_answer_scorer(task.reward_model, flags.sampling.dtype, flags.data, start_alone(), images=seen)
     answers: list[list[Answer]] = []
     scores: list[Scores] = []
     for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
         shared = (together, f"answers of {place}")
         batch, each = task.per_device_eval_batch_size, task.val_samples
-        drawn = answers_to(model, rows, flags.sampling, flags.run.seed, batch, shared, each)
+        drawn = answers_to(
+            model, rows, flags.sampling, flags.run.seed, rows_per_batch=batch, shared=shared, samples=each
+        )
         if not together.is_main:
             continue
         answers.append(drawn)
-        scores.append(scores_of(model, rows, drawn, rewards, scorer, flags.reward.reward_timeout))
+        scores.append(
+            scores_of(model, rows, drawn, rewards, scorer=scorer, timeout_seconds=flags.reward.reward_timeout)
+        )
     if not together.is_main:
         return []
     sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
@@ -207,7 +211,7 @@ def load(
     images: RunMedia | None,
 ) -> AskedModel:
     """Load a model that answers in the prompt style of the data flags. images: of the rows; None if no row has one."""
-    return load_opened(folder, flags.sampling.dtype, start_alone().device, start_engine, images)
+    return load_opened(folder, flags.sampling.dtype, start_alone().device, start_engine, images=images)
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,7 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
     documents, images = _documents(flags, folder, longest)
     model = load(flags, folder, start_engine, images)
     losses, targets, accuracy = row_losses(
-        model, documents, longest, flags.asked.per_device_eval_batch_size, "--max_seq_len", together
+        model, documents, longest, flags.asked.per_device_eval_batch_size, flag="--max_seq_len", sharers=together
     )
     if not together.is_main:
         return []
@@ -297,7 +301,7 @@ def write(
         }
         setting["reward_model"] = flags.asked.reward_model
         lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples, folder.path)
+        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples, folder=folder.path)
         files = {f"{task}.jsonl": lines, f"{task}.html": html}
     folder.write_json(f"{task}.json", {"task": task, **setting, **plain})
     for name, text in files.items():

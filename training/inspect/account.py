@@ -190,7 +190,7 @@ class Look:
 
 
 def account_of(
-    data: DataArguments, look: Look, tokenizer: Any, style: str, has_ids: bool, reader: ImageReader | None = None
+    data: DataArguments, look: Look, tokenizer: Any, style: str, *, has_ids: bool, reader: ImageReader | None = None
 ) -> Account:
     """Look at the sources and the phases. style: in one sentence; has_ids: tokens are a model's, not characters.
     reader: of images; None where the model reads text alone."""
@@ -198,7 +198,10 @@ def account_of(
     sources = [source for _, source in opened if source is not None]
     phases: list[PhaseAccount] = []
     if all(account.refused is None for account, _ in opened):
-        phases = [_PhaseLook(phase, data, look, tokenizer, has_ids, reader).account(sources) for phase in look.phases]
+        phases = [
+            _PhaseLook(phase, data, look, tokenizer, has_ids=has_ids, reader=reader).account(sources)
+            for phase in look.phases
+        ]
     unit = "tokens" if has_ids else "characters"
     return Account([account for account, _ in opened], phases, style, unit)
 
@@ -304,7 +307,7 @@ class _PhaseLook:
     """Makes the rows of one phase, as training would."""
 
     def __init__(
-        self, phase: int, data: DataArguments, look: Look, tokenizer: Any, has_ids: bool, reader: ImageReader | None
+        self, phase: int, data: DataArguments, look: Look, tokenizer: Any, *, has_ids: bool, reader: ImageReader | None
     ) -> None:
         self._phase = phase
         self._data = data

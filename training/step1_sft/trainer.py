@@ -257,7 +257,9 @@ class SftTrainer:
         found = []
         for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
             documents = [[_document(groups[number], plan) for number in row] for row in rows]
-            token_rows = laid_out(documents, run.settings.pad_token_id, run.media, lacks, run.guests.needs_before)
+            token_rows = laid_out(
+                documents, run.settings.pad_token_id, run.media, lacks, with_before=run.guests.needs_before
+            )
             found.append(
                 SentenceBatch(
                     pinned(token_rows, ranks.device),

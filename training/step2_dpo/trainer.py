@@ -138,7 +138,9 @@ class DpoTrainer:
             for values_M in (logprobs_M, torch.ones_like(logprobs_M))
         )
         ratios_B = log_ratios(logprobs_B, reference_B, tokens_B, objective.loss)
-        loss = preference_loss(ratios_B, ranked.better_Q, ranked.worse_Q, ranked.weight_Q, prompts, objective)
+        loss = preference_loss(
+            ratios_B, ranked.better_Q, ranked.worse_Q, ranked.weight_Q, prompts_in_step=prompts, objective=objective
+        )
         if objective.sft_coef > 0:
             loss = loss + objective.sft_coef * best_response_loss(logprobs_B, tokens_B, batch.is_best_B, prompts)
         rewards_B = objective.beta * ratios_B.detach()

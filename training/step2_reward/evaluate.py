@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
 
         def scored(rows: Sequence[ResponsesRow], pixels_of: PixelReader | None) -> ScoredResponses:
             images = images_of(rows, pixels_of, partial(responses_document, are_targets=True))
-            return load_scorer(settings, data, tokenizer, ranks, images)(rows)
+            return load_scorer(settings, data, tokenizer, ranks, media=images)(rows)
 
         if flags.score_file is not None:
             pairs = read_pairs(flags.score_file, data, tokenizer, reader)

@@ -108,7 +108,7 @@ def test_the_turns_are_those_of_a_rollout(acting_model):
     acting, sampling, cuts = load_acting(flags, limits), SamplingArguments(max_new_tokens=300), set()
     for seed in range(4):
         row = {"messages": [{"role": "user", "content": "Guess."}], "ground_truth": "7"}
-        *_, last = stream_acted(acting_model, acting, row, sampling, seed)
+        *_, last = stream_acted(acting_model, acting, row, sampling, seed=seed)
         engine = acting.engine(
             acting_model, TransformersRollout(), lambda row, own: acting.environments.episode(row, own)
         )

@@ -68,6 +68,7 @@ def preference_loss(
     better_Q: torch.Tensor,
     worse_Q: torch.Tensor,
     weight_Q: torch.Tensor,
+    *,
     prompts_in_step: float,
     objective: Objective,
 ) -> torch.Tensor:

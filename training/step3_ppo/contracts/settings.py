@@ -106,7 +106,9 @@ class ExperienceSettings:
     ) -> list[SequenceRows]:
         """Return this rank's share of all ranks' sequences, as micro-batches on the CPU, pinned for `device`."""
         plan, pad, rank, media = self.plan, self.pad_token_id, self.rank, self.media
-        return rank_share(sequences, plan, pad, rank, device, sharing, with_before, media)
+        return rank_share(
+            sequences, plan, pad, rank, device=device, sharing=sharing, with_before=with_before, media=media
+        )
 
 
 @dataclass(frozen=True)

@@ -115,17 +115,17 @@ def translated(
             if spelled != values:
                 typed = [flag, *spelled]
                 lines.append(f"{flag} {' '.join(values)} is read as {' '.join(typed)}")
-            _note_conflicts(flag, flag, spelled, read_from, mistakes)
+            _note_conflicts(flag, flag, spelled, read_from, mistakes=mistakes)
             words += typed
             continue
         own, rest = _own_values(old, values)
-        new, line = _read(flag, old, own, given, mistakes)
+        new, line = _read(flag, old, own, given, mistakes=mistakes)
         lines += [line] if line else []
         for name, those, written in _flags(new):
             if isinstance(old, Renamed) and name in old.overrides:
                 overriding += written
             else:
-                _note_conflicts(flag, name, those, read_from, mistakes)
+                _note_conflicts(flag, name, those, read_from, mistakes=mistakes)
                 words += written
         words += rest
     mistakes.raise_if_any()
@@ -160,7 +160,7 @@ def _own_values(old: Needless | Renamed | Refused, values: list[str]) -> tuple[l
 
 
 def _read(
-    flag: str, old: Needless | Renamed | Refused, values: list[str], given: Mapping[str, str], mistakes: Mistakes
+    flag: str, old: Needless | Renamed | Refused, values: list[str], given: Mapping[str, str], *, mistakes: Mistakes
 ) -> tuple[list[str], str]:
     """Today's words for `flag`, and the line that reports them."""
     value = " ".join(values)
@@ -190,7 +190,7 @@ def _read(
 
 
 def _note_conflicts(
-    typed: str, now: str, values: list[str], read_from: dict[str, tuple[str, list[str]]], mistakes: Mistakes
+    typed: str, now: str, values: list[str], read_from: dict[str, tuple[str, list[str]]], *, mistakes: Mistakes
 ) -> None:
     """Note two flags that are read as one with different values. read_from: gets this one too."""
 

@@ -90,6 +90,7 @@ def parse_arguments(
     argv: Sequence[str],
     description: str,
     old_flags: Mapping[str, OldFlag] | None = None,
+    *,
     first_flags: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
@@ -103,7 +104,7 @@ def parse_arguments(
     parts = [part for group in groups for part in _parts(group)]
     wanted = asked_topic(argv)
     if wanted is not None:
-        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags))
+        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags=first_flags))
         sys.exit(0)
 
     class StrictParser(_dataclass_parser()):  # type: ignore[misc]

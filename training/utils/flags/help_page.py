@@ -44,7 +44,7 @@ def asked_topic(argv: Sequence[str]) -> str | None:
 
 
 def help_page(
-    parts: Sequence[type], program: str, description: str, wanted: str = "", first_flags: Sequence[str] = ()
+    parts: Sequence[type], program: str, description: str, wanted: str = "", *, first_flags: Sequence[str] = ()
 ) -> str:
     """Return the page. parts: dataclasses of flags. program: as one types it. description: its first sentence comes
     first; an indented line in it is an example. wanted: a topic, "all" or "". first_flags:

@@ -151,6 +151,7 @@ class ActingRollout(EngineWrapper):
         partner_of: Callable[[Any, int], Partner | None],
         speech: Speech,
         limits: ConversationLimits,
+        *,
         habits: Sequence[str] = (),
     ) -> None:
         """partner_of: the environment for a row of the request and a seed, None for one turn without one. habits:
@@ -219,7 +220,7 @@ class ActingRollout(EngineWrapper):
         is_answered = any(each.partner is not None for each in every)
         kept = self._engine.turns_of(model, request.sampling) if is_answered else None
         device = request.prompt_ids_BP.device
-        return kept or Rounds(self._engine, model, request.sampling, request.samples_per_prompt, device)
+        return kept or Rounds(self._engine, model, request.sampling, request.samples_per_prompt, device=device)
 
     def _converse(self, every: Sequence[_Conversation], turns: Turns, most: int) -> None:
         """Draw all conversations to their ends. most: tokens of a response."""

@@ -120,7 +120,7 @@ def copy_of_object(where: str, dtype: torch.dtype, settings: ModelSettings, is_s
     if given is None or given.only_object is None:
         return None
     _log_notes(given)
-    return _copied(where, given, given.only_object, dtype, settings, is_scalar)
+    return _copied(where, given, given.only_object, dtype, settings=settings, is_scalar=is_scalar)
 
 
 def is_copy_of_object(model: PreTrainedModel) -> bool:
@@ -131,7 +131,7 @@ def is_copy_of_object(model: PreTrainedModel) -> bool:
 
 
 def proven(
-    model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
+    model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, *, is_scalar: bool
 ) -> PreTrainedModel:
     """Return `model`, just loaded from the folder `where`, if it computes the same as the object of that folder;
     otherwise a copy of the object. A folder that stands for no object is left alone. A collective under ZeRO-3."""
@@ -151,7 +151,7 @@ def proven(
                 f"its files give other numbers (by {apart:.2g}, rounding explains {most:.2g}), so that a part of it is "
                 "in no file, such as a buffer that was changed"
             )
-            return _copied(where, given, why, dtype, settings, is_scalar)
+            return _copied(where, given, why, dtype, settings=settings, is_scalar=is_scalar)
     return model
 
 
@@ -162,7 +162,7 @@ def _log_notes(given: GivenModel) -> None:
 
 
 def _copied(
-    where: str, given: GivenModel, why: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
+    where: str, given: GivenModel, why: str, dtype: torch.dtype, *, settings: ModelSettings, is_scalar: bool
 ) -> PreTrainedModel:
     from transformers.integrations import is_deepspeed_zero3_enabled
 

@@ -44,6 +44,7 @@ def load_causal_lm(
     dtype: Any,
     tokenizer_size: int,
     added_tokens: int = 0,
+    *,
     longest_tokens: int = 0,
     device: torch.device | None = None,
     added_pad: int = 0,
@@ -97,6 +98,7 @@ def load_scalar_model(
     dtype: Any,
     tokenizer: PreTrainedTokenizerBase,
     must_have_head: bool,
+    *,
     added_tokens: int = 0,
     longest_tokens: int = 0,
     device: torch.device | None = None,
@@ -230,9 +232,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
                 **trust,
                 **attention,
             )
-    rehearsal.judge_loaded(wanted, model, report, stored, rehearsed)
+    rehearsal.judge_loaded(wanted, model, report, stored, rehearsed=rehearsed)
     forget_quantization(model.config)
-    return proven(model, wanted.where, dtype, settings, wanted.is_scalar)
+    return proven(model, wanted.where, dtype, settings, is_scalar=wanted.is_scalar)
 
 
 @contextlib.contextmanager
@@ -287,6 +289,7 @@ def _measure(
     settings: ModelSettings,
     longest_tokens: int,
     device: torch.device | None,
+    *,
     drew_weights: bool,
     media: RunMedia | None = None,
 ) -> None:
@@ -303,7 +306,7 @@ def _measure(
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
     own = read_own_forward(model, longest_tokens, media)
-    settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
+    settle_attention(model, own, settings.attn_implementation, settings.dropout, compiled=settings.torch_compile)
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:

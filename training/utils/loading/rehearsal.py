@@ -53,7 +53,7 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
 
 
 def judge_loaded(
-    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor], rehearsed: bool
+    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor], *, rehearsed: bool
 ) -> None:
     """Check the report of from_pretrained: ThreestepError if it did not load the tensors that the rehearsal did.
 

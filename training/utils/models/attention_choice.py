@@ -56,7 +56,7 @@ class AttentionCall:
 
 
 def settle_attention(
-    model: PreTrainedModel, own: OwnForward, wanted: str, dropout: float | None, compiled: bool
+    model: PreTrainedModel, own: OwnForward, wanted: str, dropout: float | None, *, compiled: bool
 ) -> None:
     """Give a model that was loaded with transformers' own attention, and measured, the one that computes its rows.
 

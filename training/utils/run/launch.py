@@ -72,6 +72,7 @@ def launch_command(
     ranks: int,
     arguments: Sequence[str] = (),
     gpu_names: Sequence[str] = (),
+    *,
     port: str | None = None,
 ) -> list[str]:
     """Return the command that runs `module` with `arguments` on `ranks` ranks of this machine.
@@ -138,6 +139,7 @@ def launch(
     arguments: Sequence[str],
     asked_ranks: int | None = None,
     environment: Mapping[str, str] | None = None,
+    *,
     here: Callable[[Sequence[str]], None] | None = None,
 ) -> int:
     """Run `module` on that many ranks and print the command. Returns the exit code of the run.
@@ -168,7 +170,7 @@ def launch(
     environment = dict(environment)
     lend(list(arguments), environment)
     arguments = [redacted(word) for word in arguments]  # launchers print them, and every user of the machine sees them
-    command = launch_command(module, ranks, arguments, gpu_names, environment.get("MASTER_PORT"))
+    command = launch_command(module, ranks, arguments, gpu_names, port=environment.get("MASTER_PORT"))
     print(f"+ {shlex.join(command)}", flush=True)
     return run_and_wait(command, launch_environment(ranks, environment))
 

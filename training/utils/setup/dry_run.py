@@ -30,12 +30,14 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     check_trains(model, generates=not scalar)
     built = model_on_meta(model, DTYPES[settings.dtype], scalar)
     sequences = engine.per_device_train_batch_size
-    rows = rows_at_most(sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, responses)
+    rows = rows_at_most(
+        sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, shared_by=responses
+    )
     tokens = rows * max_seq_len
     together = tokens * engine.gradient_accumulation_steps
     media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
     forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media)
-    planned = plan_training(built, forward, model, settings, ranks, device)
+    planned = plan_training(built, forward, model, settings, ranks=ranks, device=device)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
     sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
     batches = (

@@ -29,6 +29,7 @@ def one_model_program(
     step: Step,
     train: Callable[[OpenedModel, Any], TrainingResult],
     phase: int,
+    *,
     scores: bool = False,
     rereads_start: Callable[[Any], bool] = lambda own: False,
     check: Callable[[OneModelFlags], None] | None = None,
@@ -49,7 +50,7 @@ def one_model_program(
     description = sys.modules[module].__doc__ or ""
 
     def main(argv: Sequence[str]) -> None:
-        groups = parse_arguments(step.groups, argv, description, step.old_flags, step.first_flags)
+        groups = parse_arguments(step.groups, argv, description, step.old_flags, first_flags=step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
         _check_model_flags(flags)
         if check is not None:
@@ -67,7 +68,7 @@ def one_model_program(
         else:
             from training.utils.setup.one_model_run import run_one_model
 
-            run_one_model(flags, train, phase, scores, rereads_start(flags.own), check_rows)
+            run_one_model(flags, train, phase, scores, rereads_start=rereads_start(flags.own), check_rows=check_rows)
 
     if module == "__main__":
         run_program(main, output_is_log=True)

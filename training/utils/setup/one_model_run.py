@@ -52,6 +52,7 @@ def run_one_model(
     train: Callable[[OpenedModel, Any], TrainingResult],
     phase: int,
     scores: bool,
+    *,
     rereads_start: bool,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
 ) -> None:
@@ -70,7 +71,9 @@ def run_one_model(
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(run.model, trains_adapter_on=not rereads_start)
-        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, images)
+        model, engine = _engine(
+            flags, start, tokenizer, added, scores=scores, total_steps=steps[0], ranks=ranks, media=images
+        )
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
             unused = unused_stop_tokens(stop_tokens(model), tokenizer)
@@ -83,14 +86,14 @@ def run_one_model(
             model,
             engine,
             read,
-            data.rows.max_seq_len,
-            log,
+            longest_tokens=data.rows.max_seq_len,
+            log=log,
             sharing=phase == 2 or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
         images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
-        loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
+        loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
@@ -105,7 +108,7 @@ def run_one_model(
                 loop,
                 *records,
                 guests,
-                _samples(flags, run.folder, rows, tokenizer, ends),
+                _samples(flags, run.folder, rows, tokenizer, ends=ends),
                 images,
             )
             result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.own)
@@ -141,7 +144,7 @@ def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyl
 
 
 def _samples(
-    flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
+    flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]
 ) -> EvaluationSamples:
     """The maker of samples of held-out rows. ends: tokens that end a response."""
     pixels, decode = rows.pixels_of, tokenizer.decode
@@ -187,6 +190,7 @@ def _engine(
     start: ModelSettings,
     tokenizer: PreTrainedTokenizerBase,
     added: _Added,
+    *,
     scores: bool,
     total_steps: int,
     ranks: Ranks,
@@ -198,7 +202,7 @@ def _engine(
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(start, dtype, tokenizer, False, added.tokens, **reading)
+            return load_scalar_model(start, dtype, tokenizer, False, added_tokens=added.tokens, **reading)
         return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
@@ -213,6 +217,7 @@ def loop_settings(
     steps: tuple[int, int],
     model: PreTrainedModel,
     packed: bool,
+    *,
     ranks: Ranks,
     pad_token_id: int,
 ) -> LoopSettings:

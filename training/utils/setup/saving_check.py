@@ -32,7 +32,7 @@ class SavedModel(NamedTuple):
 
 
 def check_saving(
-    folder: Path, saved: Sequence[SavedModel], processor: Sequence[Path], trust_remote_code: bool, is_main: bool
+    folder: Path, saved: Sequence[SavedModel], processor: Sequence[Path], trust_remote_code: bool, *, is_main: bool
 ) -> None:
     """Mend each model's settings, in place and with a line of the log; write all but the weights to a folder inside
     `folder`, load it back, and remove it. A collective: rank 0 writes.

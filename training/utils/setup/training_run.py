@@ -142,11 +142,12 @@ class TrainingLoop:
         evaluate: Callable[[int], Any],
         evaluation_from: Callable[..., Any],
         uniform: Uniform | None = None,
+        *,
         of_training: bool = True,
     ) -> None:
         self._run, self._evaluate, self._evaluation_from = run, evaluate, evaluation_from
         loss = "train/loss" if of_training else ""
-        self._divergence = DivergenceWatch(run.metrics.folder, run.ranks.is_main, uniform, loss, _EVAL_LOSS)
+        self._divergence = DivergenceWatch(run.metrics.folder, run.ranks.is_main, uniform, loss, eval_loss=_EVAL_LOSS)
         self._done, saved = run.checkpoints.restore()
         if saved:
             check_keys(saved, ("before", "after"), "the loop's state")

@@ -39,7 +39,9 @@ def loss_of(margins, weights, prompts, how: Objective, dtype=torch.float32):
     ratios_B = torch.tensor([*margins, *[0.0] * len(margins)], dtype=dtype, requires_grad=True)
     better_Q = torch.arange(len(margins))
     weight_Q = torch.tensor(weights, dtype=dtype)
-    return preference_loss(ratios_B, better_Q, better_Q + len(margins), weight_Q, prompts, how), ratios_B
+    return preference_loss(
+        ratios_B, better_Q, better_Q + len(margins), weight_Q, prompts_in_step=prompts, objective=how
+    ), ratios_B
 
 
 def test_every_loss_has_a_formula_here():
@@ -100,7 +102,9 @@ def test_three_ranked_responses():
     # Log-ratios log 4, 0, 0 with beta 1: pairs (1, 2) and (1, 3) cost -log(4/5), (2, 3) costs log 2, a third each.
     ratios_B = torch.tensor([math.log(4), 0.0, 0.0])
     better_Q, worse_Q = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])
-    loss = preference_loss(ratios_B, better_Q, worse_Q, torch.full((3,), 1 / 3), 1.0, objective("sigmoid", 1.0))
+    loss = preference_loss(
+        ratios_B, better_Q, worse_Q, torch.full((3,), 1 / 3), prompts_in_step=1.0, objective=objective("sigmoid", 1.0)
+    )
     assert loss.item() == pytest.approx((2 * math.log(5 / 4) + math.log(2)) / 3)
 
 

@@ -164,7 +164,7 @@ def test_samples_share_their_prompt(rollout, roles, most):
     packed = PlanSettings(1, packed=True, max_row_tokens=most, quadratic_tokens=1e9)
     tokens = sum(
         int((rows.segment_ids_NT >= 0).sum())
-        for _, rows in rank_share(samples.sequences(), packed, PAD, 0, torch.device("cpu"))
+        for _, rows in rank_share(samples.sequences(), packed, PAD, 0, device=torch.device("cpu"))
     )
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
@@ -478,7 +478,7 @@ def _collisions(rollout: Rollout, actor: PolicyModel, settings: ExperienceSettin
     found = [
         actor(rows, 1.0, with_collisions=True).collisions_M
         for sequence in rollout.sequences()
-        for _, rows in rank_share([sequence], settings.plan, PAD, 0, torch.device("cpu"))
+        for _, rows in rank_share([sequence], settings.plan, PAD, 0, device=torch.device("cpu"))
     ]
     return torch.zeros(mask_BR.shape).masked_scatter(mask_BR, torch.cat(found).detach().float())
 

@@ -39,10 +39,10 @@ def test_samples_of_a_prompt_are_groups_of_bounded_length():
 @pytest.mark.parametrize("plan", [PlanSettings(3, max_rows_per_micro_batch=1), PlanSettings(3, 13, 8, True, 13)])
 def test_ranks_share_all_sequences_in_as_many_micro_batches(plan):
     """Two sequences for three ranks: one of them goes along with rows that carry nothing."""
-    shares = [rank_share(SEQUENCES, plan, PAD, rank, CPU) for rank in range(3)]
+    shares = [rank_share(SEQUENCES, plan, PAD, rank, device=CPU) for rank in range(3)]
     assert len({len(laid) for laid in shares}) == 1
     assert sorted(index for laid in shares for indices, _ in laid for index in indices) == [0, 1, 2, 3, 4]
-    few = [rank_share(SEQUENCES[:2], plan, PAD, rank, CPU) for rank in range(3)]
+    few = [rank_share(SEQUENCES[:2], plan, PAD, rank, device=CPU) for rank in range(3)]
     assert [len(laid) for laid in few] == [1, 1, 1] and sorted(len(laid[0][0]) for laid in few) == [0, 1, 1]
     for indices, rows in (part for laid in shares for part in laid):
         assert rows.target_ids_M.numel() == sum(RESPONSE_TOKENS[index] for index in indices)
@@ -56,7 +56,7 @@ def test_the_parts_of_a_sequence_that_forks_stay_together():
     sequences = [forks, SEQUENCES[0], forks, SEQUENCES[1], replace(forks, forks=(8,)), SEQUENCES[4]]
     heights = [3, 1, 3, 1, 2, 1]
     for plan in (PlanSettings(1, None, 4), PlanSettings(1, 20, None), PlanSettings(2, None, 2)):
-        seen = [part for rank in range(plan.ranks) for part in rank_share(sequences, plan, PAD, rank, CPU)]
+        seen = [part for rank in range(plan.ranks) for part in rank_share(sequences, plan, PAD, rank, device=CPU)]
         assert sorted(index for indices, _ in seen for index in indices) == list(range(6))
         for indices, rows in seen:
             count, width = rows.input_ids_NT.shape
@@ -67,7 +67,7 @@ def test_the_parts_of_a_sequence_that_forks_stay_together():
             check_whole(indices, rows, sequences)
     for plan in (PlanSettings(1, 50, 8, True, 50), PlanSettings(2, 50, 8, True, 50, least_shared_tokens=1)):
         for rank in range(plan.ranks):
-            for indices, rows in rank_share(sequences, plan, PAD, rank, CPU):
+            for indices, rows in rank_share(sequences, plan, PAD, rank, device=CPU):
                 assert len(rows.input_ids_NT) <= 2
                 check_whole(indices, rows, sequences)
 
@@ -89,7 +89,7 @@ def test_a_rank_without_images_gets_one_where_another_has_some(packed):
     texts = [join(torch.arange(6) + 10, torch.arange(2) + 60)]
     images = RowImages(lambda keys: ImagePixels(torch.tensor(keys)[:, None]), (plain(samples[0]),))
     plan = PlanSettings(2, 13, 8, True, 13) if packed else PlanSettings(2, max_rows_per_micro_batch=2)
-    shares = [rank_share([*samples, *texts], plan, PAD, rank, CPU, media=images) for rank in range(2)]
+    shares = [rank_share([*samples, *texts], plan, PAD, rank, device=CPU, media=images) for rank in range(2)]
     assert sorted(index for laid in shares for indices, _ in laid for index in indices) == [0, 1, 2, 3]
     added = 0
     for laid in zip(*shares, strict=True):
@@ -120,7 +120,7 @@ def test_a_rank_makes_its_own_documents_alone(monkeypatch):
         laid_out, "_document", lambda sequences, plan: made.append(len(sequences)) or one(sequences, plan)
     )
     for rank in range(3):
-        rank_share(samples, plan, PAD, rank, CPU)
+        rank_share(samples, plan, PAD, rank, device=CPU)
     assert sorted(made) == [1, 2, 3]
 
 
@@ -157,7 +157,9 @@ def test_packed_shared_and_padded_drawn_responses_are_one_gradient():
     for name, plan in plans.items():
         model.zero_grad()
         logprobs: dict[int, torch.Tensor] = {}
-        for indices, rows in (part for rank in range(plan.ranks) for part in rank_share(samples, plan, PAD, rank, CPU)):
+        for indices, rows in (
+            part for rank in range(plan.ranks) for part in rank_share(samples, plan, PAD, rank, device=CPU)
+        ):
             read_M = PolicyModel(model)(rows).logprobs_M
             split = read_M.split([len(weights[index]) for index in indices]) if indices else ()
             logprobs |= {index: part.detach() for index, part in zip(indices, split, strict=True)}
@@ -175,7 +177,7 @@ def test_packed_shared_and_padded_drawn_responses_are_one_gradient():
 def test_texts_that_quote_tags_stay_in_one_piece():
     """What shares no prompt was not drawn: unsupervised texts."""
     plan = PlanSettings(1, 400, 8, True, 400, tags=TAGS)
-    ((_, rows),) = rank_share(in_parallel()[:1], plan, PAD, 0, CPU, sharing=False)
+    ((_, rows),) = rank_share(in_parallel()[:1], plan, PAD, 0, device=CPU, sharing=False)
     assert rows.segments is None
-    ((_, rows),) = rank_share(in_parallel()[:1], plan, PAD, 0, CPU)
+    ((_, rows),) = rank_share(in_parallel()[:1], plan, PAD, 0, device=CPU)
     assert rows.segments is not None and documents_of(in_parallel()[:1], plan)[0].tokens == rows.input_ids_NT.shape[1]

@@ -133,7 +133,7 @@ def check_forks(policy: torch.nn.Module, scorer: torch.nn.Module, seed: int, mos
     policy.zero_grad()
     scorer.zero_grad()
     for rank in range(plan.ranks):
-        for indices, rows in rank_share(sequences, plan, PAD, rank, CPU):
+        for indices, rows in rank_share(sequences, plan, PAD, rank, device=CPU):
             read = PolicyModel(policy)(rows, 0.8)
             sizes = [len(weights[index]) for index in indices]
             weights_M = torch.cat([torch.empty(0, dtype=torch.float64), *(weights[index] for index in indices)])
@@ -191,7 +191,7 @@ def test_a_plan_of_several_ranks_and_micro_batches_is_one_gradient():
         logprobs: dict[int, torch.Tensor] = {}
         computed[name] = 0
         for indices, rows in (
-            part for rank in range(plan.ranks) for part in rank_share(sequences, plan, PAD, rank, CPU)
+            part for rank in range(plan.ranks) for part in rank_share(sequences, plan, PAD, rank, device=CPU)
         ):
             read_M = PolicyModel(model)(rows).logprobs_M
             split = read_M.split([len(weights[index]) for index in indices])

@@ -117,7 +117,7 @@ class TransformersRollout(RolloutEngine):
         if not self._keeps_turns:
             return None
         every = sampling.ends.check_tokens or end_check_tokens(model.device)
-        return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, self._way.fixed)
+        return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, fixed=self._way.fixed)
 
     @torch.no_grad()
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:

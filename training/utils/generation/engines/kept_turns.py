@@ -55,7 +55,13 @@ class KeptTurns(Turns):
     """See Turns."""
 
     def __init__(
-        self, model: PreTrainedModel, sampling: Sampling, stop: StopStrings | None, end_check_tokens: int, fixed: bool
+        self,
+        model: PreTrainedModel,
+        sampling: Sampling,
+        stop: StopStrings | None,
+        end_check_tokens: int,
+        *,
+        fixed: bool,
     ) -> None:
         """end_check_tokens: between two looks at which turns are over. fixed: see `RaggedRows`, also for ValueError."""
         self._rows, self._name, self._device = RaggedRows(model, fixed), type(model).__name__, model.device

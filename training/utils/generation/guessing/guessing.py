@@ -110,7 +110,7 @@ class Guessing:
     ) -> Rollout:
         among_S = self._frequent.among(request.prompt_ids_BP[request.prompt_mask_BP])
         how = Guesses(self._how.guesses, self._head, among_S, rounds)
-        rollout = drawn_by_guesses(model, how, request, stop, self._counts)
+        rollout = drawn_by_guesses(model, how, request, stop, counts=self._counts)
         if self._counts.guesses:
             self._known = replace(self._counts)
         return rollout

@@ -57,7 +57,7 @@ def _answers_card(row: Sampled) -> str:
     return _sample(row.prompt, row.pictures, truth, answers)
 
 
-def _sample(prompt: str, pictures: tuple[str | None, ...], truth: str, answers: str, below: str = "") -> str:
+def _sample(prompt: str, pictures: tuple[str | None, ...], truth: str, answers: str, *, below: str = "") -> str:
     return (
         f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>'
         f"{pictures_shown(pictures)}{truth}"
@@ -124,7 +124,7 @@ def _judged_card(row: JudgedRow, score: str) -> str:
         _box(label, escape(text.strip()) or "(empty)", _changes(score, scores)) for label, text, scores in row.responses
     )
     margin = f'<div class="marks">{_changes("margin", row.margins, has_sign=True)}</div>'
-    return _sample(row.prompt, row.pictures, "", boxes, margin)
+    return _sample(row.prompt, row.pictures, "", boxes, below=margin)
 
 
 def _changes(name: str, changes: Sequence[Change], has_sign: bool = False) -> str:
@@ -145,7 +145,7 @@ def _margins_along(step: StepRun, several: bool) -> str:
     if len({when for _, _, margins in rows for when, _ in margins}) < 3:
         return ""  # the first and the last stand above
     cards = "".join(
-        _sample(prompt, pictures, "", "", f'<div class="marks">{_each_margin(margins)}</div>')
+        _sample(prompt, pictures, "", "", below=f'<div class="marks">{_each_margin(margins)}</div>')
         for prompt, pictures, margins in rows
     )
     title = f"Margins at every evaluation{f': {step.run}' if several else ''}"
