@@ -164,7 +164,7 @@ def flags_of(module: str) -> frozenset[str]:
         # A program that shows its --help where no words are given would end with it.
         with (
             patch.object(argparse.ArgumentParser, "parse_known_args", parse),
-            patch.object(settings, "asked_topic", lambda argv: None),
+            patch.object(settings, "requested_topic", lambda argv: None),
         ):
             from transformers import HfArgumentParser
 

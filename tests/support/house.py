@@ -37,7 +37,7 @@ MOST_POSITIONAL = 4
 MOST_FIELDS = 10
 # Records of more fields from before the rule. A name goes when its record shrinks; none is added.
 LARGE_RECORDS = (
-    "AskedModel",
+    "ChatModel",
     "Experience",
     "PhaseAccount",
     "PublicForm",

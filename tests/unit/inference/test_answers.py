@@ -14,7 +14,7 @@ from tests.support.parallel_texts import WRITTEN_TAGS, fond_of_tags
 from tests.unit.inference.conftest import CPU
 from training.inference.answer_figures import answer_figures, answer_samples
 from training.inference.answers import Scores, answers_to, scores_of
-from training.inference.model import AskedModel, engine_maker, load_asked_model
+from training.inference.model import ChatModel, engine_maker, load_chat_model
 from training.inference.scorer import Scorer, load_answer_scorer
 from training.inference.talk import Talk
 from training.inference.web import _columns
@@ -74,7 +74,7 @@ def test_answers_and_scores(asked, save_model, monkeypatch):
 
 
 @pytest.fixture
-def thinking(save_model, tiny_tokenizer, tmp_path) -> tuple[AskedModel, Scorer]:
+def thinking(save_model, tiny_tokenizer, tmp_path) -> tuple[ChatModel, Scorer]:
     """A model that opens blocks, and a reward model that reads them."""
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.add_tokens(WRITTEN_TAGS)
@@ -82,7 +82,7 @@ def thinking(save_model, tiny_tokenizer, tmp_path) -> tuple[AskedModel, Scorer]:
     path = fond_of_tags(save_model("plain", tokenizer=tokenizer), tmp_path / "thinking")
     start = engine_maker(PATHS, RolloutEngineFlags(), 64, thinks=True)
     reward = save_model("reward", scalar=True, tokenizer=tokenizer)
-    return load_asked_model(str(path), None, data, CPU, start_engine=start), load_answer_scorer(
+    return load_chat_model(str(path), None, data, CPU, start_engine=start), load_answer_scorer(
         reward, None, data, ALONE
     )
 
@@ -159,4 +159,4 @@ def test_paths_without_parallel_thinking_are_refused():
 def test_a_model_that_cannot_draw_them_is_refused(save_model, tiny_tokenizer):
     start = engine_maker(PATHS, RolloutEngineFlags(), 64, thinks=True)
     with pytest.raises(ThreestepError, match="--parallel_tags expects every tag to be one token, got '<Parallel>'"):
-        load_asked_model(save_model("plain"), None, data_flags(parallel_thinking=True), CPU, start_engine=start)
+        load_chat_model(save_model("plain"), None, data_flags(parallel_thinking=True), CPU, start_engine=start)

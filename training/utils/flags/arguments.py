@@ -27,7 +27,7 @@ from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
 from training.utils.compat.old_flags import OldFlag, flags_with_values, translated
 from training.utils.flags.flag_names import nearest_flags
 from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, note_mistakes
-from training.utils.flags.help_page import HELP_FLAGS, as_typed, asked_topic, help_page
+from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 
 _SWITCHED = {"true": True, "false": False}
 
@@ -102,7 +102,7 @@ def parse_arguments(
     """
 
     parts = [part for group in groups for part in _parts(group)]
-    wanted = asked_topic(argv)
+    wanted = requested_topic(argv)
     if wanted is not None:
         sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags=first_flags))
         sys.exit(0)

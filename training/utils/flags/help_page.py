@@ -33,7 +33,7 @@ _STARTED = "python -m"
 _LONGEST_CHOICES = 24  # characters of names to show in place of a unit
 
 
-def asked_topic(argv: Sequence[str]) -> str | None:
+def requested_topic(argv: Sequence[str]) -> str | None:
     """Return what --help is asked for in `argv`, "" where nothing follows it; None if it is not there."""
     for place, word in enumerate(argv):
         flag, has_equals, value = word.partition("=")

@@ -82,7 +82,7 @@ class ConversationLimits:
 
 @dataclass(eq=False)
 class _Conversation:
-    """prompt: ids. said: messages, of which `opened` were there before the first turn. Of the response so far: ids,
+    """prompt: ids. messages: messages, of which `opened` were there before the first turn. Of the response so far: ids,
     logprobs, inserted and rewards, by token, and where forks begin. begin: of its last turn. spent: tokens that were
     drawn or said by the environment, without what forks repeat."""
 
@@ -95,7 +95,7 @@ class _Conversation:
     inserted: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     forks: list[int] = field(default_factory=list)
-    said: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
     opened: int = 0
     spent: int = 0
     turns: int = 0
@@ -198,7 +198,7 @@ class ActingRollout(EngineWrapper):
             else:
                 messages, each.tools = opening.result()
                 each.prompt = self._speech.prompt(messages, each.tools)
-                each.said, each.opened = list(messages), len(messages)
+                each.messages, each.opened = list(messages), len(messages)
             self._check_opening(each, every[prompt * samples])
 
     def _check_opening(self, each: _Conversation, first: _Conversation) -> None:
@@ -229,18 +229,18 @@ class ActingRollout(EngineWrapper):
         awaited = _Awaited(turns, self._limits.answer_interval)
         while turns.is_drawing or awaited.count:
             for drawn in turns.advance() if turns.is_drawing else ():
-                step = self._asked(drawn)
+                step = self._take_turn(drawn)
                 if step is None:
                     turns.drop(drawn.key)
                 else:
                     awaited.add(step, drawn.key)
             for each, reply in awaited.answered():
-                if self._goes_on(each, reply, most):
+                if self._take_reply(each, reply, most):
                     turns.add(each.next_turn(self._limits, most))
                 else:
                     turns.drop(each)
 
-    def _asked(self, drawn: DrawnTurn) -> Future[Any] | None:
+    def _take_turn(self, drawn: DrawnTurn) -> Future[Any] | None:
         """Take a turn; return the running step of the conversation's environment, None where the conversation is
         over."""
         each = drawn.key
@@ -253,14 +253,14 @@ class ActingRollout(EngineWrapper):
         if each.partner is None:
             return None
         message = self._speech.message(each.ids[each.begin :])
-        each.said.append(message)
+        each.messages.append(message)
         each.calls += len(message.calls)
         if self._limits.calls is not None and each.calls > self._limits.calls:
             each.ended, each.cut = False, "calls"
             return None
         return each.partner.step(message)
 
-    def _goes_on(self, each: _Conversation, reply: Any, most: int) -> bool:
+    def _take_reply(self, each: _Conversation, reply: Any, most: int) -> bool:
         """Take an environment's reply; whether another turn follows."""
         each.rewards[-1] = float(reply.reward)
         if reply.done:
@@ -273,10 +273,10 @@ class ActingRollout(EngineWrapper):
             each.cut = "seconds"
         else:
             heard = self._speech.reply(reply.messages, each.tools, each.ids[-1])
-            each.said += reply.messages
+            each.messages += reply.messages
             each.cut_messages += heard.cut_messages
             appended = each.context + list(heard.ids)
-            history = self._speech.history(each.said, each.opened, each.tools, appended)
+            history = self._speech.history(each.messages, each.opened, each.tools, appended)
             each.refused_histories += history.is_refused
             longest = limits.prompt_tokens + most  # of what the model reads with a token behind it
             if each.spent + len(heard.ids) < most and len(history.ids or appended) < longest:

@@ -128,7 +128,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.
     from peft import PeftModel, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    from training.utils.models.own_forward import difference_now, read_own_forward
+    from training.utils.models.own_forward import current_difference, read_own_forward
 
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     cuda = [model.device] if model.device.type == "cuda" else []
@@ -142,7 +142,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.
             with whole_to_change(layer.parameters()):
                 layer.merge()
         adapted.merge_and_unload()  # all are merged already
-        moved = difference_now(model, truth)
+        moved = current_difference(model, truth)
     for name in trained:  # PEFT freezes the base
         model.get_parameter(name).requires_grad_(True)
     if not moved <= truth.tolerance:

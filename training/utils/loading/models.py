@@ -21,7 +21,7 @@ from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
 from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
-from training.utils.loading.judgement import HEAD, WantedModel
+from training.utils.loading.judgement import HEAD, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.quantized_folders import forget_quantization
 from training.utils.models.adapters.lora import add_lora
@@ -69,7 +69,7 @@ def load_causal_lm(
         check_reads_media(config, settings.name_or_path)
     auto_class = language_model_class(config, with_media=media is not None)
     plan = _adapter_plan(auto_class, settings, config)
-    wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
+    wanted = RequestedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:
         put_on(_on(None if settings.quantization else device, model), plan, settings)
@@ -128,7 +128,7 @@ def load_scalar_model(
     supplied = _supplied_by(plan)
     if must_have_head and f"{HEAD}weight" not in supplied and not only_as_object(settings.name_or_path):
         _refuse_headless(config, settings)
-    wanted = WantedModel(
+    wanted = RequestedModel(
         _model_in(settings, plan),
         changed,
         is_scalar=True,
@@ -193,7 +193,7 @@ def _on(device: torch.device | None, model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: WantedModel) -> PreTrainedModel:
+def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: RequestedModel) -> PreTrainedModel:
     """Return the model, all of whose tensors are the folder's."""
     import torch
 
@@ -327,18 +327,18 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
 def _set_dropout(model: PreTrainedModel, rate: float) -> None:
     """Set the rates of dropout and noise, but for those that eval mode uses too, such as PhiMoE's jitter: they are no
     noise."""
-    from training.utils.models.own_forward import difference_now, own_forward_of
+    from training.utils.models.own_forward import current_difference, own_forward_of
 
     own, others = own_forward_of(model), set_dropout(model, rate)
     if own is None or not others:
         return
     _set_all(others)
-    before = difference_now(model, own)
+    before = current_difference(model, own)
     for name in sorted({other.name for other in others}):
         named = [other for other in others if other.name == name]
         _set_all([other._replace(rate=0.0) for other in named])
         # The same operations on the same numbers: on a CPU to the bit.
-        if not math.isclose(difference_now(model, own), before, rel_tol=1e-3):
+        if not math.isclose(current_difference(model, own), before, rel_tol=1e-3):
             _set_all(named)
             own.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
 
@@ -358,19 +358,19 @@ def check_no_dropout(
 
     where, instead: for the sentence: the purpose of the model, and the remedy
     """
-    from training.utils.models.own_forward import difference_now, own_forward_of
+    from training.utils.models.own_forward import current_difference, own_forward_of
 
     own = own_forward_of(model)
     if own is None:
         return
-    difference = difference_now(model, own, training=True)
+    difference = current_difference(model, own, training=True)
     if not difference <= own.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
             f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
         )
     # In half precision rounding explains much, and a CPU rounds the same numbers alike.
-    if model.device.type == "cpu" and difference_now(model, own, training=True) != difference:
+    if model.device.type == "cpu" and current_difference(model, own, training=True) != difference:
         raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")
 
 

@@ -12,7 +12,7 @@ import pytest
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import _parts
 from training.utils.flags.flags import UNIT, flag
-from training.utils.flags.help_page import as_typed, asked_topic, entries_of, help_page
+from training.utils.flags.help_page import as_typed, entries_of, help_page, requested_topic
 from training.utils.flags.step import known_steps
 from training.utils.flags.topics import OTHER, TOPICS
 
@@ -129,7 +129,7 @@ def test_how_flags_look():
     ],
 )  # fmt: skip
 def test_what_is_asked_for(argv, wanted):
-    assert asked_topic(argv) == wanted
+    assert requested_topic(argv) == wanted
 
 
 def test_every_unit_and_topic_is_used():

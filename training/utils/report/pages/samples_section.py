@@ -11,8 +11,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from training.utils.images.data.page_pictures import pictures_shown
-from training.utils.report.figures.judged import Change, JudgedRow, judged_rows, judges, margins_along
 from training.utils.report.figures.numbers import shown
+from training.utils.report.figures.ranked_samples import (
+    Change,
+    RankedSample,
+    has_ranked_samples,
+    margins_along,
+    ranked_samples,
+)
 from training.utils.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
 
 if TYPE_CHECKING:
@@ -32,7 +38,7 @@ def samples_section(steps: Sequence[StepRun]) -> str:
 
 def _kind(steps: Sequence[StepRun], several: bool) -> str:
     declaration = steps[0].declaration
-    cards = _judged(steps) if judges(steps[0]) else _side_by_side(steps)
+    cards = _ranked(steps) if has_ranked_samples(steps[0]) else _side_by_side(steps)
     title = f'<h3 class="kind">{escape(declaration.label)}</h3>' if several else ""
     return f'{title}<p class="soft">{escape(declaration.sample_note)}</p>{cards}'
 
@@ -113,13 +119,13 @@ def _box(title: str, text: str, marks: str) -> str:
 # --- ranked responses
 
 
-def _judged(steps: Sequence[StepRun]) -> str:
+def _ranked(steps: Sequence[StepRun]) -> str:
     score = steps[0].declaration.sample_score
-    cards = _titled((row.why, _judged_card(row, score)) for row in judged_rows(steps))
+    cards = _titled((row.why, _ranked_card(row, score)) for row in ranked_samples(steps))
     return cards + "".join(_margins_along(step, len(steps) > 1) for step in steps)
 
 
-def _judged_card(row: JudgedRow, score: str) -> str:
+def _ranked_card(row: RankedSample, score: str) -> str:
     boxes = "".join(
         _box(label, escape(text.strip()) or "(empty)", _changes(score, scores)) for label, text, scores in row.responses
     )
