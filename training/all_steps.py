@@ -24,12 +24,7 @@ import yaml
 
 from training.utils.base.credentials import lend, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.base.typed import (
-    COMMAND_VARIABLE,
-    OWN_WORDS_VARIABLE,
-    WHOLE_RUN_VARIABLE,
-    resuming_whole_run,
-)
+from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, resuming_whole_run
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.flags.step import known_steps
 from training.utils.report.writing import report_at_end
@@ -137,12 +132,7 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
         ranks=ranks,
         new_model=None if new_model is None else _new_model_flags(new_model, common, folder),
         settings={
-            step: {
-                **common,
-                **_models(step, folder, first_model),
-                **sections[step],
-                "output_dir": str(folder / step),
-            }
+            step: {**common, **_models(step, folder, first_model), **sections[step], "output_dir": str(folder / step)}
             for step in steps
         },
         report=report,
@@ -300,10 +290,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output_dir", metavar="DIR", help="overrides output_dir of the file")
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
     parser.add_argument(
-        "--resume",
-        action="store_true",
-        default=None,
-        help="leave out finished steps, resume the one that was stopped",
+        "--resume", action="store_true", default=None, help="leave out finished steps, resume the one that was stopped"
     )
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
     return parser.parse(argv)
@@ -367,8 +354,7 @@ def _end_where_stopped(title: str, folder: Path, again: str) -> None:
     """End this program if a signal stopped the step: it exits with 0 too, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         print(
-            f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {again}",
-            flush=True,
+            f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {again}", flush=True
         )
         sys.exit(0)
 

@@ -27,9 +27,7 @@ class _LossArguments:
         "factor > 0",
     )
     loss_type: str = flag(
-        "sigmoid",
-        "; ".join(f"'{name}' {loss.note}" for name, loss in LOSSES.items()) + ".",
-        choices=LOSSES,
+        "sigmoid", "; ".join(f"'{name}' {loss.note}" for name, loss in LOSSES.items()) + ".", choices=LOSSES
     )
 
 

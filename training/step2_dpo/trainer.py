@@ -22,12 +22,7 @@ from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.ranked import sequence_sums
-from training.utils.preference.batches import (
-    PreferenceBatch,
-    PreferenceStep,
-    eval_batches,
-    train_batches,
-)
+from training.utils.preference.batches import PreferenceBatch, PreferenceStep, eval_batches, train_batches
 from training.utils.preference.reference import References, read_reference
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores

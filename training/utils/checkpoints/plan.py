@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.arguments import (
-    KEPT_AS_BEGUN,
-    LATEST,
-    PER_STEP,
-    PLACEMENT,
-    CheckpointArguments,
-)
+from training.utils.checkpoints.arguments import KEPT_AS_BEGUN, LATEST, PER_STEP, PLACEMENT, CheckpointArguments
 from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
 from training.utils.checkpoints.records import check_keys

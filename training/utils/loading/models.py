@@ -349,9 +349,7 @@ def _set_all(rates: list[SwitchedOff]) -> None:
 
 
 def check_no_dropout(
-    model: PreTrainedModel,
-    where: str = "with dropout 0",
-    instead: str = "leave the dropout flag out",
+    model: PreTrainedModel, where: str = "with dropout 0", instead: str = "leave the dropout flag out"
 ) -> None:
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.

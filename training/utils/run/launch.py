@@ -68,12 +68,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def launch_command(
-    module: str,
-    ranks: int,
-    arguments: Sequence[str] = (),
-    gpu_names: Sequence[str] = (),
-    *,
-    port: str | None = None,
+    module: str, ranks: int, arguments: Sequence[str] = (), gpu_names: Sequence[str] = (), *, port: str | None = None
 ) -> list[str]:
     """Return the command that runs `module` with `arguments` on `ranks` ranks of this machine.
 

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 from training.utils.dry_run.device import planned_device
 from training.utils.dry_run.media import kept_features_line, planned_media
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import (
-    LargestForward,
-    plan_training,
-    rows_at_most,
-)
+from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
 from training.utils.dry_run.table import print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.loading.configurations import check_positions, check_trains
