@@ -36,7 +36,7 @@ from training.utils.engine.ranks.startup import DTYPES, Ranks
 from training.utils.flags.flags import settings_of
 from training.utils.generation.arguments import SamplingArguments, check_path_flags
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.generation.table import checked_engine
+from training.utils.generation.table import RolloutEngineFlags, checked_engine
 from training.utils.images.run.chat_images import chat_images
 from training.utils.images.run.image_reader import reader_of_model
 from training.utils.layout.parallel import drawn_blocks
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.sources.formats.messages import Message
-    from training.utils.generation.table import RolloutEngineFlags
     from training.utils.images.data.reader import ImageReader
     from training.utils.images.data.row_pictures import RowPictures
     from training.utils.images.prompts import PromptImages

@@ -33,7 +33,7 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.documents import prompt_document, sentence_document
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import engine_class
+from training.utils.generation.table import RolloutEngineFlags, engine_class
 from training.utils.images.run.image_reader import why_unread
 from training.utils.images.run.row_images import images_of
 from training.utils.images.run.sample_pictures import keep_pictures
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.generation.table import RolloutEngineFlags
     from training.utils.images.data.reader import PixelReader
     from training.utils.rewards.arguments import ScoringArguments
     from training.utils.run.run_arguments import RunArguments

@@ -155,11 +155,6 @@ def _optimizer(value: str, _given: Mapping[str, str]) -> list[str] | str:
     raise ThreestepError(f"--optim expects adamw_torch or adamw_torch_fused, the one optimizer here, got '{value}'")
 
 
-def uses_peft(given: Mapping[str, str]) -> bool:
-    """Unless --use_peft turns LoRA off."""
-    return "--use_peft" not in given or not is_false(given["--use_peft"])
-
-
 def lora(flag: str) -> dict[str, OldFlag]:
     """PEFT's flags. flag: ours of the rank"""
     names_rank = ("--lora_r", flag)
@@ -171,7 +166,7 @@ def lora(flag: str) -> dict[str, OldFlag]:
         return f"{given_rank[0]} asks for LoRA" if given_rank else [flag, "16"]
 
     def rank(value: str, given: Mapping[str, str]) -> list[str] | str:
-        return [flag, value] if uses_peft(given) else "--use_peft is false"
+        return "--use_peft is false" if is_false(given.get("--use_peft", "true")) else [flag, value]
 
     return {
         "--use_peft": renamed(

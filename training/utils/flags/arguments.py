@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
@@ -239,7 +239,7 @@ def _in_our_names(
     words, more_lines = translated(argv, table, typed)
     defaults, default_lines = old_defaults([*settings, *words], old_flags, typed)
     for line in (*lines, *more_lines, *default_lines):
-        log(line, started_as_main_rank())
+        log_on_main(line)
     return [*defaults, *settings], words
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import CONFIG, AdapterFolder
 from training.utils.loading.configurations import errors_explained
@@ -120,7 +120,7 @@ def put_on(model: PreTrainedModel, plan: AdapterPlan, settings: ModelSettings) -
         sentence = f"merged adapter '{adapter.name}' into base '{adapter.base}'"
         if settings.trains_adapter_on and settings.lora_dim > 0:
             sentence += "; the run's LoRA is another, and starts anew"
-    log(f"model: {sentence}", started_as_main_rank())
+    log_on_main(f"model: {sentence}")
 
 
 def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.Tensor]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
@@ -276,11 +276,10 @@ def _round_weights(model: PreTrainedModel, settings: ModelSettings, device: torc
     done = quantize_layers(model, settings.quantization, device)
     dtype = str(model.dtype).removeprefix("torch.")
     before, after = done.bytes_before / 2**20, done.bytes_after / 2**20
-    log(
+    log_on_main(
         f"model: {done.layers} linear layers are kept in {settings.quantization}, other weights in {dtype}: the base "
         f"takes {after:,.1f} MiB, not {before:,.1f}; rounding moves the layers' weights by {done.share:.2%} (root mean "
-        f"square), and saved models have the rounded weights in {dtype}",
-        started_as_main_rank(),
+        f"square), and saved models have the rounded weights in {dtype}"
     )
 
 

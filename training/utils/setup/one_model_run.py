@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log, log_on_main
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
@@ -173,10 +173,9 @@ def _tokenizer(
     path, trust = model.model_name_or_path, model.trust_remote_code
     tokenizer, added_pad = load_padding_tokenizer(path, model.pad_token, trust)
     if added_pad:
-        log(
+        log_on_main(
             f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
-            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)",
-            started_as_main_rank(),
+            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)"
         )
     added = add_tokens(tokenizer, chat.tokens_in_need)
     style = adopt_style(tokenizer, chat, began_with)
