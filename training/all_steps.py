@@ -199,10 +199,10 @@ def finished_steps(plan: Plan) -> tuple[str, ...]:
 
 
 def run_plan(
-    plan: Plan, config_files: Mapping[str, Path], finished: Sequence[str] = (), again: str = ""
+    plan: Plan, config_files: Mapping[str, Path], finished: Sequence[str] = (), resume_command: str = ""
 ) -> dict[str, float]:
     """Run the programs in order; return each step's seconds, those of earlier parts of a resumed run included. The
-    first that fails ends this program. finished: steps to leave out. again: the command that resumes the run."""
+    first that fails ends this program. finished: steps to leave out. resume_command: resumes the run."""
     seconds = _earlier_seconds(plan)
     for earlier in (plan.output_dir, *(plan.output_dir / step for step in plan.settings if step not in finished)):
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
@@ -226,7 +226,7 @@ def run_plan(
         finally:
             seconds[step.name] = seconds.get(step.name, 0.0) + time.monotonic() - started
             RunFolder(plan.output_dir, is_main_rank=True).write_figures(_SECONDS, seconds)
-        _end_where_stopped(title, plan.output_dir / step.name, again)
+        _end_where_stopped(title, plan.output_dir / step.name, resume_command)
     return {name: seconds.get(name, 0.0) for name in plan.settings}
 
 
@@ -350,11 +350,12 @@ def _run(
         sys.exit(code)
 
 
-def _end_where_stopped(title: str, folder: Path, again: str) -> None:
+def _end_where_stopped(title: str, folder: Path, resume_command: str) -> None:
     """End this program if a signal stopped the step: it exits with 0 too, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         print(
-            f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {again}", flush=True
+            f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {resume_command}",
+            flush=True,
         )
         sys.exit(0)
 

@@ -54,7 +54,7 @@ class _Fallback:
     def __init__(self, name: str, limit: int) -> None:
         self.name, self.limit, self.reached = name, limit, False
 
-    def say(self) -> None:
+    def warn(self) -> None:
         if not self.reached:
             self.reached = True
             log_on_main(
@@ -82,7 +82,7 @@ class _CompiledBlock:
             with torch._dynamo.config.patch(limits):
                 return self._compiled(*given, **named)
         except FailOnRecompileLimitHit:
-            self._fallback.say()
+            self._fallback.warn()
             return self._plain(*given, **named)
 
 

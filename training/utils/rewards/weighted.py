@@ -86,14 +86,14 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
     return tuple(rewards)
 
 
-def rule_named(address: str, flags: RuleFlags, flag: str) -> Rule:
-    """Return the rule of a name or of a FILE.py:NAME; otherwise ThreestepError, which lists their names."""
+def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:
+    """Return the rule of a name or of a FILE.py:NAME; otherwise ThreestepError, which lists `names`."""
     if is_address(address):
         return load_function(address, flag)
     if address not in RULES:
         raise ThreestepError(
-            f"{flag} expects {', '.join(RULES)} or a function as FILE.py:NAME, got '{address}'"
-            f"{nearest_names(address, RULES)}"
+            f"{flag} expects {', '.join(names)} or a function as FILE.py:NAME, got '{address}'"
+            f"{nearest_names(address, names)}"
         )
     return RULES[address](flags)
 

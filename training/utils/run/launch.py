@@ -132,7 +132,7 @@ def launch_environment(ranks: int, environment: Mapping[str, str]) -> dict[str, 
 def launch(
     module: str,
     arguments: Sequence[str],
-    asked_ranks: int | None = None,
+    num_ranks: int | None = None,
     environment: Mapping[str, str] | None = None,
     *,
     here: Callable[[Sequence[str]], None] | None = None,
@@ -157,7 +157,7 @@ def launch(
         print(f"+ {redacted(shlex.join(command))}", flush=True)
         return run_and_wait(command, environment)
     gpu_names = visible_gpus(environment)
-    ranks = choose_ranks(asked_ranks, environment, len(gpu_names))
+    ranks = choose_ranks(num_ranks, environment, len(gpu_names))
     if ranks == 1 and here is not None:
         os.environ.update(environment)
         here(arguments)

@@ -21,7 +21,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
-    settings = engine.settings(flags.own.learning_rate)
+    settings = engine.settings(flags.of_step.learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
     check_trains(model, generates=not scalar)
     built = model_on_meta(model, DTYPES[settings.dtype], scalar)

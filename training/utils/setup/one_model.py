@@ -68,7 +68,9 @@ def one_model_program(
         else:
             from training.utils.setup.one_model_run import run_one_model
 
-            run_one_model(flags, train, phase, scores, rereads_start=rereads_start(flags.own), check_rows=check_rows)
+            run_one_model(
+                flags, train, phase, scores, rereads_start=rereads_start(flags.of_step), check_rows=check_rows
+            )
 
     if module == "__main__":
         run_program(main, output_is_log=True)

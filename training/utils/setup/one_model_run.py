@@ -111,7 +111,7 @@ def run_one_model(
                 _samples(flags, run.folder, rows, tokenizer, ends=ends),
                 images,
             )
-            result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.own)
+            result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.of_step)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         closing = f"{said}; the model is in {run.folder.model}{result.signs}"
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
@@ -129,7 +129,7 @@ def _checked_images(
 ) -> RowImages | None:
     """The images of the rows; ThreestepError if the run cannot train on these rows or their images."""
     if check_rows is not None:
-        check_rows(rows.train, flags.own)
+        check_rows(rows.train, flags.of_step)
     document_of = sentence_document if phase == 1 else partial(responses_document, are_targets=True)
     images = images_of(chain(rows.train, rows.eval), rows.pixels_of, document_of)
     if images is not None:
@@ -196,7 +196,7 @@ def _engine(
     media: RunMedia | None,
 ) -> tuple[PreTrainedModel, TrainingEngine]:
     """The transformers model, and the engine that trains it."""
-    settings = flags.engine.settings(flags.own.learning_rate)
+    settings = flags.engine.settings(flags.of_step.learning_rate)
     reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "media": media}
 
     def load(dtype: torch.dtype) -> PreTrainedModel:

@@ -98,7 +98,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
         failed = False
     finally:
         if failed:
-            watch.tell()
+            watch.report_failure()
         if not failed or ranks.world_size == 1:
             ranks.leaving.close()
         leave_process_group(failed)
