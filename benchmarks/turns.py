@@ -105,7 +105,7 @@ def _rolled_out(engine: TransformersRollout, model: Any, given: argparse.Namespa
     def partner_of(row: Any, seed: int) -> Episode:
         return Episode(episode, row, seed, caller)
 
-    acting = acting_engine(engine, partner_of, settings, tokenizer, [tokenizer.eos_token_id])
+    acting = acting_engine(engine, partner_of, settings, tokenizer, end_token_ids=[tokenizer.eos_token_id])
     samples = [
         {**each, **rows.get_extra(each), "messages": rows.get_prompt_messages(each), "ground_truth": each["answer"]}
         for each in rows.get_eval_data()[: given.prompts]

@@ -14,7 +14,7 @@ import pytest
 from tests.support import house, rooms, trees
 from tests.support.heavy import heavy_modules_after
 from tests.support.imports import closure, import_graph, imports
-from tests.support.sources import modules
+from tests.support.sources import functions, modules
 
 ROOT = Path(__file__).parents[1]
 MODULES = modules(ROOT / "training")
@@ -192,6 +192,18 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "class A:\n  def f(self, a, b, c, d, e, f, g, *, h): ...",
     ),
     (
+        house.few_parameters_go_by_place,
+        "training.x",
+        "class A:\n  def f(self, a, b, /, c, d, e): ...",
+        "class A:\n  def f(self, a, b, /, c, d, *, e): ...\ndef g(a, b, c, d, *e, f, **g): ...",
+    ),
+    (
+        house.few_parameters_go_by_place,
+        "training.utils.models.attention_choice",
+        "def noting(module, query, key, value, mask): ...",
+        "def _call_of():\n  def noting(module, query, key, value, mask): ...",
+    ),
+    (
         house.masks_come_from_lengths,
         "training.x",
         "mask = batch.input_ids_NT != tokenizer.pad_token_id",
@@ -359,6 +371,16 @@ def test_rooms_with_questions_become_fewer():
     places = house.QUESTIONS_REMAIN
     clean = [place for place in places if not any(module and rooms.inside(module, place) for module in left)]
     assert not clean, f"take these off QUESTIONS_REMAIN in tests/support/house.py: {clean}"
+
+
+def test_rooms_with_long_signatures_become_fewer():
+    """A room without any leaves the list; so does a function that no library calls any more."""
+    left = [module for module, source in MODULES.items() if house.places(module, source)]
+    clean = [place for place in house.POSITIONS_REMAIN if not any(rooms.inside(module, place) for module in left)]
+    assert not clean, f"take these off POSITIONS_REMAIN in tests/support/house.py: {clean}"
+    known = {f"{module} {name}" for module, source in MODULES.items() for name, _, _ in functions(source)}
+    gone = [name for name in house.CALLED_BY_LIBRARIES if name not in known]
+    assert not gone, f"take these off CALLED_BY_LIBRARIES in tests/support/house.py: {gone}"
 
 
 def test_small_programs_may_print():

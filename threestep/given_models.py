@@ -37,7 +37,7 @@ _PROBE = "Hello, world! 12 + 7 = 19\n\n  naïve café: 你好, Привет 🙂
 
 
 def folder_of_model(
-    model: Any, tokenizer: Any, folder: Path, name: str, kind: str, resumes: bool
+    model: Any, tokenizer: Any, folder: Path, name: str, *, kind: str, resumes: bool
 ) -> tuple[str, GivenModel]:
     """Write a loaded model with its tokenizer to `folder` / `name`; return that path, and the facts of the object
     besides its weights, which stand in the folder's given.json.
@@ -60,7 +60,7 @@ def folder_of_model(
     try:
         mended = _save(model, tokenizer, fresh, name)
         _check_tokenizer(tokenizer, fresh)
-        described = _described(model, fresh, skeleton, name, kind, mended)
+        described = _described(model, fresh, skeleton, name, kind=kind, mended=mended)
         write_given(fresh, described)
         if resumes and path.is_dir():
             _check_same(fresh, path, name)
@@ -120,7 +120,7 @@ def _check_weights(model: Any, name: str) -> None:
             )
 
 
-def _described(model: Any, folder: Path, skeleton: Any, name: str, kind: str, mended: Sequence[str]) -> GivenModel:
+def _described(model: Any, folder: Path, skeleton: Any, name: str, *, kind: str, mended: Sequence[str]) -> GivenModel:
     """The facts of the object that its folder lacks. mended: sentences on settings that are not saved"""
     plain = _plain_model(model, folder)
     is_plain = type(plain) is type(model)

@@ -40,17 +40,17 @@ def sft(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None =
 
     Raises ThreestepError for a mistake in the settings or the data, and if the run is stopped.
     """
-    return _trained("sft", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings)
+    return _trained("sft", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings=settings)
 
 
 def reward(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
     """Train a reward model on pairs of responses. Arguments as of `sft`."""
-    return _trained("reward", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings)
+    return _trained("reward", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings=settings)
 
 
 def dpo(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
     """Train the policy itself on pairs of responses. Arguments as of `sft`."""
-    return _trained("dpo", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings)
+    return _trained("dpo", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings=settings)
 
 
 def ppo(
@@ -75,11 +75,11 @@ def ppo(
     if reward_model is not None:
         is_path = isinstance(reward_model, (str, os.PathLike))
         models["critic_model_name_or_path"] = (reward_model, None if is_path else tokenizer)
-    return _trained("ppo", models, rows, num_ranks, settings)
+    return _trained("ppo", models, rows, num_ranks, settings=settings)
 
 
 def _trained(
-    kind: str, models: Mapping[str, tuple[Any, Any]], rows: Any, num_ranks: int | None, settings: Mapping[str, Any]
+    kind: str, models: Mapping[str, tuple[Any, Any]], rows: Any, num_ranks: int | None, *, settings: Mapping[str, Any]
 ) -> Result:
     step = next(step for step in known_steps().values() if step.kind == kind)
     on_ranks = _check(num_ranks, models, settings, in_memory=is_in_memory(rows))
@@ -88,7 +88,7 @@ def _trained(
     given = folder / _GIVEN_FOLDER
     try:
         resumes = _resumes(folder, plain.get("resume"))
-        flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks, plain)
+        flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
         flags["data_path"] = address_of_rows(rows, given, resumes)
         if is_in_memory(rows):
             flags["data_split"] = _all_rows(step)
@@ -112,6 +112,7 @@ def _models_as_flags(
     models: Mapping[str, tuple[Any, Any]],
     given: Path,
     resumes: bool,
+    *,
     on_ranks: bool,
     settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, GivenObject]]:
@@ -129,7 +130,7 @@ def _models_as_flags(
             continue
         from threestep.given_models import folder_of_model
 
-        flags[name], described = folder_of_model(model, tokenizer, given, name, kind, resumes)
+        flags[name], described = folder_of_model(model, tokenizer, given, name, kind=kind, resumes=resumes)
         only_object = described.only_object
         if only_object is not None and on_ranks:
             raise ThreestepError(

@@ -24,12 +24,7 @@ import yaml
 
 from training.utils.base.credentials import lend, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.base.typed import (
-    COMMAND_VARIABLE,
-    OWN_WORDS_VARIABLE,
-    WHOLE_RUN_VARIABLE,
-    resuming_whole_run,
-)
+from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, resuming_whole_run
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.flags.step import known_steps
 from training.utils.report.writing import report_at_end
@@ -137,12 +132,7 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
         ranks=ranks,
         new_model=None if new_model is None else _new_model_flags(new_model, common, folder),
         settings={
-            step: {
-                **common,
-                **_models(step, folder, first_model),
-                **sections[step],
-                "output_dir": str(folder / step),
-            }
+            step: {**common, **_models(step, folder, first_model), **sections[step], "output_dir": str(folder / step)}
             for step in steps
         },
         report=report,
@@ -209,10 +199,10 @@ def finished_steps(plan: Plan) -> tuple[str, ...]:
 
 
 def run_plan(
-    plan: Plan, config_files: Mapping[str, Path], finished: Sequence[str] = (), again: str = ""
+    plan: Plan, config_files: Mapping[str, Path], finished: Sequence[str] = (), resume_command: str = ""
 ) -> dict[str, float]:
     """Run the programs in order; return each step's seconds, those of earlier parts of a resumed run included. The
-    first that fails ends this program. finished: steps to leave out. again: the command that resumes the run."""
+    first that fails ends this program. finished: steps to leave out. resume_command: resumes the run."""
     seconds = _earlier_seconds(plan)
     for earlier in (plan.output_dir, *(plan.output_dir / step for step in plan.settings if step not in finished)):
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
@@ -232,11 +222,11 @@ def run_plan(
         flags = ["--config", str(config_files[step.name])]
         started = time.monotonic()
         try:
-            _run(title, step.program, flags, plan.ranks, environment)
+            _run(title, step.program, flags, plan.ranks, environment=environment)
         finally:
             seconds[step.name] = seconds.get(step.name, 0.0) + time.monotonic() - started
             RunFolder(plan.output_dir, is_main_rank=True).write_figures(_SECONDS, seconds)
-        _end_where_stopped(title, plan.output_dir / step.name, again)
+        _end_where_stopped(title, plan.output_dir / step.name, resume_command)
     return {name: seconds.get(name, 0.0) for name in plan.settings}
 
 
@@ -300,10 +290,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output_dir", metavar="DIR", help="overrides output_dir of the file")
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
     parser.add_argument(
-        "--resume",
-        action="store_true",
-        default=None,
-        help="leave out finished steps, resume the one that was stopped",
+        "--resume", action="store_true", default=None, help="leave out finished steps, resume the one that was stopped"
     )
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
     return parser.parse(argv)
@@ -346,7 +333,7 @@ def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], fold
 
 
 def _run(
-    title: str, module: str, flags: Sequence[str], ranks: int | None, environment: Mapping[str, str] | None = None
+    title: str, module: str, flags: Sequence[str], ranks: int | None, *, environment: Mapping[str, str] | None = None
 ) -> None:
     """Run one program, or end this program with its exit code."""
     print(f"\n== {title}", flush=True)
@@ -363,11 +350,11 @@ def _run(
         sys.exit(code)
 
 
-def _end_where_stopped(title: str, folder: Path, again: str) -> None:
+def _end_where_stopped(title: str, folder: Path, resume_command: str) -> None:
     """End this program if a signal stopped the step: it exits with 0 too, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         print(
-            f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {again}",
+            f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {resume_command}",
             flush=True,
         )
         sys.exit(0)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from training.inference.arguments import AskedArguments
+from training.inference.arguments import EvaluateArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
@@ -58,7 +58,7 @@ class TalkArguments:
         aliases=["--path"],
     )
     reward_model: str | None = flag_of(
-        AskedArguments, "Score each answer with this reward model: a folder or a hub name."
+        EvaluateArguments, "Score each answer with this reward model: a folder or a hub name."
     )
     image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", "file")
     system: str = flag("", "A system prompt.", "text")
@@ -158,7 +158,7 @@ def check_acting(flags: ChatFlags) -> None:
 def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     """Load the models once; return a function that starts a conversation with them."""
     from training.inference.acting import load_acting
-    from training.inference.model import engine_maker, load_asked_model, start_alone
+    from training.inference.model import engine_maker, load_chat_model, start_alone
     from training.inference.scorer import load_answer_scorer
     from training.inference.talk import Talk, columns_of
     from training.utils.generation.table import engine_class
@@ -168,10 +168,10 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
     acts = environment.environment or environment.tools
     rank, data = start_alone(), DataArguments(chat=chat.text)
-    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts)
+    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts=acts)
     reads_media = engine_class(sampling.rollout_engine).supports_media
     models = [
-        load_asked_model(path, sampling.dtype, data, rank.device, start_engine, reads_media)
+        load_chat_model(path, sampling.dtype, data, rank.device, start_engine=start_engine, with_media=reads_media)
         for path in chat.model_name_or_path
     ]
     if acting is not None:
@@ -181,7 +181,9 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
         sides = [(model.tokenizer, model.reads.reader) for model in models if model.reads is not None]
         unread = why_unscored(chat.reward_model, sides)
         seen = [model.media for model in models if model.media is not None and unread is None]
-        scorer = load_answer_scorer(chat.reward_model, sampling.dtype, data, rank, next(iter(seen), None), unread)
+        scorer = load_answer_scorer(
+            chat.reward_model, sampling.dtype, data, rank, media=next(iter(seen), None), unread=unread
+        )
 
     def begun() -> Talk:
         talk = Talk(models, sampling, chat.seed, scorer, chat.system, acting, columns)
@@ -245,7 +247,7 @@ def print_answer(talk: Talk, place: int) -> bool:
     """Print model `place`'s answer as it grows; return False if it was cut."""
     shown, ended = "", True
     for answer in talk.answer(place):
-        text = talk.models[place].said(answer)
+        text = talk.models[place].message_text(answer)
         print(text[len(shown) :], end="", flush=True)
         shown, ended = text, answer.ended
     return ended

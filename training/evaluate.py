@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.inference.arguments import AskedArguments
+from training.inference.arguments import EvaluateArguments
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
@@ -31,7 +31,7 @@ TASKS = ("win_rate", "reward", "gsm8k", "perplexity")
 GROUPS = (
     RunArguments,
     OptionalDataArguments,
-    AskedArguments,
+    EvaluateArguments,
     SamplingArguments,
     ScoringArguments,
     RolloutEngineFlags,

@@ -117,10 +117,10 @@ def main(argv: Sequence[str]) -> None:
 
     transformers_logging.disable_progress_bar()
     texts, length = dataset_texts(data, new.seed, new.vision), new.max_position_embeddings
-    tokenizer = train_tokenizer(texts, new.vocab_size, length, new.pad_is_eos, new.vision)
+    tokenizer = train_tokenizer(texts, new.vocab_size, length, new.pad_is_eos, vision=new.vision)
     model = make_model((vision_config if new.vision else model_config)(new, tokenizer), new.seed)
     processor = image_processor(new.max_image_tokens) if new.vision else None
-    save_model(folder, model, model.state_dict(), tokenizer, processor and processor.save_pretrained)
+    save_model(folder, model, model.state_dict(), tokenizer, write_more=processor and processor.save_pretrained)
     print(f"new model: {model.num_parameters():,} parameters, {len(tokenizer)} tokens in the vocabulary, in {folder}")
 
 
@@ -154,7 +154,7 @@ def _texts_of(raw: PromptRawDataset, sample: Any) -> Iterator[str | None]:
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, max_length: int, pad_is_eos: bool = False, vision: bool = False
+    texts: Iterable[str], vocab_size: int, max_length: int, pad_is_eos: bool = False, *, vision: bool = False
 ) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer of at most `vocab_size` tokens, special ones included.
 

@@ -63,7 +63,7 @@ def main() -> None:
         ]
         zeros = torch.zeros(len(gaps) * prompts, device=device)
         weights = torch.full_like(zeros, 1 / pairs)
-        ranking_loss(torch.cat(gaps), zeros, zeros, weights, prompts, LossOptions()).backward()
+        ranking_loss(torch.cat(gaps), zeros, zeros, weights, prompts_in_step=prompts, options=LossOptions()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

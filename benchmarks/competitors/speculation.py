@@ -117,7 +117,7 @@ def _by_guesses(model: PreTrainedModel, head: MtpHead | None, counts: GuessCount
     @torch.no_grad()
     def draw(request: RolloutRequest) -> Rollout:
         among_S = frequent.among(request.prompt_ids_BP[request.prompt_mask_BP])
-        rollout = drawn_by_guesses(model, Guesses(guesses, head, among_S), request, None, counts)
+        rollout = drawn_by_guesses(model, Guesses(guesses, head, among_S), request, None, counts=counts)
         frequent.note(rollout, vocabulary_of(model))
         return rollout
 

@@ -88,10 +88,10 @@ def engines(ranks: Ranks) -> Any:
 
 
 def run(ranks: Ranks, resume: str | None, digest: Callable[[], str]) -> None:
-    plan = plan_checkpoints(CheckpointArguments(resume=resume), str(PLACE / "run"), "training.a", {}, ranks)
+    plan = plan_checkpoints(CheckpointArguments(resume=resume), str(PLACE / "run"), "training.a", {}, ranks=ranks)
     parts = CheckpointParts(engines(ranks), ranks)
     folder = RunFolder(PLACE / "run", ranks.is_main)
-    with checkpointed_run(plan, folder, parts, "rows", {"model": digest}) as (_, saving):
+    with checkpointed_run(plan, folder, parts, "rows", model_digests={"model": digest}) as (_, saving):
         saving.save(1 if resume is None else 2, {})
 
 

@@ -183,8 +183,8 @@ def test_a_loss_without_a_reference_asks_for_none(trained, start: Path, place: P
 def test_sft_and_dpo_from_one_file(start: Path, place: Path, monkeypatch, capsys):
     """`all_steps` ends with DPO where the file has its section. How it starts programs: test_add_a_step.py."""
 
-    def launched(module: str, words: list[str], asked_ranks: int | None, environment: dict[str, str] | None) -> int:
-        ran = run_module(module, words, asked_ranks or 1, environment)
+    def launched(module: str, words: list[str], num_ranks: int | None, environment: dict[str, str] | None) -> int:
+        ran = run_module(module, words, num_ranks or 1, environment)
         assert ran.code == 0, ran.words
         return ran.code
 

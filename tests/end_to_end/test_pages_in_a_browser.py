@@ -115,7 +115,9 @@ def test_every_page_fits_a_phone(browser, tmp_path, dark):
     report = write_report(runs, tmp_path / "report.html")
     rows = [PageRow(LONG_WORD, [("prompt", [(LONG_WORD, False)]), ("chosen", [(LONG_WORD, True)])], [("x", LONG_WORD)])]
     others = {
-        "win.html": pairs_page("win_rate", {"win_rate": "0.5 (0.4 to 0.6)"}, [LONG_WORD, "b"], [sample], tmp_path),
+        "win.html": pairs_page(
+            "win_rate", {"win_rate": "0.5 (0.4 to 0.6)"}, [LONG_WORD, "b"], [sample], folder=tmp_path
+        ),
         "rows.html": rows_page("phase 2", [LONG_WORD], rows, [(1, 5, 3)]),
     }
     for name, text in others.items():

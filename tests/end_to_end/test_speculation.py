@@ -110,7 +110,7 @@ def test_two_thousand_sequences(kind, trained):
         for how, count in ((Guesses(1, head, among_S), counts), (Guesses(3), by_ngrams)):
             started = time.process_time()
             with torch.no_grad():
-                drawn = drawn_by_guesses(model, how, request, stop, count)
+                drawn = drawn_by_guesses(model, how, request, stop, counts=count)
             seconds[1] += (time.process_time() - started) if how.head is not None else 0.0
             others = [
                 row

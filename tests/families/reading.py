@@ -135,7 +135,7 @@ def answers_of_lengths(
             if layout.sharing is None:
                 check_padded(model, read, CPU)
             else:
-                reason = why_not_packed(model, read, longest_tokens(shared), CPU, layout.sharing)
+                reason = why_not_packed(model, read, longest_tokens(shared), CPU, sharing=layout.sharing)
             if reason is not None:
                 return [Answer(layout.name, REFUSED, _difference(read, layout.rows, expected), reason)]
             difference = float((read(layout.rows).double() - expected).abs().max())

@@ -93,7 +93,14 @@ def ask_zero(of: Subject, place: Path, ranks: Ranks, stage: int, dtype: str) -> 
     engine = engine_of(PolicyModel(model), ranks, dtype=dtype, zero_stage=stage)
     engine.eval()
     sequences = alone(documents(LONG))
-    may_pack(True, model, engine, lambda rows: engine(rows).logprobs_M, max(map(len, sequences)), lambda *_: None)
+    may_pack(
+        True,
+        model,
+        engine,
+        lambda rows: engine(rows).logprobs_M,
+        longest_tokens=max(map(len, sequences)),
+        log=lambda *_: None,
+    )
     if subject is None:
         return [Answer(question, WRONG, None, f"plain transformers does not run in {dtype}, and this is not refused")]
     with torch.no_grad():

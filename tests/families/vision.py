@@ -127,7 +127,7 @@ def ask_images(name: str, place: Path) -> list[Answer]:
     found = []
     for layout, rows in layouts.items():
         question = f"images.{layout}"
-        reason = None if layout == "padded" else why_not_packed(model, read, LONGEST, CPU, layout == "shared")
+        reason = None if layout == "padded" else why_not_packed(model, read, LONGEST, CPU, sharing=layout == "shared")
         if reason is not None:
             found.append(Answer(question, REFUSED, None, reason))
             continue

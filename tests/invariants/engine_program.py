@@ -334,7 +334,9 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     def read(rows: Any) -> Any:
         return engine(rows) if case.kind == "ranking" else engine(rows).logprobs_M
 
-    packed = may_pack(not case.packed, model, engine, read, LONGEST, lambda text, is_main: said.append(text))
+    packed = may_pack(
+        not case.packed, model, engine, read, longest_tokens=LONGEST, log=lambda text, is_main: said.append(text)
+    )
     engine_flags = EngineArguments(
         per_device_train_batch_size=case.micro,
         per_device_eval_batch_size=2,
@@ -345,7 +347,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     steps = (STEPS, case.per_step)
     data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
     flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
-    loop = loop_settings(flags, steps, model, packed, ranks, case.pad_token_id)
+    loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=case.pad_token_id)
     [guests] = GuestSettings(case.router_coef).open([(engine, model)], "", STEPS, SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:

@@ -210,7 +210,9 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     said: list[str] = []
     read: Any = engine if case.kind == "reward" else lambda token_rows: engine(token_rows).logprobs_M
     images = with_kept_features(images, case.kept_mb, model, engine, read)
-    packed = may_pack(not case.packed, model, engine, read, longest, lambda text, is_main: said.append(text))
+    packed = may_pack(
+        not case.packed, model, engine, read, longest_tokens=longest, log=lambda text, is_main: said.append(text)
+    )
     assert packed is case.packed, said
     flags: Any = SimpleNamespace(
         run=RunArguments(seed=SEED),
@@ -218,7 +220,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         data=data_flags(max_seq_len=longest),
         report=ReportArguments(),
     )
-    loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks, pad_token_id=0)
+    loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks=ranks, pad_token_id=0)
     folder = out / name
     with MetricsWriter(folder, ranks.is_main) as metrics:
         run = TrainingRun("test", engine, rows, [], loop, metrics, media=images)

@@ -82,7 +82,9 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, s
         engine.step()
     engine.engine.destroy()
     zero = deepspeed_config(settings, ranks.world_size, trained, False)["zero_optimization"]
-    said = trained_memory(sum(size for size, _ in sizes), trained, 0, dtype, zero, ranks.world_size, states)
+    said = trained_memory(
+        sum(size for size, _ in sizes), trained, 0, dtype, zero=zero, ranks=ranks.world_size, bf16_states=states
+    )
     return {
         name: [held[name], getattr(said, name).device_bytes + getattr(said, name).host_bytes]
         for name in ("parameters", "gradients", "optimizer")

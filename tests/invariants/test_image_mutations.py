@@ -100,7 +100,7 @@ def read_rows(number: int, families: list[Any], rows_a_file: int = 4) -> list[st
         assert str(mistake).strip()
         return ["mistake"] * rows_a_file
     source = DataSource("rows", raw, "1,1,1")
-    maker = RowMaker(kind_of(phase), flags, texts, source, counts=counts, images=RowPictures(reader, held))
+    maker = RowMaker(kind_of(phase), flags, texts, source, counts=counts, media=RowPictures(reader, held))
     ended = []
     for index in range(len(offered)):
         before = sum(counts.dropped.values())

@@ -147,9 +147,9 @@ def flags_of(module: str) -> frozenset[str]:
     if home is not None:
         parsing = home.parse_arguments
 
-        def note_old(groups: Any, argv: Any, description: str, old_flags: Any = None, first: Any = ()) -> Any:
+        def note_old(groups: Any, argv: Any, description: str, old_flags: Any = None, *, first_flags: Any = ()) -> Any:
             seen.update(old_flags or {})
-            return parsing(groups, argv, description, old_flags, first)
+            return parsing(groups, argv, description, old_flags, first_flags=first_flags)
 
         stack = patch.object(home, "parse_arguments", note_old)
     else:
@@ -164,7 +164,7 @@ def flags_of(module: str) -> frozenset[str]:
         # A program that shows its --help where no words are given would end with it.
         with (
             patch.object(argparse.ArgumentParser, "parse_known_args", parse),
-            patch.object(settings, "asked_topic", lambda argv: None),
+            patch.object(settings, "requested_topic", lambda argv: None),
         ):
             from transformers import HfArgumentParser
 

@@ -77,7 +77,9 @@ def steps(monkeypatch, tmp_path):
         return codes.get(module, 0)
 
     monkeypatch.setattr(all_steps, "launch", launch)
-    monkeypatch.setattr(all_steps, "parse_arguments", lambda _, *others: parse_arguments((Flags,), *others))
+    monkeypatch.setattr(
+        all_steps, "parse_arguments", lambda _, *others, **more: parse_arguments((Flags,), *others, **more)
+    )
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(VALUES))
     return calls, codes
 

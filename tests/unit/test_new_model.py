@@ -212,7 +212,7 @@ def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
     model = load_causal_lm(settings, torch.float32, len(tokenizer))
     tensors = {name: tensor.detach().clone() for name, tensor in full_tensors(model, zero_stage=0)}
     processor = processor_files(folder)
-    save_model(tmp_path / "saved", model, tensors, tokenizer, lambda path: copy_files(processor, path))
+    save_model(tmp_path / "saved", model, tensors, tokenizer, write_more=lambda path: copy_files(processor, path))
     start, saved = (AutoModelForImageTextToText.from_pretrained(path) for path in (folder, tmp_path / "saved"))
     assert type(saved) is type(start)
     weights = dict(start.named_parameters())

@@ -14,7 +14,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.images.run.test_chat_images import answered, own_answer, seen
 from tests.vllm.conftest import SHAPES
 from training import chat, evaluate
-from training.inference.model import engine_maker, load_asked_model
+from training.inference.model import engine_maker, load_chat_model
 from training.inference.talk import Talk
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
@@ -46,7 +46,7 @@ def pair(folders):
 
     def loaded(engine: str):
         start = engine_maker(SamplingArguments(rollout_engine=engine), flags, LONGEST_TOKENS)
-        return load_asked_model(str(folders / "one"), None, DataArguments(), torch.device("cpu"), start)
+        return load_chat_model(str(folders / "one"), None, DataArguments(), torch.device("cpu"), start_engine=start)
 
     return loaded("hf"), loaded("vllm")
 
@@ -150,7 +150,7 @@ def test_answers_to_pictures_are_transformers_own(tmp_path):
     place = seen(tmp_path, width=64)
     engines = RolloutEngineFlags(vllm=VllmArguments(vllm_cache_gib=0.05))
     start = engine_maker(SamplingArguments(rollout_engine="vllm"), engines, LONGEST_TOKENS)
-    asked = load_asked_model(str(place / "model"), None, DataArguments(), torch.device("cpu"), start)
+    asked = load_chat_model(str(place / "model"), None, DataArguments(), torch.device("cpu"), start_engine=start)
     talk = Talk([asked], SamplingArguments(temperature=0.0, max_new_tokens=5), 1)
     for name in ("red", "blue"):
         talk.attach(str(place / f"{name}.png"))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.inference.model import Acted, Answer, AskedModel, prompt_of
+from training.inference.model import Answer, ChatModel, Trajectory, prompt_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import Response, Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, rolled_out
@@ -46,17 +46,17 @@ class Acting:
     flags: EnvironmentArguments
     conversation: ConversationArguments
 
-    def check(self, models: Sequence[AskedModel]) -> None:
+    def check(self, models: Sequence[ChatModel]) -> None:
         """ThreestepError if a model's chat template, or its form of calls, does not fit."""
-        for asked in models:
-            self.engine(asked, asked.engine, lambda row, seed: None)
+        for chat_model in models:
+            self.engine(chat_model, chat_model.engine, lambda row, seed: None)
 
     def engine(
-        self, asked: AskedModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
+        self, chat_model: ChatModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
     ) -> ActingRollout:
         """Return what draws a model's conversations by `engine`; ThreestepError as of `check`."""
-        settings = ActingSettings(asked.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
-        return acting_engine(engine, partner_of, settings, asked.tokenizer, asked.chat_ends)
+        settings = ActingSettings(chat_model.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
+        return acting_engine(engine, partner_of, settings, chat_model.tokenizer, end_token_ids=chat_model.chat_ends)
 
 
 def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments) -> Acting | None:
@@ -70,8 +70,8 @@ def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments
     return Acting(environments, flags, conversation)
 
 
-def stream_acted(
-    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int
+def stream_trajectory(
+    chat_model: ChatModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, *, seed: int
 ) -> Iterator[Answer]:
     """Yield the model's turns and what answers them, as one answer that grows; the last one is complete. Equal seeds
     give equal turns.
@@ -80,11 +80,11 @@ def stream_acted(
     """
     events: queue.SimpleQueue[Answer | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()
-    shown = _Shown(asked, asked.chat_ends, events.put, stopped)
+    shown = _Shown(chat_model, chat_model.chat_ends, events.put, stopped)
 
     def work() -> None:
         try:
-            events.put(_drawn(asked, acting, row, flags, seed, shown))
+            events.put(_drawn(chat_model, acting, row, flags, seed=seed, shown=shown))
             events.put(None)
         except BaseException as problem:  # noqa: BLE001 - whatever it is, it is the reader's
             events.put(problem)
@@ -103,7 +103,7 @@ def stream_acted(
 class _Shown:
     """One answer so far. tell: is called with it after each token. stopped: nobody reads it any more."""
 
-    asked: AskedModel
+    chat_model: ChatModel
     ends: tuple[int, ...]
     tell: Callable[[Answer], None]
     stopped: threading.Event
@@ -119,32 +119,36 @@ class _Shown:
         """A turn that is being drawn."""
         self.check()
         ended = ids[-1] in self.ends
-        text = str(self.asked.tokenizer.decode(list(ids[:-1] if ended else ids)))
+        text = str(self.chat_model.tokenizer.decode(list(ids[:-1] if ended else ids)))
         text = text if ended else text.rstrip("\ufffd")
-        self.tell(Answer(self._with(text), tuple(ids), ended, acted=Acted((*self.messages, _said(text)))))
+        self.tell(
+            Answer(
+                self._with(text), tuple(ids), ended, trajectory=Trajectory((*self.messages, _assistant_message(text)))
+            )
+        )
 
     def reply(self, turn: str, messages: Sequence[Message]) -> None:
         """A turn is over and answered."""
         self.before = self._with(turn) + "".join(f"\n  {_speaker(own)}> {_indented(own)}" for own in messages)
-        self.messages += [_said(turn), *({**own, BY_ENVIRONMENT: True} for own in messages)]
+        self.messages += [_assistant_message(turn), *({**own, BY_ENVIRONMENT: True} for own in messages)]
         self.answered += 1
 
     def whole(self, rollout: Rollout, with_reward: bool) -> Answer:
         """The complete answer."""
         assert rollout.conversations is not None
-        (record,), (last,) = rollout.conversations.records, rollout.texts(self.asked.tokenizer.decode, self.ends)
+        (record,), (last,) = rollout.conversations.records, rollout.texts(self.chat_model.tokenizer.decode, self.ends)
         text, messages = self.before, list(self.messages)
         if record.turns > self.answered:
-            text, messages = self._with(last), [*messages, _said(last)]
+            text, messages = self._with(last), [*messages, _assistant_message(last)]
         reward = float(rollout.conversations.turn_rewards_BR.sum()) if with_reward else None
-        acted = Acted(tuple(messages), record.turns, reward, record.cut, record.figures)
-        return Answer(text, tuple(rollout.response_of(0).tolist()), bool(rollout.ended_B[0]), acted=acted)
+        acted = Trajectory(tuple(messages), record.turns, reward, record.cut, record.figures)
+        return Answer(text, tuple(rollout.response_of(0).tolist()), bool(rollout.ended_B[0]), trajectory=acted)
 
     def _with(self, turn: str) -> str:
         return f"{self.before}\nmodel> {turn}" if self.answered else turn
 
 
-def _said(turn: str) -> Message:
+def _assistant_message(turn: str) -> Message:
     return {"role": "assistant", "content": turn.strip()}
 
 
@@ -159,17 +163,17 @@ def _indented(message: Message) -> str:
 class _Streamed(RolloutEngine):
     """Draws one turn by the model's engine, token by token."""
 
-    def __init__(self, asked: AskedModel, shown: _Shown) -> None:
+    def __init__(self, chat_model: ChatModel, shown: _Shown) -> None:
         super().__init__()
-        self._asked, self._shown = asked, shown
+        self._chat_model, self._shown = chat_model, shown
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         self._shown.check()
         sampling = request.sampling
-        room = self._asked.room_behind(request.prompt_ids_BP.shape[1], sampling.max_new_tokens)
+        room = self._chat_model.room_behind(request.prompt_ids_BP.shape[1], sampling.max_new_tokens)
         request = replace(request, sampling=replace(sampling, max_new_tokens=room))
         ids: list[int] = []
-        for token in self._asked.engine.stream(model, request, ()):
+        for token in self._chat_model.engine.stream(model, request, ()):
             ids.append(token)
             self._shown.turn(ids)
         logprobs = [0.0] * len(ids)  # nothing learns from a chat
@@ -205,7 +209,7 @@ class _ShownPartner:
 
 
 def _drawn(
-    asked: AskedModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, seed: int, shown: _Shown
+    chat_model: ChatModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, *, seed: int, shown: _Shown
 ) -> Answer:
     """The complete answer; `shown` is told on the way."""
 
@@ -213,9 +217,9 @@ def _drawn(
         episode = acting.environments.episode(row, seed)
         return None if episode is None else _ShownPartner(episode, shown)
 
-    engine = acting.engine(asked, _Streamed(asked, shown), partner_of)
-    sampling = replace(asked.sampling(flags), end_token_id=shown.ends[0], ends=Ends(token_ids=shown.ends[1:]))
-    ids_P = torch.tensor(prompt_of(asked, row["messages"]).flipped_prompt_ids[::-1].copy(), dtype=torch.int64)
-    request = RolloutRequest.of_prompt(ids_P.to(asked.model.device), sampling, seed)
-    rollout = rolled_out(engine, asked.model, replace(request, rows=[row]))
+    engine = acting.engine(chat_model, _Streamed(chat_model, shown), partner_of)
+    sampling = replace(chat_model.sampling(flags), end_token_id=shown.ends[0], ends=Ends(token_ids=shown.ends[1:]))
+    ids_P = torch.tensor(prompt_of(chat_model, row["messages"]).flipped_prompt_ids[::-1].copy(), dtype=torch.int64)
+    request = RolloutRequest.of_prompt(ids_P.to(chat_model.model.device), sampling, seed)
+    rollout = rolled_out(engine, chat_model.model, replace(request, rows=[row]))
     return shown.whole(rollout, acting.flags.environment is not None)

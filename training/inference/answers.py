@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.inference.model import Answer, AskedModel, check_room
+from training.inference.model import Answer, ChatModel, check_room
 from training.inference.sharing import ALONE, Sharers
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
@@ -32,10 +32,11 @@ class Scores:
 
 
 def answers_to(
-    asked: AskedModel,
+    chat_model: ChatModel,
     rows: Sequence[PromptRow],
     flags: SamplingArguments,
     seed: int,
+    *,
     rows_per_batch: int,
     shared: tuple[Sharers, str] = (ALONE, ""),
     samples: int = 1,
@@ -46,13 +47,13 @@ def answers_to(
     shared: processes that take batches in turns, and this call's name among them. The batches are those of one process,
         and so are the answers; ranks other than the first get none.
     """
-    longest = asked.data.rows.max_prompt_seq_len + flags.max_new_tokens
-    check_room(asked, longest, "--max_prompt_seq_len and --max_new_tokens")
-    sampling, device = asked.sampling(flags), asked.model.device
+    longest = chat_model.data.rows.max_prompt_seq_len + flags.max_new_tokens
+    check_room(chat_model, longest, "--max_prompt_seq_len and --max_new_tokens")
+    sampling, device = chat_model.sampling(flags), chat_model.model.device
     sharers, name = shared
     batches = [range(first, min(first + rows_per_batch, len(rows))) for first in range(0, len(rows), rows_per_batch)]
     mine = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
-    with progress_bar(mine, f"answers of {asked.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
+    with progress_bar(mine, f"answers of {chat_model.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
 
         def answered(piece: int) -> list[dict[str, Any]]:
             places = batches[piece]
@@ -62,10 +63,10 @@ def answers_to(
             indices = [(place, sample) for place in places for sample in range(samples)]
             seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
             ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=asked.media_of(own))
-            rollout = rolled_out(asked.engine, asked.model, request)
+            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=chat_model.media_of(own))
+            rollout = rolled_out(chat_model.engine, chat_model.model, request)
             bar.update(len(places))
-            return [vars(answer) for answer in asked.answers_of(rollout, sampling.end_token_ids)]
+            return [vars(answer) for answer in chat_model.answers_of(rollout, sampling.end_token_ids)]
 
         found = sharers.results(name, len(batches), answered)
     return [
@@ -76,10 +77,11 @@ def answers_to(
 
 
 def scores_of(
-    asked: AskedModel,
+    chat_model: ChatModel,
     rows: Sequence[PromptRow],
     answers: Sequence[Answer],
     rewards: Sequence[Reward],
+    *,
     scorer: Scorer | None,
     timeout_seconds: float,
 ) -> Scores:
@@ -88,13 +90,13 @@ def scores_of(
     texts = [answer.text for answer in answers]
     rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
     columns = sorted({name for row in rows for name in row.columns})
-    found = start_rules(rules, rows, texts, columns, timeout_seconds, asked.model.device)()
+    found = start_rules(rules, rows, texts, columns, timeout_seconds=timeout_seconds, device=chat_model.model.device)()
     each = len(answers) // len(rows)
     parts: dict[str, list[float]] = {}
     for reward in rewards:
         if reward.rule is None:
             assert scorer is not None
-            parts[reward.name] = _model_scores(asked, [row for row in rows for _ in range(each)], answers, scorer)
+            parts[reward.name] = _model_scores(chat_model, [row for row in rows for _ in range(each)], answers, scorer)
         else:
             own, values = found[reward.name]
             parts |= {reward.name: own, **{f"{reward.name}/{key}": given for key, given in values.items()}}
@@ -103,11 +105,11 @@ def scores_of(
 
 
 def _model_scores(
-    asked: AskedModel, rows: Sequence[PromptRow], answers: Sequence[Answer], scorer: Scorer
+    chat_model: ChatModel, rows: Sequence[PromptRow], answers: Sequence[Answer], scorer: Scorer
 ) -> list[float]:
-    if same_tokenizer(asked.tokenizer, scorer.tokenizer):
+    if same_tokenizer(chat_model.tokenizer, scorer.tokenizer):
         prompts = [row.flipped_prompt_ids[::-1].tolist() for row in rows]
         responses = [list(answer.token_ids) for answer in answers]
-        return scorer.score_ids(prompts, responses, [row.media for row in rows], asked.media)
+        return scorer.score_ids(prompts, responses, [row.media for row in rows], chat_model.media)
     pairs = [scorer.ids_of_text(row.prompt_text, answer.text) for row, answer in zip(rows, answers, strict=True)]
     return scorer.score_ids([prompt for prompt, _ in pairs], [response for _, response in pairs])

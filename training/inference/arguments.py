@@ -18,7 +18,7 @@ SPLITS = ("eval", "train")
 
 
 @dataclass
-class AskedArguments:
+class EvaluateArguments:
     """The models and rows to evaluate."""
 
     topic: ClassVar[str] = "evaluation"

@@ -62,7 +62,7 @@ _NO_BOUND_TOKENS = 2**30
 
 
 @dataclass(frozen=True)
-class Acted:
+class Trajectory:
     """An answer of several turns, with tools or an environment.
 
     messages: of the model and of its environment, so far; the rest once the answer is complete.
@@ -94,7 +94,7 @@ class Answer:
     ended: False if max_new_tokens cut it.
     positions: its tokens, of which the longest path of each block counts alone; None where it was drawn in one piece.
     paths: of each block, how many were drawn side by side.
-    acted: of a conversation with tools or an environment, whose text shows their messages; None of any other answer.
+    trajectory: of a conversation with tools or an environment, whose text shows their messages; else None.
     """
 
     text: str
@@ -102,19 +102,19 @@ class Answer:
     ended: bool
     positions: int | None = None
     paths: tuple[int, ...] = ()
-    acted: Acted | None = None
+    trajectory: Trajectory | None = None
 
     @property
     def note(self) -> str:
         """Facts of parallel paths, or of a conversation, in words; "" for a plain answer."""
-        if self.acted is not None:
-            return self.acted.sentence
+        if self.trajectory is not None:
+            return self.trajectory.sentence
         each = ", ".join(map(str, self.paths))
         return each and f"paths side by side: {each}; {len(self.token_ids)} tokens in {self.positions} positions"
 
 
 @dataclass(frozen=True)
-class AskedModel:
+class ChatModel:
     """data: with the prompt style of this model.
     end_token_id: of a response, as in step 3.
     more_end_tokens: the model's stop tokens, at which an answer in a chat ends too.
@@ -136,16 +136,16 @@ class AskedModel:
     media: RunMedia | None = None
     reads: ReadsMedia | None = None
 
-    def said(self, answer: Answer) -> str:
+    def message_text(self, answer: Answer) -> str:
         """The answer's text as a message: as it is under a chat template; otherwise the spaces around it belong to
         "Human: ... Assistant:"."""
         return answer.text if self.data.chat.prompt_style == CHAT_TEMPLATE else answer.text.strip()
 
     def messages_of(self, answer: Answer) -> list[Message]:
         """The answer as messages."""
-        if answer.acted is not None:
-            return list(answer.acted.messages)
-        return [{"role": "assistant", "content": self.said(answer)}]
+        if answer.trajectory is not None:
+            return list(answer.trajectory.messages)
+        return [{"role": "assistant", "content": self.message_text(answer)}]
 
     @property
     def chat_ends(self) -> tuple[int, ...]:
@@ -221,6 +221,7 @@ def engine_maker(
     engines: RolloutEngineFlags,
     longest_tokens: int,
     thinks: bool = False,
+    *,
     acts: str | None = None,
 ) -> Callable[[PreTrainedModel], RolloutEngine]:
     """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
@@ -258,8 +259,8 @@ def engine_maker(
 
 
 @dataclass(frozen=True)
-class AskedFolder:
-    """All of a finished model but its weights, as `AskedModel` has it. reader: of media; None if the model reads text
+class ChatFolder:
+    """All of a finished model but its weights, as `ChatModel` has it. reader: of media; None if the model reads text
     alone, or has no chat template."""
 
     name: str
@@ -269,7 +270,7 @@ class AskedFolder:
     reader: MediaReader | None
 
 
-def open_asked(name_or_path: str, data: DataArguments) -> AskedFolder:
+def open_chat_folder(name_or_path: str, data: DataArguments) -> ChatFolder:
     """Read a model's tokenizer, and print its prompt style to standard error. ThreestepError if it cannot have data's
     prompt style."""
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
@@ -278,18 +279,19 @@ def open_asked(name_or_path: str, data: DataArguments) -> AskedFolder:
     end_id, reader = end_of_conversation_id(tokenizer, style.end_token), None
     if style.chat.prompt_style == CHAT_TEMPLATE:
         reader = reader_of_model(name_or_path, False, tokenizer)
-    return AskedFolder(name_or_path, tokenizer, replace(data, chat=style.chat), end_id, reader)
+    return ChatFolder(name_or_path, tokenizer, replace(data, chat=style.chat), end_id, reader)
 
 
-def load_opened(
-    folder: AskedFolder,
+def load_chat_folder(
+    folder: ChatFolder,
     dtype: str | None,
     device: torch.device,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
+    *,
     media: RunMedia | None = None,
     reads: ReadsMedia | None = None,
-) -> AskedModel:
-    """Load the weights. media, reads: see `AskedModel`."""
+) -> ChatModel:
+    """Load the weights. media, reads: see `ChatModel`."""
     name, tokenizer = folder.name, folder.tokenizer
     settings = ModelSettings(name, takes_media=folder.reader is not None)
     model: Any = load_causal_lm(settings, dtype_of(name, dtype), len(tokenizer), device=device, media=media)
@@ -301,27 +303,28 @@ def load_opened(
     if unused is not None:
         note(f"{name}: {unused}")
     tags, engine = parallel_tags(folder.data.chat, tokenizer), start_engine(model)
-    asked = AskedModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
-    return replace(asked, media=media, reads=reads)
+    chat_model = ChatModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
+    return replace(chat_model, media=media, reads=reads)
 
 
-def load_asked_model(
+def load_chat_model(
     name_or_path: str,
     dtype: str | None,
     data: DataArguments,
     device: torch.device,
+    *,
     start_engine: Callable[[PreTrainedModel], RolloutEngine] = lambda model: TransformersRollout(),
     with_media: bool = True,
-) -> AskedModel:
-    """Load a language model and its tokenizer for a conversation. ThreestepError as of `open_asked`.
+) -> ChatModel:
+    """Load a language model and its tokenizer for a conversation. ThreestepError as of `open_chat_folder`.
 
     with_media: of a model that reads media, those of messages are read.
     """
-    folder = open_asked(name_or_path, data)
+    folder = open_chat_folder(name_or_path, data)
     if folder.reader is None or not with_media:
-        return load_opened(replace(folder, reader=None), dtype, device, start_engine)
+        return load_chat_folder(replace(folder, reader=None), dtype, device, start_engine)
     found = chat_media(folder.reader, folder.data, folder.tokenizer)
-    return load_opened(folder, dtype, device, start_engine, found.media, found.reads)
+    return load_chat_folder(folder, dtype, device, start_engine, media=found.media, reads=found.reads)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
@@ -332,49 +335,49 @@ def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:
     return saved if isinstance(saved, torch.dtype) else torch.float32
 
 
-def prompt_of(asked: AskedModel, messages: Sequence[Message]) -> PromptRow:
+def prompt_of(chat_model: ChatModel, messages: Sequence[Message]) -> PromptRow:
     """The prompt for the next answer. ThreestepError if the messages make none."""
-    data = replace(asked.data, rows=replace(asked.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
-    row = PromptMaker(data, asked.tokenizer, asked.reads).make(list(messages), None, 0)
+    data = replace(chat_model.data, rows=replace(chat_model.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
+    row = PromptMaker(data, chat_model.tokenizer, chat_model.reads).make(list(messages), None, 0)
     if row is None:
-        raise ThreestepError(f"the conversation is empty and makes no prompt for '{asked.name}'; type a message")
+        raise ThreestepError(f"the conversation is empty and makes no prompt for '{chat_model.name}'; type a message")
     return row
 
 
 def stream_answer(
-    asked: AskedModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
+    chat_model: ChatModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
     """Yield the answer as it grows, one with parallel paths once it is complete; the last one is complete. Equal seeds
     give equal answers.
 
     The model's positions limit it too. ThreestepError if the prompt leaves no room for an answer.
     """
-    prompt = prompt_of(asked, messages)
+    prompt = prompt_of(chat_model, messages)
     prompt_ids = prompt.flipped_prompt_ids[::-1].copy()
-    flags = replace(flags, max_new_tokens=asked.room_behind(len(prompt_ids), flags.max_new_tokens))
-    ends = asked.chat_ends
+    flags = replace(flags, max_new_tokens=chat_model.room_behind(len(prompt_ids), flags.max_new_tokens))
+    ends = chat_model.chat_ends
     ids: list[int] = []
-    prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=asked.model.device)
-    sampling = asked.sampling(flags)
-    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), media=asked.media_of([prompt]))
+    prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=chat_model.model.device)
+    sampling = chat_model.sampling(flags)
+    request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), media=chat_model.media_of([prompt]))
     if sampling.paths is not None:
         request = replace(request, sampling=replace(sampling, ends=Ends(token_ids=ends[1:])))
-        rollout = rolled_out(asked.engine, asked.model, request)
-        yield from asked.answers_of(rollout, request.sampling.end_token_ids)
+        rollout = rolled_out(chat_model.engine, chat_model.model, request)
+        yield from chat_model.answers_of(rollout, request.sampling.end_token_ids)
         return
-    for token in asked.engine.stream(asked.model, request, asked.more_end_tokens):
+    for token in chat_model.engine.stream(chat_model.model, request, chat_model.more_end_tokens):
         ids.append(token)
         ended = token in ends
-        text = asked.tokenizer.decode(ids[:-1] if ended else ids)
+        text = chat_model.tokenizer.decode(ids[:-1] if ended else ids)
         last = ended or len(ids) == flags.max_new_tokens
         # A character of several tokens is shown once it is complete.
         yield Answer(text if last else text.rstrip("\ufffd"), tuple(ids), ended)
 
 
-def check_room(asked: AskedModel, longest_tokens: int, flags: str) -> None:
+def check_room(chat_model: ChatModel, longest_tokens: int, flags: str) -> None:
     """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the model's positions."""
-    if asked.positions is not None and longest_tokens > asked.positions:
+    if chat_model.positions is not None and longest_tokens > chat_model.positions:
         raise ThreestepError(
-            f"{flags} allow sequences of {longest_tokens} tokens and '{asked.name}' has {asked.positions} positions; "
-            "lower them"
+            f"{flags} allow sequences of {longest_tokens} tokens and '{chat_model.name}' has {chat_model.positions} "
+            "positions; lower them"
         )

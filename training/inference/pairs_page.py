@@ -20,11 +20,7 @@ _STYLE = """
 
 
 def page(
-    title: str,
-    figures: Mapping[str, Any],
-    models: Sequence[str],
-    samples: Sequence[Mapping[str, Any]],
-    folder: Path,
+    title: str, figures: Mapping[str, Any], models: Sequence[str], samples: Sequence[Mapping[str, Any]], *, folder: Path
 ) -> str:
     """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer
     that alone has the highest score is highlighted. folder: of the media of samples."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.inference.model import AskedModel, check_room
+from training.inference.model import ChatModel, check_room
 from training.inference.sharing import ALONE, Sharers
 from training.utils.base.console import log
 from training.utils.engine.ranks.startup import Ranks
@@ -26,10 +26,11 @@ _PLANNED_ROWS = 256  # planned together, so that rows of similar length share a 
 
 @torch.no_grad()
 def row_losses(
-    model: AskedModel,
+    model: ChatModel,
     documents: Sequence[Document],
     longest_tokens: int,
     rows_per_batch: int,
+    *,
     flag: str,
     sharers: Sharers = ALONE,
 ) -> tuple[list[float], list[int], float]:

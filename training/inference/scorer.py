@@ -106,6 +106,7 @@ def load_answer_scorer(
     dtype: str | None,
     data: DataArguments,
     ranks: Ranks,
+    *,
     media: RunMedia | None = None,
     unread: str | None = None,
 ) -> Scorer:
@@ -122,5 +123,5 @@ def load_answer_scorer(
     data = replace(data, chat=style.chat)
     texts = text_maker(data.chat, tokenizer)
     tags = parallel_tags(data.chat, tokenizer)
-    score_rows = load_scorer(settings, data, tokenizer, ranks, media)
+    score_rows = load_scorer(settings, data, tokenizer, ranks, media=media)
     return Scorer(name_or_path, tokenizer, texts, score_rows, tags, unread)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.inference.acting import Acting, stream_acted
-from training.inference.model import Answer, AskedModel, prompt_of, stream_answer
+from training.inference.acting import Acting, stream_trajectory
+from training.inference.model import Answer, ChatModel, prompt_of, stream_answer
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import parse_json
@@ -51,7 +51,7 @@ class Talk:
     waiting: pictures that go with the next question.
     """
 
-    models: list[AskedModel]
+    models: list[ChatModel]
     sampling: SamplingArguments
     seed: int
     scorer: Scorer | None = None
@@ -69,11 +69,11 @@ class Talk:
     def attach(self, path: str) -> str:
         """Read a picture, which goes with the next question; return its description. ThreestepError if it cannot be
         read, or if one of the models or the reward model reads text alone."""
-        for asked in self.models:
-            if asked.reads is None:
+        for chat_model in self.models:
+            if chat_model.reads is None:
                 raise ThreestepError(
-                    f"'{asked.name}' reads no pictures here: it is a model of text, its folder has no image processor, "
-                    "it is asked without a chat template, or the rollout engine reads text alone"
+                    f"'{chat_model.name}' reads no pictures here: it is a model of text, its folder has no image "
+                    "processor, it is asked without a chat template, or the rollout engine reads text alone"
                 )
         if self.acting is not None:
             raise ThreestepError(
@@ -113,11 +113,13 @@ class Talk:
             yield answer
 
     def _stream(self, place: int, seed: int) -> Iterator[Answer]:
-        asked, messages = self.models[place], self.messages(place)
+        chat_model, messages = self.models[place], self.messages(place)
         if self.acting is None:
-            return stream_answer(asked, messages, self.sampling, seed)
+            return stream_answer(chat_model, messages, self.sampling, seed)
         own = {"messages": messages, "prompt": self.turns[-1].question}
-        return stream_acted(asked, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed)
+        return stream_trajectory(
+            chat_model, self.acting, {"ground_truth": None, **self.columns, **own}, self.sampling, seed=seed
+        )
 
     def note(self, place: int) -> str:
         """`Answer.note` of model `place`'s last answer."""
@@ -126,17 +128,17 @@ class Talk:
 
     def score(self, place: int) -> float | None:
         """The reward model's score of model `place`'s last answer; None without a reward model or an answer."""
-        turn, asked = self.turns[-1], self.models[place]
+        turn, chat_model = self.turns[-1], self.models[place]
         answer = turn.answers.get(place)
         if self.scorer is None or answer is None:
             return None
         messages = self.messages(place, with_last_answer=False)
-        if same_tokenizer(asked.tokenizer, self.scorer.tokenizer):
-            prompt = prompt_of(asked, messages)
+        if same_tokenizer(chat_model.tokenizer, self.scorer.tokenizer):
+            prompt = prompt_of(chat_model, messages)
             prompt_ids, response_ids = prompt.flipped_prompt_ids[::-1].tolist(), list(answer.token_ids)
-            pictured = (prompt.media,), asked.media if prompt.media else None
+            pictured = (prompt.media,), chat_model.media if prompt.media else None
         else:
-            prompt_ids, response_ids = self.scorer.ids_of_text(messages, asked.said(answer))
+            prompt_ids, response_ids = self.scorer.ids_of_text(messages, chat_model.message_text(answer))
             pictured = ((),), None
         [turn.scores[place]] = self.scorer.score_ids([prompt_ids], [response_ids], *pictured)
         return turn.scores[place]
@@ -245,10 +247,10 @@ def _save(talk: Talk, argument: str) -> Reply:
     try:
         with open(path, "x", encoding="utf-8") as file:
             images = _saved_pictures(talk, path)
-            for place, asked in enumerate(talk.models):
+            for place, chat_model in enumerate(talk.models):
                 scores = [turn.scores.get(place) for turn in talk.turns]
                 saved = {"messages": list(map(_without_bytes, talk.messages(place))), **images}
-                saved |= {"model": asked.name, "scores": scores, "seed": talk.seed}
+                saved |= {"model": chat_model.name, "scores": scores, "seed": talk.seed}
                 file.write(json.dumps(saved, ensure_ascii=False) + "\n")
     except OSError as problem:
         raise ThreestepError(f"/save {path}: {problem.strerror}; name another file") from problem

@@ -15,11 +15,11 @@ from training.inference.answer_figures import answer_figures, answer_samples
 from training.inference.answers import Scores, answers_to, scores_of
 from training.inference.model import (
     Answer,
-    AskedFolder,
-    AskedModel,
+    ChatFolder,
+    ChatModel,
     engine_maker,
-    load_opened,
-    open_asked,
+    load_chat_folder,
+    open_chat_folder,
     start_alone,
 )
 from training.inference.pairs_page import page
@@ -47,7 +47,7 @@ from training.utils.setup.media import check_scored, keep_media, run_media, why_
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.inference.arguments import AskedArguments
+    from training.inference.arguments import EvaluateArguments
     from training.utils.contracts.documents import Document
     from training.utils.contracts.media import RunMedia, SeenMedia
     from training.utils.contracts.rollout_engine import RolloutEngine
@@ -64,7 +64,7 @@ class Evaluated:
     task: str
     run: RunArguments
     data: DataArguments
-    asked: AskedArguments
+    evaluation: EvaluateArguments
     sampling: SamplingArguments
     reward: ScoringArguments
     engines: RolloutEngineFlags
@@ -77,7 +77,7 @@ def run_task(flags: Evaluated) -> list[str]:
     rewards = checked_rewards(flags)
     for ending in ("json", "jsonl", "html"):
         check_place("--output_dir", os.path.join(flags.run.output_dir, f"{flags.task}.{ending}"))
-    for path in (flags.asked.model_name_or_path, flags.asked.baseline, flags.asked.reward_model):
+    for path in (flags.evaluation.model_name_or_path, flags.evaluation.baseline, flags.evaluation.reward_model):
         if path is not None:
             check_model_folder(path)
     with sharers() as together:
@@ -95,27 +95,27 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
             "--rollout_engine draws answers, and perplexity draws none; leave it out",
         )
         mistakes.require(
-            flags.asked.val_samples == 1,
-            f"--val_samples {flags.asked.val_samples} draws answers, and perplexity draws none; leave it out",
+            flags.evaluation.val_samples == 1,
+            f"--val_samples {flags.evaluation.val_samples} draws answers, and perplexity draws none; leave it out",
         )
         mistakes.raise_if_any()
         return ()
     rewards = named_rewards(flags.reward, mistakes)
     mistakes.require(
-        flags.asked.reward_model is not None or not reads_model(rewards),
+        flags.evaluation.reward_model is not None or not reads_model(rewards),
         "--reward contains the reward model, which expects --reward_model, got none; give it, or a rule (--reward "
         "gsm8k)",
     )
     mistakes.require(
-        (flags.asked.baseline is not None) == (flags.task == "win_rate"),
+        (flags.evaluation.baseline is not None) == (flags.task == "win_rate"),
         "win_rate expects the other model as --baseline, got none"
         if flags.task == "win_rate"
         else f"--baseline is only for win_rate, and {flags.task} compares with nothing; leave it out",
     )
     mistakes.require(
-        flags.asked.val_samples == 1 or flags.sampling.temperature > 0,
-        f"--val_samples {flags.asked.val_samples} draws several answers, and --temperature 0 picks the same one each "
-        "time; give a temperature, or leave --val_samples out",
+        flags.evaluation.val_samples == 1 or flags.sampling.temperature > 0,
+        f"--val_samples {flags.evaluation.val_samples} draws several answers, and --temperature 0 picks the same one "
+        "each time; give a temperature, or leave --val_samples out",
     )
     mistakes.raise_if_any()
     return rewards
@@ -124,7 +124,7 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
 def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sharers = ALONE) -> list[str]:
     """Let each model answer the same prompts, score the answers, write figures and samples. The first rank scores all
     answers and writes; the others return no line."""
-    task, start_engine = flags.asked, _engine_of(flags)
+    task, start_engine = flags.evaluation, _engine_of(flags)
     paths = [task.model_name_or_path, *([task.baseline] if task.baseline else [])]
     folders = [_folder(flags, path) for path in paths]
     built = [_built(flags, "prompts", folder) for folder in folders]
@@ -136,17 +136,21 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     models = [load(flags, folder, start_engine, side.media) for folder, side in zip(folders, built, strict=True)]
     scorer = None
     if task.reward_model is not None and reads_model(rewards) and together.is_main:
-        scorer = load_answer_scorer(task.reward_model, flags.sampling.dtype, flags.data, start_alone(), seen)
+        scorer = load_answer_scorer(task.reward_model, flags.sampling.dtype, flags.data, start_alone(), media=seen)
     answers: list[list[Answer]] = []
     scores: list[Scores] = []
     for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
         shared = (together, f"answers of {place}")
         batch, each = task.per_device_eval_batch_size, task.val_samples
-        drawn = answers_to(model, rows, flags.sampling, flags.run.seed, batch, shared, each)
+        drawn = answers_to(
+            model, rows, flags.sampling, flags.run.seed, rows_per_batch=batch, shared=shared, samples=each
+        )
         if not together.is_main:
             continue
         answers.append(drawn)
-        scores.append(scores_of(model, rows, drawn, rewards, scorer, flags.reward.reward_timeout))
+        scores.append(
+            scores_of(model, rows, drawn, rewards, scorer=scorer, timeout_seconds=flags.reward.reward_timeout)
+        )
     if not together.is_main:
         return []
     sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
@@ -182,20 +186,20 @@ def _engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:
     return engine_maker(flags.sampling, flags.engines, longest_tokens, thinks)
 
 
-def _folder(flags: Evaluated, path: str) -> AskedFolder:
+def _folder(flags: Evaluated, path: str) -> ChatFolder:
     """All of a model but its weights; without its media where the engine reads text alone."""
-    folder = open_asked(path, flags.data)
+    folder = open_chat_folder(path, flags.data)
     return folder if engine_class(flags.sampling.rollout_engine).supports_media else replace(folder, reader=None)
 
 
 def load(
     flags: Evaluated,
-    folder: AskedFolder,
+    folder: ChatFolder,
     start_engine: Callable[[PreTrainedModel], RolloutEngine],
     media: RunMedia | None,
-) -> AskedModel:
+) -> ChatModel:
     """Load a model that answers in the prompt style of the data flags. media: of the rows; None if no row has any."""
-    return load_opened(folder, flags.sampling.dtype, start_alone().device, start_engine, media)
+    return load_chat_folder(folder, flags.sampling.dtype, start_alone().device, start_engine, media=media)
 
 
 @dataclass(frozen=True)
@@ -207,12 +211,12 @@ class Built:
     seen: SeenMedia | None
 
 
-def _built(flags: Evaluated, kind: str, folder: AskedFolder) -> Built:
+def _built(flags: Evaluated, kind: str, folder: ChatFolder) -> Built:
     unread = why_unread(folder.name)
     built = build_phase(
         kind, flags.data, folder.tokenizer, flags.run.seed, log=note, media=folder.reader, unread=unread
     )
-    rows = _checked_rows(getattr(built, flags.asked.split), flags)
+    rows = _checked_rows(getattr(built, flags.evaluation.split), flags)
     media = run_media(rows, built.seen, KINDS[kind].document)
     return Built(rows, media, built.seen)
 
@@ -220,8 +224,8 @@ def _built(flags: Evaluated, kind: str, folder: AskedFolder) -> Built:
 def _checked_rows(rows: Any, flags: Evaluated) -> Any:
     if len(rows) == 0:
         raise ThreestepError(
-            f"--split {flags.asked.split} has no rows; raise --eval_fraction (now {flags.data.split.eval_fraction:g}), "
-            "or evaluate --split train"
+            f"--split {flags.evaluation.split} has no rows; raise --eval_fraction (now "
+            f"{flags.data.split.eval_fraction:g}), or evaluate --split train"
         )
     return rows
 
@@ -241,11 +245,11 @@ def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]
 def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str]:
     """The exponential of the mean loss per token, of responses or of text."""
     longest, seed = flags.data.rows.max_seq_len, flags.run.seed
-    start_engine, folder = _engine_of(flags), _folder(flags, flags.asked.model_name_or_path)
+    start_engine, folder = _engine_of(flags), _folder(flags, flags.evaluation.model_name_or_path)
     documents, media = _documents(flags, folder, longest)
     model = load(flags, folder, start_engine, media)
     losses, targets, accuracy = row_losses(
-        model, documents, longest, flags.asked.per_device_eval_batch_size, "--max_seq_len", together
+        model, documents, longest, flags.evaluation.per_device_eval_batch_size, flag="--max_seq_len", sharers=together
     )
     if not together.is_main:
         return []
@@ -255,7 +259,7 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
     return write(flags, [model.name], {**figures, "token_accuracy": accuracy}, None)
 
 
-def _documents(flags: Evaluated, folder: AskedFolder, longest: int) -> tuple[list[Document], RunMedia | None]:
+def _documents(flags: Evaluated, folder: ChatFolder, longest: int) -> tuple[list[Document], RunMedia | None]:
     """Step 1's sentences with their media, or blocks of text if --unsupervised_dataset_name is given."""
     if flags.data.source.unsupervised_dataset_name is None:
         built = _built(flags, "sentences", folder)
@@ -273,19 +277,19 @@ def write(
     task, folder = flags.task, RunFolder(flags.run.output_dir, is_main_rank=True)
     plain = {name: asdict(value) if isinstance(value, Figure) else value for name, value in figures.items()}
     data_path = flags.data.source.data_path
-    setting: dict[str, Any] = {"models": list(paths), "data_path": data_path, "split": flags.asked.split}
+    setting: dict[str, Any] = {"models": list(paths), "data_path": data_path, "split": flags.evaluation.split}
     shown = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in figures.items()}
     files = {}
     if samples is not None:
         setting |= {
             **asdict(flags.sampling),
-            "val_samples": flags.asked.val_samples,
+            "val_samples": flags.evaluation.val_samples,
             "seed": flags.run.seed,
             "reward": flags.reward.reward,
         }
-        setting["reward_model"] = flags.asked.reward_model
+        setting["reward_model"] = flags.evaluation.reward_model
         lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples, folder.path)
+        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples, folder=folder.path)
         files = {f"{task}.jsonl": lines, f"{task}.html": html}
     folder.write_json(f"{task}.json", {"task": task, **setting, **plain})
     for name, text in files.items():

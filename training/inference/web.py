@@ -220,7 +220,7 @@ def _columns(talk: Talk, note: str) -> list[list[dict[str, str]]]:
             if place in turn.answers:
                 answer = turn.answers[place]
                 text, below = answer.text.strip(), f"\n\n*{answer.note}*" if answer.note else ""
-                if answer.paths or answer.acted:  # the page would take the tags for HTML
+                if answer.paths or answer.trajectory:  # the page would take the tags for HTML
                     text = text.replace("<", "&lt;")
                 score = f"\n\n*score {turn.scores[place]:.3f}*" if place in turn.scores else ""
                 shown.append({"role": "assistant", "content": text + below + score})

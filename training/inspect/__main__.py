@@ -92,7 +92,9 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
         style = adopt_style(tokenizer, data.chat)
         reader = reader_of_folder(inspect.model_name_or_path, tokenizer)
         extent = replace(extent, unread=why_unread(inspect.model_name_or_path))
-        return account_of(replace(data, chat=style.chat), extent, tokenizer, style.sentence, True, reader)
+        return account_of(
+            replace(data, chat=style.chat), extent, tokenizer, style.sentence, has_ids=True, reader=reader
+        )
     mistakes = Mistakes()
     for name in _flags_of_a_tokenizer(data):
         mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")

@@ -189,7 +189,7 @@ class Look:
 
 
 def account_of(
-    data: DataArguments, look: Look, tokenizer: Any, style: str, has_ids: bool, reader: MediaReader | None = None
+    data: DataArguments, look: Look, tokenizer: Any, style: str, *, has_ids: bool, reader: MediaReader | None = None
 ) -> Account:
     """Look at the sources and the phases. style: in one sentence; has_ids: tokens are a model's, not characters.
     reader: of media; None where the model reads text alone."""
@@ -197,7 +197,10 @@ def account_of(
     sources = [source for _, source in opened if source is not None]
     phases: list[PhaseAccount] = []
     if all(account.refused is None for account, _ in opened):
-        phases = [_PhaseLook(phase, data, look, tokenizer, has_ids, reader).account(sources) for phase in look.phases]
+        phases = [
+            _PhaseLook(phase, data, look, tokenizer, has_ids=has_ids, reader=reader).account(sources)
+            for phase in look.phases
+        ]
     unit = "tokens" if has_ids else "characters"
     return Account([account for account, _ in opened], phases, style, unit)
 
@@ -303,7 +306,7 @@ class _PhaseLook:
     """Makes the rows of one phase, as training would."""
 
     def __init__(
-        self, phase: int, data: DataArguments, look: Look, tokenizer: Any, has_ids: bool, reader: MediaReader | None
+        self, phase: int, data: DataArguments, look: Look, tokenizer: Any, *, has_ids: bool, reader: MediaReader | None
     ) -> None:
         self._phase, self._kind = phase, kind_of(phase)
         self._data = data

@@ -30,10 +30,7 @@ STEP = Step(
         SPEED,
         RATE,
     ),
-    headlines=(
-        Headline("SFT loss", "eval/loss"),
-        Headline("Token accuracy", "eval/token_accuracy"),
-    ),
+    headlines=(Headline("SFT loss", "eval/loss"), Headline("Token accuracy", "eval/token_accuracy")),
     closing=(
         ClosingRow(
             "SFT loss",

@@ -52,8 +52,8 @@ class SftArguments:
 
 def check_noise(flags: OneModelFlags) -> None:
     """Raise ThreestepError if sequences with noise of their own are to share tokens."""
-    if flags.engine.share_beginnings and flags.own.neftune_alpha:
+    if flags.engine.share_beginnings and flags.of_step.neftune_alpha:
         raise ThreestepError(
             f"--share_beginnings {flags.engine.share_beginnings} computes a token once for several rows, and "
-            f"--neftune_alpha {flags.own.neftune_alpha:g} gives each row noise of its own; leave one of them out"
+            f"--neftune_alpha {flags.of_step.neftune_alpha:g} gives each row noise of its own; leave one of them out"
         )

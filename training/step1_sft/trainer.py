@@ -61,7 +61,7 @@ class SftEvaluation:
 
 
 def closing_figures(before: SftEvaluation | None, after: SftEvaluation | None) -> dict[str, float | None]:
-    """Of the evaluations before and after training; None without evaluation rows."""
+    """Figures of the evaluations before and after training; None without evaluation rows."""
     return {
         "eval_loss_before": getattr(before, "loss", None),
         "eval_loss_after": getattr(after, "loss", None),
@@ -105,7 +105,7 @@ class SentenceStep:
 
 
 class _SampledLosses:
-    """Of an evaluation, the loss of each of `rows` (indices into the evaluation rows)."""
+    """The loss of each of `rows` in an evaluation (indices into the evaluation rows)."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         self.rows = rows
@@ -257,7 +257,9 @@ class SftTrainer:
         found = []
         for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
             documents = [[_document(groups[number], plan) for number in row] for row in rows]
-            token_rows = laid_out(documents, run.settings.pad_token_id, run.media, lacks, run.guests.needs_before)
+            token_rows = laid_out(
+                documents, run.settings.pad_token_id, run.media, lacks, with_before=run.guests.needs_before
+            )
             found.append(
                 SentenceBatch(
                     pinned(token_rows, ranks.device),
@@ -270,7 +272,7 @@ class SftTrainer:
 
 
 def _tokens(rows: Sequence[SentenceRow], plan: PlanSettings) -> int:
-    """Of `_document`."""
+    """Tokens of the `_document` of these rows."""
     return rows[0].length_tokens if len(rows) == 1 else group_tokens(rows, plan)
 
 

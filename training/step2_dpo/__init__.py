@@ -37,10 +37,7 @@ STEP = Step(
         SPEED,
         RATE,
     ),
-    headlines=(
-        Headline("DPO pair accuracy", "eval/accuracy"),
-        Headline("Reward margin", "eval/reward_margin"),
-    ),
+    headlines=(Headline("DPO pair accuracy", "eval/accuracy"), Headline("Reward margin", "eval/reward_margin")),
     sample_note="Held-out pairs with their implicit rewards before and after training. margin: chosen minus rejected "
     "(of more than two responses the least of all pairs); below 0 the order is wrong.",
     sample_score="implicit reward",

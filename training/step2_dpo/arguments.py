@@ -27,9 +27,7 @@ class _LossArguments:
         "factor > 0",
     )
     loss_type: str = flag(
-        "sigmoid",
-        "; ".join(f"'{name}' {loss.note}" for name, loss in LOSSES.items()) + ".",
-        choices=LOSSES,
+        "sigmoid", "; ".join(f"'{name}' {loss.note}" for name, loss in LOSSES.items()) + ".", choices=LOSSES
     )
 
 
@@ -81,7 +79,7 @@ def kind_of_rows(dpo: DpoArguments) -> str:
 def check_reference(flags: OneModelFlags) -> None:
     """Raise ThreestepError if the reference is to be read from a model whose own weights train."""
     model = flags.model
-    if flags.own.reference == "adapter_off" and not (model.lora_dim > 0 and model.only_optimize_lora):
+    if flags.of_step.reference == "adapter_off" and not (model.lora_dim > 0 and model.only_optimize_lora):
         raise ThreestepError(
             "--reference adapter_off needs --lora_dim above 0 and --only_optimize_lora true: without its adapters a "
             "model is its own reference only if nothing but they train; use --reference cached"

@@ -22,12 +22,7 @@ from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.ranked import sequence_sums
-from training.utils.preference.batches import (
-    PreferenceBatch,
-    PreferenceStep,
-    eval_batches,
-    train_batches,
-)
+from training.utils.preference.batches import PreferenceBatch, PreferenceStep, eval_batches, train_batches
 from training.utils.preference.reference import References, read_reference
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
@@ -61,7 +56,7 @@ class DpoEvaluation:
 
 
 def closing_figures(before: DpoEvaluation | None, after: DpoEvaluation | None) -> dict[str, float | None]:
-    """Of the evaluations before and after training; None without evaluation rows."""
+    """Figures of the evaluations before and after training; None without evaluation rows."""
     own = {f"eval_{field.name}": getattr(after, field.name, None) for field in fields(DpoEvaluation)}
     return {"eval_loss_before": getattr(before, "loss", None), **own}
 

@@ -28,10 +28,7 @@ STEP = Step(
         SPEED,
         RATE,
     ),
-    headlines=(
-        Headline("Pair accuracy", "eval/accuracy"),
-        Headline("Score gap", "eval/score_gap"),
-    ),
+    headlines=(Headline("Pair accuracy", "eval/accuracy"), Headline("Score gap", "eval/score_gap")),
     sample_note="Held-out pairs with their scores before and after training. margin: chosen minus rejected (of more "
     "than two responses the least of all pairs); below 0 the order is wrong.",
     closing=(ClosingRow("reward model's pair accuracy", after=("reward_pair_accuracy", "eval_accuracy")),),

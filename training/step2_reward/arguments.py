@@ -73,7 +73,7 @@ def check_margins(rows: Sequence[ResponsesRow], reward: RewardModelArguments) ->
 
 def check_sharing(flags: OneModelFlags) -> None:
     """Raise ThreestepError if responses whose tokens are compared one by one may share tokens."""
-    if flags.engine.share_beginnings and flags.own.loss_from == "first_difference":
+    if flags.engine.share_beginnings and flags.of_step.loss_from == "first_difference":
         raise ThreestepError(
             f"--loss_from first_difference reads each response in one piece, and --share_beginnings "
             f"{flags.engine.share_beginnings} may cut it where others begin alike; leave one of them out"

@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
 
         def scored(rows: Sequence[ResponsesRow], seen: SeenMedia | None) -> ScoredResponses:
             media = run_media(rows, seen, partial(responses_document, are_targets=True))
-            return load_scorer(settings, data, tokenizer, ranks, media)(rows)
+            return load_scorer(settings, data, tokenizer, ranks, media=media)(rows)
 
         if flags.score_file is not None:
             pairs = read_pairs(flags.score_file, data, tokenizer, reader)

@@ -32,6 +32,7 @@ def compared_tokens(
     end_B: torch.Tensor,
     tokens_B: Sequence[int],
     better_Q: torch.Tensor,
+    *,
     worse_Q: torch.Tensor,
 ) -> ComparedTokens:
     """Compare the two responses of each pair token by token, from the first that differs to the end of the longer

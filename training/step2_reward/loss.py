@@ -36,6 +36,7 @@ def ranking_loss(
     worse_Q: torch.Tensor,
     margin_Q: torch.Tensor,
     weight_Q: torch.Tensor,
+    *,
     prompts_in_step: float,
     options: LossOptions,
 ) -> torch.Tensor:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def closing_figures(before: RewardEvaluation, after: RewardEvaluation) -> dict[str, float | None]:
-    """Of the evaluations before and after training."""
+    """Figures of the evaluations before and after training."""
     return {
         "eval_accuracy_before": before.accuracy,
         "eval_accuracy": after.accuracy,
@@ -73,7 +73,9 @@ def read_differing_tokens(model: Callable[..., torch.Tensor], batch: PreferenceB
     """The scores at all tokens from the first difference of a pair on, which share the pair's weight."""
     ranked = batch.ranked
     rows = ranked.rows
-    found = compared_tokens(rows.input_ids_NT, rows.end_B, batch.tokens_B.tolist(), ranked.better_Q, ranked.worse_Q)
+    found = compared_tokens(
+        rows.input_ids_NT, rows.end_B, batch.tokens_B.tolist(), ranked.better_Q, worse_Q=ranked.worse_Q
+    )
     read_at = replace(rows, predictor_M=torch.cat([found.better_M, found.worse_M]))
     better_M, worse_M = model(read_at, at="targets").chunk(2)
     weight_M = ranked.weight_Q[found.pair_M] * found.share_M
@@ -96,7 +98,9 @@ class RewardTrainer:
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
         # With options, a loss of training has another value where all scores are equal.
-        loop = TrainingLoop(self.run, self.evaluate, evaluation_from, EQUAL_PAIRS, self.options == LossOptions())
+        loop = TrainingLoop(
+            self.run, self.evaluate, evaluation_from, EQUAL_PAIRS, of_training=self.options == LossOptions()
+        )
         for step in loop.steps(lambda taken: train_batches(self.run, taken, are_targets=False)):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, gain_sentence)
@@ -118,7 +122,9 @@ class RewardTrainer:
     def _scored(self, rows: Sequence[ResponsesRow]) -> ScoredResponses:
         engine, settings = self.run.engine, self.run.settings
         engine.eval()
-        return score_responses(engine, rows, settings.eval_plan, settings.pad_token_id, engine.ranks, self.run.media)
+        return score_responses(
+            engine, rows, settings.eval_plan, settings.pad_token_id, ranks=engine.ranks, media=self.run.media
+        )
 
     def _optimizer_step(self, step: NextStep[PreferenceStep]) -> dict[str, float]:
         run = self.run
@@ -127,7 +133,9 @@ class RewardTrainer:
 
         def loss_of(batch: PreferenceBatch) -> MicroLoss:
             read, prompts = self.read(run.engine, batch), float(len(step.taken))
-            loss = ranking_loss(read.better_M, read.worse_M, read.margin_M, read.weight_M, prompts, self.options)
+            loss = ranking_loss(
+                read.better_M, read.worse_M, read.margin_M, read.weight_M, prompts_in_step=prompts, options=self.options
+            )
             right = (read.better_M > read.worse_M)[read.end_Q].sum()
             return MicroLoss(loss, {"loss": loss, "pairs": read.end_Q.numel(), "right": right})
 

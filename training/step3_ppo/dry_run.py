@@ -124,7 +124,7 @@ def _trained(
     ranks: int,
     device: PlannedDevice,
 ) -> PlannedModel:
-    planned = plan_training(model, forward, roles.model(role), roles.engine(role), ranks, device)
+    planned = plan_training(model, forward, roles.model(role), roles.engine(role), ranks=ranks, device=device)
     named = [replace(line, name=f"{role}: {line.name}") for line in planned.forward]
     return replace(planned, engine=planned.engine.named(role), forward=(*named, *further))
 
@@ -154,7 +154,7 @@ def _frozen(
         if engine.zero_stage == 3:
             whole_sizes = model_sizes(model)
             limits = planned_limits(whole_sizes, engine, ranks, device)
-            zero = deepspeed_config(engine, ranks, 1, device.is_cuda, limits)["zero_optimization"]
+            zero = deepspeed_config(engine, ranks, 1, device.is_cuda, limits=limits)["zero_optimization"]
             gathered = gathered_elements(sum(sizes), whole_sizes.module, zero, trains=False)
             whole = MemoryLine(f"{name}: gathered weights", ELEMENT_BYTES[engine.dtype] * gathered)
             doing = f"in a forward of the {name}"

@@ -17,7 +17,7 @@ from training.utils.run.program import run_program
 
 def main(argv: Sequence[str]) -> None:
     """Parse and check the flags, then plan or run."""
-    flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags, STEP.first_flags))
+    flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags, first_flags=STEP.first_flags))
     for path in (flags.roles.actor_model_name_or_path, flags.roles.critic_model_name_or_path):
         if path:
             check_model_folder(path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
-from training.inference.model import AskedModel, load_asked_model
+from training.inference.model import ChatModel, load_chat_model
 from training.utils.data.build.arguments import DataArguments
 
 CPU = torch.device("cpu")
@@ -31,5 +31,5 @@ def save_model(tmp_path: Path, tiny_tokenizer) -> Callable[..., str]:
 
 
 @pytest.fixture
-def asked(save_model) -> AskedModel:
-    return load_asked_model(save_model("model"), None, DataArguments(), CPU)
+def asked(save_model) -> ChatModel:
+    return load_chat_model(save_model("model"), None, DataArguments(), CPU)

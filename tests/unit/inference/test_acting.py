@@ -13,8 +13,8 @@ import torch
 
 from tests.support.chat_templates import chat_tokenizer
 from tests.unit.inference.conftest import CPU
-from training.inference.acting import load_acting, stream_acted
-from training.inference.model import Acted, AskedModel, load_asked_model
+from training.inference.acting import load_acting, stream_trajectory
+from training.inference.model import ChatModel, Trajectory, load_chat_model
 from training.inference.talk import Talk
 from training.inference.web import _columns
 from training.utils.base.errors import ThreestepError
@@ -58,14 +58,14 @@ class Says(RolloutEngine):
 
 
 @pytest.fixture
-def acting_model(save_model) -> AskedModel:
+def acting_model(save_model) -> ChatModel:
     tokenizer = chat_tokenizer((EXAMPLES / "template.jinja").read_text())
-    return load_asked_model(
+    return load_chat_model(
         save_model("acting", tokenizer=tokenizer, max_position_embeddings=1024), None, DataArguments(), CPU
     )
 
 
-def talk_of(asked: AskedModel, texts: list[str], most: int = 60, limits=None, **flags) -> Talk:
+def talk_of(asked: ChatModel, texts: list[str], most: int = 60, limits=None, **flags) -> Talk:
     flags = {"tool_parser": "pythonic", **flags}
     acting = load_acting(EnvironmentArguments(**flags), limits or ConversationArguments())
     asked = replace(asked, engine=Says(asked.tokenizer, texts))
@@ -108,7 +108,7 @@ def test_the_turns_are_those_of_a_rollout(acting_model):
     acting, sampling, cuts = load_acting(flags, limits), SamplingArguments(max_new_tokens=300), set()
     for seed in range(4):
         row = {"messages": [{"role": "user", "content": "Guess."}], "ground_truth": "7"}
-        *_, last = stream_acted(acting_model, acting, row, sampling, seed)
+        *_, last = stream_trajectory(acting_model, acting, row, sampling, seed=seed)
         engine = acting.engine(
             acting_model, TransformersRollout(), lambda row, own: acting.environments.episode(row, own)
         )
@@ -116,10 +116,10 @@ def test_the_turns_are_those_of_a_rollout(acting_model):
         wanted = rolled_out(engine, acting_model.model, replace(request, rows=[row]))
         assert list(last.token_ids) == wanted.response_of(0).tolist()
         (record,) = wanted.records
-        assert (last.acted.turns, last.acted.cut) == (record.turns, record.cut) and last.acted.turns > 1
+        assert (last.trajectory.turns, last.trajectory.cut) == (record.turns, record.cut) and last.trajectory.turns > 1
         assert last.text.count("\n  user> Say a number from 1 to 32.") == record.figures["guesses"]
         cuts.add(record.cut)
-    assert "turns" in cuts and "cut by the limit of turns" in Acted((), 4, -0.5, "turns").sentence
+    assert "turns" in cuts and "cut by the limit of turns" in Trajectory((), 4, -0.5, "turns").sentence
 
 
 def test_a_tool_that_hangs_holds_up_nobody(acting_model, tmp_path):

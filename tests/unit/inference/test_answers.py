@@ -14,7 +14,7 @@ from tests.support.parallel_texts import WRITTEN_TAGS, fond_of_tags
 from tests.unit.inference.conftest import CPU
 from training.inference.answer_figures import answer_figures, answer_samples
 from training.inference.answers import Scores, answers_to, scores_of
-from training.inference.model import AskedModel, engine_maker, load_asked_model
+from training.inference.model import ChatModel, engine_maker, load_chat_model
 from training.inference.scorer import Scorer, load_answer_scorer
 from training.inference.talk import Talk
 from training.inference.web import _columns
@@ -47,7 +47,9 @@ def test_answers_and_scores(asked, save_model, monkeypatch):
     rows = [maker.make(f"Human: {word}? Assistant:", word, place) for place, word in enumerate(("fig", "pear", "2"))]
     flags = SamplingArguments(max_new_tokens=5)
     together = answers_to(asked, rows, flags, seed=1, rows_per_batch=2)
-    assert [answer.token_ids for answer in answers_to(asked, rows, flags, 1, 3)] == [a.token_ids for a in together]
+    assert [answer.token_ids for answer in answers_to(asked, rows, flags, 1, rows_per_batch=3)] == [
+        a.token_ids for a in together
+    ]
 
     def length(prompts, responses, ground_truth, **columns):
         assert ground_truth == ["fig", "pear", "2"]
@@ -55,7 +57,7 @@ def test_answers_and_scores(asked, save_model, monkeypatch):
 
     scorer = load_answer_scorer(save_model("reward", scalar=True), None, DataArguments(), ALONE)
     rewards = (Reward("length", 2.0, length), Reward("model", 0.5, None))
-    found = scores_of(asked, rows, together, rewards, scorer, 60.0)
+    found = scores_of(asked, rows, together, rewards, scorer=scorer, timeout_seconds=60.0)
     for row, answer, score in zip(rows, together, found.total, strict=True):
         [own] = scorer.score_ids([row.flipped_prompt_ids[::-1].tolist()], [list(answer.token_ids)])
         assert score == pytest.approx(2.0 * len(answer.text) + 0.5 * own, abs=1e-4)
@@ -63,16 +65,16 @@ def test_answers_and_scores(asked, save_model, monkeypatch):
     # Two answers to each prompt: the first as alone, and each scored with its own prompt.
     twice = answers_to(asked, rows, flags, seed=1, rows_per_batch=2, samples=2)
     assert [answer.token_ids for answer in twice[::2]] == [answer.token_ids for answer in together]
-    assert scores_of(asked, rows, twice, rewards[1:], scorer, 60.0).total[::2] == pytest.approx(
+    assert scores_of(asked, rows, twice, rewards[1:], scorer=scorer, timeout_seconds=60.0).total[::2] == pytest.approx(
         [0.5 * value for value in found.parts["model"]], abs=1e-4
     )
     # A reward model with another tokenizer reads the texts.
     monkeypatch.setattr("training.inference.answers.same_tokenizer", lambda one, other: False)
-    assert scores_of(asked, rows, together, rewards[1:], scorer, 60.0).total != [0.0, 0.0, 0.0]
+    assert scores_of(asked, rows, together, rewards[1:], scorer=scorer, timeout_seconds=60.0).total != [0.0, 0.0, 0.0]
 
 
 @pytest.fixture
-def thinking(save_model, tiny_tokenizer, tmp_path) -> tuple[AskedModel, Scorer]:
+def thinking(save_model, tiny_tokenizer, tmp_path) -> tuple[ChatModel, Scorer]:
     """A model that opens blocks, and a reward model that reads them."""
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.add_tokens(WRITTEN_TAGS)
@@ -80,7 +82,9 @@ def thinking(save_model, tiny_tokenizer, tmp_path) -> tuple[AskedModel, Scorer]:
     path = fond_of_tags(save_model("plain", tokenizer=tokenizer), tmp_path / "thinking")
     start = engine_maker(PATHS, RolloutEngineFlags(), 64, thinks=True)
     reward = save_model("reward", scalar=True, tokenizer=tokenizer)
-    return load_asked_model(str(path), None, data, CPU, start), load_answer_scorer(reward, None, data, ALONE)
+    return load_chat_model(str(path), None, data, CPU, start_engine=start), load_answer_scorer(
+        reward, None, data, ALONE
+    )
 
 
 def test_paths_are_drawn_and_scored_as_in_step_3(thinking):
@@ -106,7 +110,7 @@ def test_paths_are_drawn_and_scored_as_in_step_3(thinking):
     assert max(drawn.paths.positions_B) <= 20 < max(len(answer.token_ids) for answer in answers)
     whole = [answer for answer in answers if answer.paths]
     assert len(whole) > 2 and all(set(answer.paths) == {3} for answer in whole)
-    scores = scores_of(asked, rows, answers, (Reward("model", 1.0, None),), scorer, 60.0).total
+    scores = scores_of(asked, rows, answers, (Reward("model", 1.0, None),), scorer=scorer, timeout_seconds=60.0).total
     model = AutoModelForSequenceClassification.from_pretrained(scorer.name).eval()
     use_document_attention(model)
     for sequence, score in zip(drawn.sequences(), scores, strict=True):
@@ -118,7 +122,9 @@ def test_paths_are_drawn_and_scored_as_in_step_3(thinking):
             laid_out = ScalarModel(model)(packed_rows([[drawn_document(parts[0], parts[1:], tags)]], 0))
         assert score == pytest.approx(float(laid_out), abs=1e-5)
     in_one_piece = dataclasses.replace(scorer, tags=None)
-    apart = scores_of(asked, rows, answers, (Reward("model", 1.0, None),), in_one_piece, 60.0).total
+    apart = scores_of(
+        asked, rows, answers, (Reward("model", 1.0, None),), scorer=in_one_piece, timeout_seconds=60.0
+    ).total
     assert max(abs(one - other) for one, other in zip(scores, apart, strict=True)) > 1e-3
     samples = answer_samples(rows, answers, Scores(scores, {"model": scores}))
     figures = answer_figures([samples], seed=1)
@@ -153,4 +159,4 @@ def test_paths_without_parallel_thinking_are_refused():
 def test_a_model_that_cannot_draw_them_is_refused(save_model, tiny_tokenizer):
     start = engine_maker(PATHS, RolloutEngineFlags(), 64, thinks=True)
     with pytest.raises(ThreestepError, match="--parallel_tags expects every tag to be one token, got '<Parallel>'"):
-        load_asked_model(save_model("plain"), None, data_flags(parallel_thinking=True), CPU, start)
+        load_chat_model(save_model("plain"), None, data_flags(parallel_thinking=True), CPU, start_engine=start)

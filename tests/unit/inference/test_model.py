@@ -18,7 +18,7 @@ from training.inference.model import (
     check_room,
     dtype_of,
     engine_maker,
-    load_asked_model,
+    load_chat_model,
     prompt_of,
     stream_answer,
 )
@@ -50,7 +50,7 @@ def test_a_prompt_by_the_chat_template_and_its_end_of_turn(save_model, tmp_path)
     path = save_model("model")
     (tmp_path / "template.jinja").write_text(TEMPLATE)
     data = data_flags(prompt_style="chat_template", chat_template=str(tmp_path / "template.jinja"))
-    asked = load_asked_model(path, None, data, CPU)
+    asked = load_chat_model(path, None, data, CPU)
     text = asked.tokenizer.decode(prompt_of(asked, TALK).flipped_prompt_ids[::-1])
     assert text == "<|user|>Hi<|pad|><|assistant|>Yes?<|pad|><|user|>Sort these words: pear fig.<|pad|><|assistant|>"
     # <|pad|> stands for an end-of-turn token here; the model's own end token ends an answer too.

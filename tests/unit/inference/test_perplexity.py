@@ -18,7 +18,7 @@ def test_row_losses_beside_plain_cross_entropy(asked):
     for place, length in enumerate((5, 9, 30, 7)):
         mask = np.arange(length) >= 2
         rows.append(SentenceRow(place, draws.integers(0, 60, length).astype(np.int32), mask))
-    losses, targets, right = row_losses(asked, [sentence_document(row) for row in rows], 32, 2, "--max_seq_len")
+    losses, targets, right = row_losses(asked, [sentence_document(row) for row in rows], 32, 2, flag="--max_seq_len")
     assert targets == [3, 7, 28, 5]
     hits = 0
     for row, loss in zip(rows, losses, strict=True):
@@ -30,4 +30,4 @@ def test_row_losses_beside_plain_cross_entropy(asked):
         hits += int((logits[1:].argmax(-1) == ids[2:]).sum())
     assert right == hits / 43
     with pytest.raises(ThreestepError, match="--max_seq_len allow sequences of 129 tokens"):
-        row_losses(asked, [], 129, 2, "--max_seq_len")
+        row_losses(asked, [], 129, 2, flag="--max_seq_len")

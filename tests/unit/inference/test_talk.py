@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.unit.inference.conftest import CPU
-from training.inference.model import Answer, load_asked_model
+from training.inference.model import Answer, load_chat_model
 from training.inference.scorer import load_answer_scorer
 from training.inference.talk import COMMANDS, Talk
 from training.utils.base.errors import ThreestepError
@@ -20,7 +20,7 @@ from training.utils.generation.arguments import SamplingArguments
 @pytest.fixture
 def talk(save_model) -> Talk:
     data = DataArguments()
-    models = [load_asked_model(save_model(name, seed=seed), None, data, CPU) for seed, name in enumerate("AB")]
+    models = [load_chat_model(save_model(name, seed=seed), None, data, CPU) for seed, name in enumerate("AB")]
     scorer = load_answer_scorer(save_model("reward", scalar=True), None, data, Ranks(0, 0, 1, CPU))
     return Talk(models, SamplingArguments(max_new_tokens=6), 7, scorer)
 

@@ -40,7 +40,9 @@ def test_every_setting_is_passed_on(monkeypatch):
 
 def test_noise_of_each_row_goes_with_no_shared_tokens():
     def flags(shared: int, alpha: float) -> Any:
-        return SimpleNamespace(engine=EngineArguments(share_beginnings=shared), own=SftArguments(neftune_alpha=alpha))
+        return SimpleNamespace(
+            engine=EngineArguments(share_beginnings=shared), of_step=SftArguments(neftune_alpha=alpha)
+        )
 
     check_noise(flags(0, 5.0))
     check_noise(flags(64, 0.0))

@@ -72,7 +72,7 @@ def test_mistakes(given, said):
 
 
 def flags(reference: str, **model) -> SimpleNamespace:
-    return SimpleNamespace(own=SimpleNamespace(reference=reference), model=ModelArguments(**model))
+    return SimpleNamespace(of_step=SimpleNamespace(reference=reference), model=ModelArguments(**model))
 
 
 @pytest.mark.parametrize("model", [{}, {"lora_dim": 4, "only_optimize_lora": False}])

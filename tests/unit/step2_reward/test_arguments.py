@@ -60,7 +60,7 @@ def test_a_reward_model_has_no_chunks_of_logits():
 def test_tokens_compared_one_by_one_stand_in_one_piece():
     def flags(shared: int, loss_from: str) -> Any:
         own = RewardModelArguments(loss_from=loss_from)
-        return SimpleNamespace(engine=EngineArguments(share_beginnings=shared), own=own)
+        return SimpleNamespace(engine=EngineArguments(share_beginnings=shared), of_step=own)
 
     check_sharing(flags(64, "end"))
     check_sharing(flags(0, "first_difference"))

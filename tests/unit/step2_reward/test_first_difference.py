@@ -25,7 +25,7 @@ def compared(better: list[int], worse: list[int]) -> list[tuple[int, int]]:
     ids = torch.tensor([[*PROMPT, *better, *worse]])
     begins = len(PROMPT), len(PROMPT) + len(better)
     ends = torch.tensor([begins[1] - 1, begins[1] + len(worse) - 1])
-    found = compared_tokens(ids, ends, [len(better), len(worse)], torch.tensor([0]), torch.tensor([1]))
+    found = compared_tokens(ids, ends, [len(better), len(worse)], torch.tensor([0]), worse_Q=torch.tensor([1]))
     assert found.share_M.sum().item() == pytest.approx(1.0) and found.end_Q.tolist() == [len(found.pair_M) - 1]
     return [
         (a - begins[0], b - begins[1]) for a, b in zip(found.better_M.tolist(), found.worse_M.tolist(), strict=True)
@@ -68,7 +68,9 @@ def scores_by_token(rows, at):
 def test_the_loss_by_hand(shared):
     """[5 6 7] over [5 8]: gaps 0.6 - 0.8 and 0.7 - 0.8, their mean; [9] over [3]: 0.9 - 0.3. Two prompts a step."""
     read = read_differing_tokens(scores_by_token, batch_of([row(0, [5, 6, 7], [5, 8]), row(1, [9], [3])], shared))
-    loss = ranking_loss(read.better_M, read.worse_M, read.margin_M, read.weight_M, 2.0, LossOptions())
+    loss = ranking_loss(
+        read.better_M, read.worse_M, read.margin_M, read.weight_M, prompts_in_step=2.0, options=LossOptions()
+    )
     by_hand = [math.log1p(math.exp(-gap)) for gap in (-0.2, -0.1, 0.6)]
     assert loss.item() == pytest.approx(((by_hand[0] + by_hand[1]) / 2 + by_hand[2]) / 2)
     assert (read.better_M > read.worse_M)[read.end_Q].tolist() == [False, True]
@@ -88,7 +90,14 @@ def test_micro_batches_and_layouts_add_up_to_a_plain_loop():
     def loss(part: list[ResponsesRow], shared: bool) -> float:
         read = read_differing_tokens(scores_by_token, batch_of(part, shared))
         weights = read.weight_M.double()
-        found = ranking_loss(read.better_M.double(), read.worse_M.double(), read.margin_M, weights, 4.0, LossOptions())
+        found = ranking_loss(
+            read.better_M.double(),
+            read.worse_M.double(),
+            read.margin_M,
+            weights,
+            prompts_in_step=4.0,
+            options=LossOptions(),
+        )
         return found.item()
 
     plain = 0.0

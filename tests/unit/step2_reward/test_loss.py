@@ -15,7 +15,9 @@ pairs = st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30), st.floats(0, 
 
 
 def plain_loss(better_Q, worse_Q, weight_Q, prompts_in_step):
-    return ranking_loss(better_Q, worse_Q, torch.zeros_like(worse_Q), weight_Q, prompts_in_step, LossOptions())
+    return ranking_loss(
+        better_Q, worse_Q, torch.zeros_like(worse_Q), weight_Q, prompts_in_step=prompts_in_step, options=LossOptions()
+    )
 
 
 def test_by_hand():
@@ -72,7 +74,7 @@ def by_hand(options: LossOptions) -> tuple[float, list[float]]:
     """(loss, its gradient for better_Q)."""
     better_Q = torch.tensor(BETTER, dtype=torch.float64, requires_grad=True)
     worse_Q, margin_Q, weight_Q = (torch.tensor(column, dtype=torch.float64) for column in (WORSE, MARGIN, WEIGHT))
-    loss = ranking_loss(better_Q, worse_Q, margin_Q, weight_Q, 2.0, options)
+    loss = ranking_loss(better_Q, worse_Q, margin_Q, weight_Q, prompts_in_step=2.0, options=options)
     loss.backward()
     return loss.item(), better_Q.grad.tolist()
 

@@ -64,7 +64,7 @@ def made(kind=LlamaForCausalLM, *arguments, change=None):
 
 
 def given_of(model, tokenizer, folder, kind="sft", name=NAME, resumes=False):
-    path, described = folder_of_model(model, tokenizer, folder, name, kind, resumes)
+    path, described = folder_of_model(model, tokenizer, folder, name, kind=kind, resumes=resumes)
     assert given_in(path) == described
     return described
 
@@ -101,7 +101,7 @@ def test_a_plain_model_is_its_folder(dtype, tokenizer, tmp_path):
     assert {"config.json", "model.safetensors", "tokenizer.json", FILE} <= names
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
     read = LlamaForCausalLM.from_pretrained(tmp_path / NAME, dtype=dtype)
-    assert proven(read, str(tmp_path / NAME), dtype, ModelSettings(str(tmp_path / NAME)), False) is read
+    assert proven(read, str(tmp_path / NAME), dtype, ModelSettings(str(tmp_path / NAME)), is_scalar=False) is read
 
 
 @pytest.mark.parametrize(
@@ -243,14 +243,14 @@ def prune(model):
 )
 def test_models_that_cannot_be_taken(change, sentence, tokenizer, tmp_path):
     with pytest.raises(ThreestepError, match=sentence):
-        folder_of_model(made(change=change), tokenizer, tmp_path, NAME, "sft", False)
+        folder_of_model(made(change=change), tokenizer, tmp_path, NAME, kind="sft", resumes=False)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_model(tokenizer, tmp_path):
     def refused(model, sentence, own=tokenizer):
         with pytest.raises(ThreestepError, match=sentence):
-            folder_of_model(model, own, tmp_path, NAME, "sft", False)
+            folder_of_model(model, own, tmp_path, NAME, kind="sft", resumes=False)
 
     refused(3, "expects a path, a hub name or a loaded transformers model, got int$")
     refused(nn.DataParallel(made()), "got one that an engine or DistributedDataParallel wrapped; give its .module")
@@ -303,7 +303,7 @@ def test_a_resumed_run_is_given_the_model_that_it_began_with(tokenizer, tmp_path
 
 
 def taken(model, tokenizer, tmp_path, dtype=torch.float32, is_scalar=False, **settings):
-    path, _ = folder_of_model(model, tokenizer, tmp_path, NAME, "sft", False)
+    path, _ = folder_of_model(model, tokenizer, tmp_path, NAME, kind="sft", resumes=False)
     with objects_given({path: GivenObject(model)}):
         return copy_of_object(path, dtype, ModelSettings(path, **settings), is_scalar)
 
@@ -355,7 +355,7 @@ class Locked:
 
 
 def test_other_processes_cannot_take_the_object(tokenizer, tmp_path):
-    path, _ = folder_of_model(made(Halved), tokenizer, tmp_path, NAME, "sft", False)
+    path, _ = folder_of_model(made(Halved), tokenizer, tmp_path, NAME, kind="sft", resumes=False)
     with pytest.raises(
         ThreestepError, match="was a Halved of a Python program, which no folder can stand for: its class"
     ):
@@ -365,15 +365,15 @@ def test_other_processes_cannot_take_the_object(tokenizer, tmp_path):
 def test_a_folder_with_other_numbers_is_not_taken_for_the_object(tokenizer, tmp_path):
     """A buffer that is in no file: in this process a copy of the object is trained, elsewhere nothing."""
     model = made(change=lambda model: model.model.rotary_emb.inv_freq.mul_(3.0))
-    path, _ = folder_of_model(model, tokenizer, tmp_path, NAME, "sft", False)
+    path, _ = folder_of_model(model, tokenizer, tmp_path, NAME, kind="sft", resumes=False)
     read, settings = LlamaForCausalLM.from_pretrained(path), ModelSettings(path)
     with pytest.raises(
         ThreestepError, match=r"its files give other numbers \(by .*\), so that a part of it is in no file"
     ):
-        proven(read, path, torch.float32, settings, False)
+        proven(read, path, torch.float32, settings, is_scalar=False)
     held = GivenObject(model)
     with objects_given({path: held}):
-        copied = proven(read, path, torch.float32, settings, False)
+        copied = proven(read, path, torch.float32, settings, is_scalar=False)
     assert held.is_loaded and copied is not read and copied is not model
     assert copied.model.rotary_emb.inv_freq.equal(model.model.rotary_emb.inv_freq)
 

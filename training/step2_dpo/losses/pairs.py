@@ -80,13 +80,13 @@ class Objective:
 
     beta: cost of leaving the reference
     sft_coef: weight of the best response's likelihood
-    own: the values of `loss.flags`
+    options: the values of `loss.flags`
     """
 
     loss: PreferenceLoss
     beta: float
     sft_coef: float = 0.0
-    own: Any = None
+    options: Any = None
 
 
 def log_ratios(

@@ -27,7 +27,7 @@ def of_margins(margins_Q: torch.Tensor, objective: Objective) -> torch.Tensor:
     """Rafailov et al. 2023, equation 7; smoothed as Mitchell 2023 (conservative DPO), equation 3."""
     from torch.nn.functional import logsigmoid
 
-    rewards_Q, flipped = objective.beta * margins_Q, objective.own.label_smoothing
+    rewards_Q, flipped = objective.beta * margins_Q, objective.options.label_smoothing
     return -(1.0 - flipped) * logsigmoid(rewards_Q) - flipped * logsigmoid(-rewards_Q)
 
 

@@ -43,7 +43,9 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     rules = {reward.name: reward.rule for reward in rewards.named if reward.rule is not None}
     texts = rewards.texts_of(rollout) if rewards.texts_of is not None else []
     more = further_columns(rows, rollout, rewards)
-    wait = start_rules(rules, rows, texts, rewards.columns, rewards.timeout_seconds, device, more)
+    wait = start_rules(
+        rules, rows, texts, rewards.columns, timeout_seconds=rewards.timeout_seconds, device=device, more=more
+    )
     model = score(rollout, roles, settings) if reads_model(rewards.named) else None
 
     def collect() -> Scored:

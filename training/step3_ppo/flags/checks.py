@@ -18,7 +18,7 @@ from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.generation.vllm.head_folder import check_form
 from training.utils.loading.configurations import check_positions, check_trains, load_config
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
-from training.utils.rewards.weighted import Reward, found_rule, named_rewards, reads_model
+from training.utils.rewards.weighted import Reward, named_rewards, reads_model, rule_named
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -66,7 +66,7 @@ def checked_components(flags: PpoFlags) -> Components:
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
     if ppo.checker:
-        checker = mistakes.note(found_rule, ppo.checker, flags.reward, "--checker")
+        checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker")
     rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
     environments = _checked_environments(flags, engine, mistakes)
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)

@@ -32,7 +32,11 @@ def engine_of_rows(
     settings = ActingSettings(flags.data.chat, flags.environment, flags.conversation, longest_prompt)
 
     return acting_engine(
-        engine, lambda row, seed: environments.episode(_as_row(row), seed), settings, tokenizer, end_token_ids
+        engine,
+        lambda row, seed: environments.episode(_as_row(row), seed),
+        settings,
+        tokenizer,
+        end_token_ids=end_token_ids,
     )
 
 

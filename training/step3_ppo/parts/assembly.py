@@ -97,7 +97,17 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
     for name, (model, read) in readers.items():
         engine = roles.critic if name == "critic" and roles.critic is not None else roles.actor
         needed = data or (head if name == "actor" else None)
-        packs.append(may_pack(flags.ppo.padded, model, engine, read, flags.longest_tokens, log, needs_segments=needed))
+        packs.append(
+            may_pack(
+                flags.ppo.padded,
+                model,
+                engine,
+                read,
+                longest_tokens=flags.longest_tokens,
+                log=log,
+                needs_segments=needed,
+            )
+        )
     if flags.ppo.reuse_forwards:
         check_reusable(roles)
     return replace(roles, packs=all(packs))

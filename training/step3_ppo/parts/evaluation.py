@@ -143,7 +143,15 @@ class Evaluator:
         if self.checker is not None:
             rules, rewards = {"--checker": self.checker}, self.settings.experience.scoring.rewards
             more = further_columns(own, rollout, rewards)
-            wait = start_rules(rules, own, responses, rewards.columns, rewards.timeout_seconds, device, more)
+            wait = start_rules(
+                rules,
+                own,
+                responses,
+                rewards.columns,
+                timeout_seconds=rewards.timeout_seconds,
+                device=device,
+                more=more,
+            )
             checks, values = wait()["--checker"]
             columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
         return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]

@@ -88,7 +88,7 @@ def load_roles(
         trunk = language_model(actor_settings.as_it_is())
         pad = tokenizers.actor.pad_token_id
         on_trunk = replace(critic_settings, name_or_path=actor_settings.name_or_path)
-        critic_model = scalar_model_on_trunk(trunk, on_trunk, pad, longest_tokens, media)
+        critic_model = scalar_model_on_trunk(trunk, on_trunk, pad, longest_tokens, media=media)
         actor_model = prepared(trunk, actor_settings)
     else:
         actor_model = language_model(actor_settings)

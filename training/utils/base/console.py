@@ -31,6 +31,11 @@ def log(sentence: str, is_main_rank: bool = True) -> None:
         print_to(sys.stdout, sentence)
 
 
+def log_on_main(sentence: str) -> None:
+    """Print one line on the main rank, by the launcher's environment."""
+    log(sentence, started_as_main_rank())
+
+
 def print_to(stream: TextIO, sentence: str) -> None:
     """Print one line, if that is possible."""
     with suppress(OSError):

@@ -260,7 +260,7 @@ def share(file: IO[Any]) -> None:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def try_to_own(path: str, until: ExitStack) -> bool:
+def lock_exclusively(path: str, until: ExitStack) -> bool:
     """Hold a file exclusively until `until` ends; False if any process shares it."""
     try:
         file = until.enter_context(open(path, "r+b"))  # some file systems need write access for an exclusive lock

@@ -58,7 +58,7 @@ def export_model(
     model = described.model
     processor = processor_files(checkpoint / DESCRIPTIONS / name)
     tensors = dict(full_tensors(model, 0, merged=not keep_lora))
-    save_model(out, model, tensors, described.tokenizer, lambda folder: copy_files(processor, folder))
+    save_model(out, model, tensors, described.tokenizer, write_more=lambda folder: copy_files(processor, folder))
     if write_beside is not None:
         write_beside(checkpoint, name, state, described.dtype, out)
     if keep_lora:

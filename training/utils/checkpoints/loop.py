@@ -63,6 +63,7 @@ def checkpointed_run(
     run: RunFolder,
     parts: CheckpointParts,
     data_fingerprint: str,
+    *,
     model_digests: Mapping[str, Callable[[], str]] | None = None,
     steps_per_epoch: float = 0.0,
 ) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
@@ -79,11 +80,13 @@ def checkpointed_run(
     point = ResumePoint()
     if plan.resume_from is not None:
         manifest = read_manifest(plan.resume_from)
-        check_settings(plan.resume_from, manifest, settings, plan.defaults, plan.may_change)
+        check_settings(plan.resume_from, manifest, settings, plan.defaults, may_change=plan.may_change)
         point = _resume_point(plan.resume_from, manifest["settings"])
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
-    writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers, run.run_log("metrics.jsonl"))
+    writer = MetricsWriter(
+        run.path, is_main, point.step, point.seconds, trackers=trackers, lines=run.run_log("metrics.jsonl")
+    )
     with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
         yield metrics, RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch)
 

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.arguments import (
-    KEPT_AS_BEGUN,
-    LATEST,
-    PER_STEP,
-    PLACEMENT,
-    CheckpointArguments,
-)
+from training.utils.checkpoints.arguments import KEPT_AS_BEGUN, LATEST, PER_STEP, PLACEMENT, CheckpointArguments
 from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
 from training.utils.checkpoints.records import check_keys
@@ -64,9 +58,9 @@ def plan_checkpoints(
     output_dir: str,
     program: str,
     settings: dict[str, Any],
+    *,
     ranks: Ranks,
     defaults: Mapping[str, Any] | None = None,
-    *,
     may_change: Collection[str] = (),
 ) -> CheckpointPlan:
     """Find the checkpoint to resume from. A collective.
@@ -89,7 +83,7 @@ def plan_checkpoints(
                 raise ThreestepError(f"--resume: {found}: {problem}")
             manifest = read_manifest(found)
             _check_manifest(found, manifest)
-            check_settings(found, manifest, settings, defaults or {}, may_change)
+            check_settings(found, manifest, settings, defaults or {}, may_change=may_change)
             for name in _of_unknown_default(manifest, settings):
                 log(
                     f"warning: --resume: {found} was written with --{name} {manifest['settings'][name]}, which this "
@@ -165,6 +159,7 @@ def check_settings(
     manifest: Mapping[str, Any],
     mine: Mapping[str, Any],
     defaults: Mapping[str, Any],
+    *,
     may_change: Collection[str] = (),
 ) -> None:
     """ThreestepError that names every setting of the checkpoint `found` that differs in the resumed run but may not.

@@ -26,7 +26,7 @@ from training.utils.compat.old_flags import (
 def old_defaults(
     given: Sequence[str], old_flags: Mapping[str, OldFlag], typed: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """What DeepSpeed-Chat's steps take where a command line leaves it out, as words, and a line for each.
+    """DeepSpeed-Chat's defaults of flags that a command line leaves out, as words, and a line for each.
 
     given: the words of the command line, by today's names
     typed: its flags as they were typed, with their words; where none is DeepSpeed-Chat's alone, nothing says that the

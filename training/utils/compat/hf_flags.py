@@ -93,7 +93,7 @@ def _warmup_steps(value: str, _given: Mapping[str, str]) -> list[str]:
     return ["--warmup_ratio", value] if 0 < steps < 1 else ["--num_warmup_steps", f"{steps:g}"]
 
 
-def _interval(flag: str, value: str, given: Mapping[str, str], steps_flag: str, epochs_flag: str) -> list[str]:
+def _interval(flag: str, value: str, given: Mapping[str, str], steps_flag: str, *, epochs_flag: str) -> list[str]:
     """A number of steps; below 1 it is a share of the run, whose length is known in steps or in epochs."""
     steps = number(flag, value)
     if steps <= 0 or steps >= 1:
@@ -121,7 +121,9 @@ def _strategy(kind: str, steps_flag: str, epochs_flag: str) -> Words:
         if f"--{kind}_steps" in given or steps_flag in given:
             return f"--{kind}_steps says how often"
         default = given.get("--logging_steps") if kind == "eval" else None
-        return _interval(f"--{kind}_steps", default or _DEFAULT_INTERVAL_STEPS, given, steps_flag, epochs_flag)
+        return _interval(
+            f"--{kind}_steps", default or _DEFAULT_INTERVAL_STEPS, given, steps_flag, epochs_flag=epochs_flag
+        )
 
     return words
 
@@ -133,7 +135,7 @@ def _interval_steps(kind: str, steps_flag: str, epochs_flag: str) -> Words:
         strategy = given.get(f"--{kind}_strategy") or given.get(f"--{kind}uation_strategy") or "steps"
         if is_false(strategy) or strategy in ("epoch", "best"):
             return f"--{kind}_strategy {strategy} is given"
-        return _interval(f"--{kind}_steps", value, given, steps_flag, epochs_flag)
+        return _interval(f"--{kind}_steps", value, given, steps_flag, epochs_flag=epochs_flag)
 
     return words
 
@@ -153,11 +155,6 @@ def _optimizer(value: str, _given: Mapping[str, str]) -> list[str] | str:
     raise ThreestepError(f"--optim expects adamw_torch or adamw_torch_fused, the one optimizer here, got '{value}'")
 
 
-def uses_peft(given: Mapping[str, str]) -> bool:
-    """Unless --use_peft turns LoRA off."""
-    return "--use_peft" not in given or not is_false(given["--use_peft"])
-
-
 def lora(flag: str) -> dict[str, OldFlag]:
     """PEFT's flags. flag: ours of the rank"""
     names_rank = ("--lora_r", flag)
@@ -169,7 +166,7 @@ def lora(flag: str) -> dict[str, OldFlag]:
         return f"{given_rank[0]} asks for LoRA" if given_rank else [flag, "16"]
 
     def rank(value: str, given: Mapping[str, str]) -> list[str] | str:
-        return [flag, value] if uses_peft(given) else "--use_peft is false"
+        return "--use_peft is false" if is_false(given.get("--use_peft", "true")) else [flag, value]
 
     return {
         "--use_peft": renamed(

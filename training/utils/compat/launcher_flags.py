@@ -78,7 +78,7 @@ def as_variables(
 
 
 def _is_dry_run(arguments: Sequence[str]) -> bool:
-    """Whether the words ask for a plan: nothing is started, and --num_ranks is the plan's."""
+    """True if the words ask for a plan: nothing is started, and --num_ranks is the plan's."""
     for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
         flag, has_equals, own = word.partition("=")
         if flag == "--dry_run":

@@ -90,7 +90,7 @@ OldFlag = Needless | Renamed | Refused | Same
 
 
 def is_false(value: str) -> bool:
-    """Whether a switch's value turns it off."""
+    """True if a switch's value turns it off."""
     return value.lower() in FALSE
 
 
@@ -115,17 +115,17 @@ def translated(
             if spelled != values:
                 typed = [flag, *spelled]
                 lines.append(f"{flag} {' '.join(values)} is read as {' '.join(typed)}")
-            _note_conflicts(flag, flag, spelled, read_from, mistakes)
+            _note_conflicts(flag, flag, spelled, read_from, mistakes=mistakes)
             words += typed
             continue
         own, rest = _own_values(old, values)
-        new, line = _read(flag, old, own, given, mistakes)
+        new, line = _read(flag, old, own, given, mistakes=mistakes)
         lines += [line] if line else []
         for name, those, written in _flags(new):
             if isinstance(old, Renamed) and name in old.overrides:
                 overriding += written
             else:
-                _note_conflicts(flag, name, those, read_from, mistakes)
+                _note_conflicts(flag, name, those, read_from, mistakes=mistakes)
                 words += written
         words += rest
     mistakes.raise_if_any()
@@ -160,9 +160,9 @@ def _own_values(old: Needless | Renamed | Refused, values: list[str]) -> tuple[l
 
 
 def _read(
-    flag: str, old: Needless | Renamed | Refused, values: list[str], given: Mapping[str, str], mistakes: Mistakes
+    flag: str, old: Needless | Renamed | Refused, values: list[str], given: Mapping[str, str], *, mistakes: Mistakes
 ) -> tuple[list[str], str]:
-    """What `flag` is read as, and the line that says so."""
+    """Today's words for `flag`, and the line that reports them."""
     value = " ".join(values)
     if old.takes_value and not old.takes_list and not values:
         mistakes.add(f"{flag} expects a value after it, got none")
@@ -190,7 +190,7 @@ def _read(
 
 
 def _note_conflicts(
-    typed: str, now: str, values: list[str], read_from: dict[str, tuple[str, list[str]]], mistakes: Mistakes
+    typed: str, now: str, values: list[str], read_from: dict[str, tuple[str, list[str]]], *, mistakes: Mistakes
 ) -> None:
     """Note two flags that are read as one with different values. read_from: gets this one too."""
 

@@ -1,1 +1,1 @@
-"""What rooms hand to each other: rows, documents, rollouts, and the protocol of rollout engines. torch alone."""
+"""Records and protocols between rooms: rows, documents, rollouts, the protocol of rollout engines. torch alone."""

@@ -15,7 +15,7 @@ class Checkpoints:
         return 0, {}
 
     def due(self, step: int, total_steps: int) -> bool:
-        """Whether the loop must call `save` after `step`: the same answer on every rank. A collective."""
+        """True if the loop must call `save` after `step`: the same answer on every rank. A collective."""
         return False
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:

@@ -115,7 +115,7 @@ class Document:
 
     @cached_property
     def targets(self) -> int:
-        """Of all its sequences: a token that several predict counts for each."""
+        """Targets of all its sequences: a token that several predict counts for each."""
         owned = zip(self.segments, self.owners, strict=True)
         return sum(len(owners) * int(segment.tokens.is_target.sum()) for segment, owners in owned)
 

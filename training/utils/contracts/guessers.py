@@ -1,4 +1,4 @@
-"""What guesses tokens in speculative rollouts. Cheap to import."""
+"""Guessers of tokens in speculative rollouts. Cheap to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's rows hold besides text, as those see it who hand it on. Images implement it (`images.models.pictured`).
+"""Media beside text in a run's rows, as rooms that pass them on see them. Images are one (`images.models.pictured`).
 
 M numbers: log-probabilities of targets, or scores.
 """
@@ -124,7 +124,7 @@ class MediaForward(Protocol):
 
     @property
     def numbers_M(self) -> torch.Tensor:
-        """Of some examples of the run, float64 on the CPU."""
+        """The numbers of some examples of the run, float64 on the CPU."""
 
     @property
     def tolerance(self) -> float:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConversationRecord:
-    """What became of a conversation of several turns.
+    """The outcome of a conversation of several turns.
 
     turns: that the model drew.
     cut: the limit that ended it, one of CUTS; None where it came to its own end.
@@ -37,7 +37,7 @@ class ConversationRecord:
 
 @dataclass(frozen=True)
 class Conversations:
-    """What environments made of responses.
+    """The work of environments on responses: inserted tokens, forks and rewards.
 
     records: of each response.
     inserted_BR: bool, True on what an environment said between two turns.
@@ -141,7 +141,7 @@ class Rollout:
 
     @property
     def records(self) -> tuple[ConversationRecord, ...]:
-        """Of the conversations; none where there are none."""
+        """Records of the conversations; empty without any."""
         return () if self.conversations is None else self.conversations.records
 
     @property
@@ -229,7 +229,7 @@ class Rollout:
         return [ids_r for is_drawn, ids_r in self.parts_of(index) if is_drawn]
 
     def parts_of(self, index: int) -> list[tuple[bool, torch.Tensor]]:
-        """What the model drew of a response (True) and what was inserted, in turns: int64 each, on the CPU."""
+        """Parts of a response in their order, drawn by the model (True) or inserted: int64 each, on the CPU."""
         ids_r = self.response_of(index)
         if self.inserted_BR is None:
             return [(True, ids_r)]

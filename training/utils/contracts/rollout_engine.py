@@ -78,7 +78,7 @@ class PathSampling:
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends a response beside its end token.
+    """Ends of a response besides its end token.
 
     texts: a response ends with the token that completes one of them.
     token_ids: end a response as the end token does; such as the tokens at which a served model stops.
@@ -93,7 +93,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. A model's own generation settings are not read.
+    """Settings of sampling. A model's generation settings are not read.
 
     temperature: 0 picks the most likely token.
     top_k, min_p: 0 keeps all tokens. top_p: 1 keeps all.

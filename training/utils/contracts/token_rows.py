@@ -35,7 +35,7 @@ class RepeatedTargets:
 
 @dataclass(frozen=True)
 class SegmentMap:
-    """Who sees whom in rows of several documents, or of documents of several segments.
+    """Visibility in rows of several documents, or of documents of several segments.
 
     visible_NSS: bool, may segment s look at segment t.
     copies_NS: int64, how many sequences hold each segment; padding, the last column, is 0.
@@ -139,7 +139,7 @@ class TokenRows:
 
     @property
     def is_causal(self) -> bool:
-        """Whether no token looks at a later one."""
+        """True if no token looks at a later one."""
         return self.media is None or self.media.blocks_NT is None
 
     def dense_mask(self) -> torch.Tensor | None:

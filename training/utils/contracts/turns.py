@@ -1,4 +1,4 @@
-"""How the turns of conversations are drawn, whatever draws them: each is added, drawn, and answered while others are
+"""The protocol of drawing conversations in turns: each turn is added, drawn, and answered while others are
 drawn. `generation.rounds` does it by any engine; an engine's own (`turns_of`) keep what they have computed.
 """
 
@@ -60,7 +60,7 @@ class Turns(ABC):
     @property
     @abstractmethod
     def is_drawing(self) -> bool:
-        """Whether turns were added that are not over."""
+        """True if some added turns are not over."""
 
     def drop(self, key: Any) -> None:  # noqa: B027 (those that keep nothing have nothing to drop)
         """A conversation has no further turn."""

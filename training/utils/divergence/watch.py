@@ -26,6 +26,7 @@ class DivergenceWatch:
         is_main: bool = True,
         uniform: Uniform | None = None,
         loss: str = "",
+        *,
         eval_loss: str = "",
     ) -> None:
         self._notes = None if folder is None or not is_main else RunLog(Path(folder) / DIVERGENCE)

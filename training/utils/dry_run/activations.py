@@ -55,7 +55,7 @@ class SavedActivations:
 
 
 def saved_activations(
-    model: PreTrainedModel, rows: int, tokens: int, attention: str = SDPA, in_float32: bool = False
+    model: PreTrainedModel, rows: int, tokens: int, attention: str = SDPA, *, in_float32: bool = False
 ) -> SavedActivations:
     """Count the bytes that a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on meta,
     in train mode. Layers of one kind save the same: only enough of them run to see each kind. With attention by sdpa,
@@ -105,7 +105,7 @@ def counted_apart(layers: Sequence[nn.Module], counting: SavedTensors) -> list[R
 
 
 def head_bytes(
-    model: PreTrainedModel, targets: int, positions: int, with_entropy: bool = False, chunk_mb: int = CHUNK_MB
+    model: PreTrainedModel, targets: int, positions: int, with_entropy: bool = False, *, chunk_mb: int = CHUNK_MB
 ) -> int:
     """Peak bytes of reading `targets` log-probabilities of `positions` tokens, forward or backward.
 
@@ -126,7 +126,7 @@ def head_bytes(
     return logits + (vocabulary * width * wide if head.weight.requires_grad else 0)
 
 
-def cache_bytes(config: Any, sequences: int, tokens: int, element_bytes: int, largest_layer: bool = False) -> int:
+def cache_bytes(config: Any, sequences: int, tokens: int, element_bytes: int, *, largest_layer: bool = False) -> int:
     """Bytes of the key-value cache of `sequences` of `tokens` tokens: 2 x K x D numbers a token and layer (Pope et al.
     2022, "Efficiently Scaling Transformer Inference", section 3.3), and of a sliding window no more than its width.
     Layers without attention are not counted. largest_layer: of the layer that holds most, alone."""

@@ -12,7 +12,7 @@ _BLOCK = 128  # tokens; of FlexAttention's block masks (torch 2.13, flex_attenti
 
 
 def mask_lines(
-    implementation: str, rows: int, tokens: int, layers: int, element_bytes: int, by_document: bool
+    implementation: str, rows: int, tokens: int, layers: int, *, element_bytes: int, by_document: bool
 ) -> list[MemoryLine]:
     """Return the memory of the masks of `rows` packed rows.
 

@@ -47,7 +47,7 @@ class EngineMemory:
 
 
 def trained_memory(
-    weights: int, trained: int, largest: int, dtype: str, zero: dict[str, Any], ranks: int, bf16_states: bool = False
+    weights: int, trained: int, largest: int, dtype: str, *, zero: dict[str, Any], ranks: int, bf16_states: bool = False
 ) -> EngineMemory:
     """The memory of a model that is trained.
 
@@ -73,7 +73,9 @@ def trained_memory(
         return EngineMemory(parameters, gradients, optimizer, MemoryLine("buffers", 0), stepping)
     summed = 2 if bf16_states else 4 if dtype == "bf16" else size  # data_types.grad_accum_dtype
     master = 2 if bf16_states else 4
-    gradients, stepping_bytes = _sharded_gradients(trained, share, (summed, master), dtype, stage, is_offloaded)
+    gradients, stepping_bytes = _sharded_gradients(
+        trained, share, (summed, master), dtype, stage=stage, offload=is_offloaded
+    )
     optimizer = _optimizer_state(share, bf16_states, is_offloaded)
     buffers = bucket * (2 if zero.get("overlap_comm") and stage < 3 else 1)
     if stage == 3:
@@ -147,7 +149,7 @@ def _optimizer_state(share: int, bf16_states: bool, is_offloaded: bool) -> Memor
 
 
 def _sharded_gradients(
-    trained: int, share: int, element_bytes: tuple[int, int], dtype: str, stage: int, offload: bool
+    trained: int, share: int, element_bytes: tuple[int, int], dtype: str, *, stage: int, offload: bool
 ) -> tuple[MemoryLine, int]:
     """Gradients between micro-batches, and the bytes of the step's buffers. element_bytes: of a summed gradient, and of
     the optimizer's."""

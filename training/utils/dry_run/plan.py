@@ -60,6 +60,7 @@ def plan_training(
     forward: LargestForward,
     loading: ModelSettings,
     settings: EngineSettings,
+    *,
     ranks: int,
     device: PlannedDevice,
 ) -> PlannedModel:
@@ -70,7 +71,7 @@ def plan_training(
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
-    saved = saved_activations(model, forward.rows, forward.tokens, attention, in_float32)
+    saved = saved_activations(model, forward.rows, forward.tokens, attention, in_float32=in_float32)
     held = saved.held(loading.gradient_checkpointing)
     beside = [] if forward.media is None else forward.media.lines(model, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
@@ -86,13 +87,13 @@ def plan_training(
             forward.rows,
             forward.tokens,
             1 if loading.gradient_checkpointing else len(saved.layers),
-            DTYPES[settings.dtype].itemsize,
-            by_document,
+            element_bytes=DTYPES[settings.dtype].itemsize,
+            by_document=by_document,
         )
     if model.get_output_embeddings() is not None:
         positions = forward.rows * forward.tokens
         chunk_mb = loading.head_chunk_mb or planned_chunk_mb(model, settings.dtype, device)
-        logits = head_bytes(model, forward.targets, positions, forward.with_entropy, chunk_mb)
+        logits = head_bytes(model, forward.targets, positions, forward.with_entropy, chunk_mb=chunk_mb)
         lines.append(MemoryLine("logits", logits))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
     if loading.quantization is not None:
@@ -115,10 +116,16 @@ def engine_of(
     weights, trained = sum(part.numel() for part in model.parameters()), _trained_elements(model)
     sizes = model_sizes(model)
     limits = planned_limits(sizes, settings, ranks, device)
-    config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits)
+    config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits=limits)
     zero = config["zero_optimization"]
     return config, trained_memory(
-        weights, trained, sizes.module, settings.dtype, zero, ranks, settings.bf16_optimizer_states
+        weights,
+        trained,
+        sizes.module,
+        settings.dtype,
+        zero=zero,
+        ranks=ranks,
+        bf16_states=settings.bf16_optimizer_states,
     )
 
 
@@ -150,7 +157,9 @@ def planned_limits(sizes: ModelSizes, settings: EngineSettings, ranks: int, devi
     return zero3_limits(sizes, DTYPES[settings.dtype].itemsize, memory_bytes, device.is_cuda)
 
 
-def rows_at_most(sequences: int, longest_tokens: int, packed: bool, most_tokens: int | None, shared_by: int = 1) -> int:
+def rows_at_most(
+    sequences: int, longest_tokens: int, packed: bool, most_tokens: int | None, *, shared_by: int = 1
+) -> int:
     """Return how many rows of `longest_tokens` the largest forward of `sequences` has, as `forward_plan` bounds it.
     A single sequence may exceed the bound of `most_tokens`. shared_by: responses of a prompt, each in a separate row if
     nothing is packed."""

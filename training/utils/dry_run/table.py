@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 
 _GIB = 2**30
 _MOST = "most at once"
@@ -56,7 +56,7 @@ def print_plan(program: str, ranks: int, settings: Mapping[str, Any], plan: Sequ
         "settings:\n" + "".join(f"  {line}\n" for line in text.splitlines()),
         *plan,
     ):
-        log(sentence, started_as_main_rank())
+        log_on_main(sentence)
 
 
 def print_memory(
@@ -74,10 +74,10 @@ def print_memory(
     rule = "  " + "-" * (width + 22)
     rows = [rule if line is None else _row(line, width) for line in table]
     title = "memory of one rank, estimated, in GiB (docs/scale.md):"
-    log("\n".join([title, f"  {'':{width}} {'device':>10} {'host':>10}", *rows]), started_as_main_rank())
+    log_on_main("\n".join([title, f"  {'':{width}} {'device':>10} {'host':>10}", *rows]))
     sentence = verdict(largest.device_bytes)
     if sentence is not None:
-        log(sentence, started_as_main_rank())
+        log_on_main(sentence)
 
 
 def _shown(lines: Sequence[MemoryLine]) -> list[MemoryLine]:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from training.utils.base.transfer import moved
-from training.utils.contracts.guests import Guests
+from training.utils.contracts.guests import Guests, GuestStep
 from training.utils.engine.ranks.collectives import DeviceSums
 
 if TYPE_CHECKING:
-    from training.utils.contracts.guests import GuestStep
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
 

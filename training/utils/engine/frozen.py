@@ -31,7 +31,7 @@ class FrozenModel:
             import deepspeed
 
             limits = limits_of(module, settings, ranks)
-            config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda", limits)
+            config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda", limits=limits)
             config["zero_optimization"].pop("offload_optimizer", None)
             with buffers_kept(module):
                 self._module, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)

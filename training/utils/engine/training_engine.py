@@ -72,7 +72,7 @@ class TrainingEngine:
                 "nothing to train: every weight of the model is frozen; unfreeze some, or train adapters (--lora_dim)"
             )
         on_gpu, limits = ranks.device.type == "cuda", limits_of(module, settings, ranks)
-        config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits)
+        config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits=limits)
         optimizer = _optimizer(module, settings, ranks.device)
         names = {parameter: name for name, parameter in module.named_parameters()}
         # Names of the weights in each group of the optimizer, in its order.

@@ -46,6 +46,7 @@ def acting_engine(
     partner_of: Callable[[Any, int], Partner | None],
     settings: ActingSettings,
     tokenizer: PreTrainedTokenizerBase,
+    *,
     end_token_ids: Sequence[int],
 ) -> ActingRollout:
     """Return a sampler of conversations on `engine`. ThreestepError without a chat template, or with one that takes
@@ -82,7 +83,7 @@ def acting_engine(
             settings.prompt_tokens,
             limits.answer_interval,
         ),
-        [history_habit(turns, acts=settings.environment.environment is not None)],
+        habits=[history_habit(turns, acts=settings.environment.environment is not None)],
     )
 
 

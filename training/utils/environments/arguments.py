@@ -18,7 +18,7 @@ TOOLS = "tools"  # the environment that --tools makes
 
 @dataclass
 class EnvironmentArguments:
-    """Who answers the model, and within which limits (docs/environments.md)."""
+    """Environments and tools that answer the model, and their limits (docs/environments.md)."""
 
     topic: ClassVar[str] = "environment"
 
@@ -66,7 +66,7 @@ class EnvironmentArguments:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody answers the model."""
+        """True if an environment or tool answers the model."""
         return bool(self.environment_addresses or self.tool_addresses)
 
     def validate(self, mistakes: Mistakes) -> None:

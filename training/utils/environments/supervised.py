@@ -37,7 +37,7 @@ def main(words: list[str]) -> None:
     pid = os.fork()
     if pid == 0:
         _become_program(prctl, limits)
-    code = _watch(pid, time.monotonic() + seconds, memory, processes, disk_files)
+    code = _watch(pid, time.monotonic() + seconds, memory, processes, disk_files=disk_files)
     if os.getpid() != 1:
         _end_descendants()
     os._exit(code)
@@ -58,7 +58,7 @@ def _become_program(prctl: Callable[..., int], limits: dict[str, int]) -> None:
     os.execv(sys.executable, [sys.executable, "-I", "-X", "utf8", "main.py"])  # noqa: S606 - no words of anybody
 
 
-def _watch(pid: int, deadline: float, memory: int, processes: int, disk_files: int) -> int:
+def _watch(pid: int, deadline: float, memory: int, processes: int, *, disk_files: int) -> int:
     """Wait until the program has ended or left its limits; return the supervisor's exit code."""
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
@@ -27,7 +27,7 @@ from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
 from training.utils.compat.old_flags import OldFlag, flags_with_values, translated
 from training.utils.flags.flag_names import nearest_flags
 from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, note_mistakes
-from training.utils.flags.help_page import HELP_FLAGS, as_typed, asked_topic, help_page
+from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 
 _SWITCHED = {"true": True, "false": False}
 
@@ -79,7 +79,7 @@ class ProgramParser(argparse.ArgumentParser):
 
 
 def _program() -> str:
-    """How this program was started, as one types it."""
+    """The command that started this program, as one types it."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     started = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
     return typed_command() or started
@@ -90,6 +90,7 @@ def parse_arguments(
     argv: Sequence[str],
     description: str,
     old_flags: Mapping[str, OldFlag] | None = None,
+    *,
     first_flags: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
@@ -101,9 +102,9 @@ def parse_arguments(
     """
 
     parts = [part for group in groups for part in _parts(group)]
-    wanted = asked_topic(argv)
+    wanted = requested_topic(argv)
     if wanted is not None:
-        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags))
+        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags=first_flags))
         sys.exit(0)
 
     class StrictParser(_dataclass_parser()):  # type: ignore[misc]
@@ -238,7 +239,7 @@ def _in_our_names(
     words, more_lines = translated(argv, table, typed)
     defaults, default_lines = old_defaults([*settings, *words], old_flags, typed)
     for line in (*lines, *more_lines, *default_lines):
-        log(line, started_as_main_rank())
+        log_on_main(line)
     return [*defaults, *settings], words
 
 

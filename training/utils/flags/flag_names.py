@@ -1,4 +1,4 @@
-"""Which flag is meant by a name that is none."""
+"""Suggestions for unknown flags."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _TAKES = re.compile(r"(?:(\S+) (<=?) )?(\S+)(?: ([<>]=?) (\S+))?")
 
 
 def _taken(takes: str) -> tuple[str, Range | None]:
-    """What a number counts, and its range, of a text such as `tokens >= 1` or `0 <= share < 1`."""
+    """The unit and range of a number in a text such as `tokens >= 1` or `0 <= share < 1`."""
     found = _TAKES.fullmatch(takes)
     assert found is not None, f"expected a unit, alone or in a range such as 0 <= share < 1, got '{takes}'"
     low, reaches_low, unit, sign, other = found.groups()

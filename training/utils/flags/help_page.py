@@ -33,7 +33,7 @@ _STARTED = "python -m"
 _LONGEST_CHOICES = 24  # characters of names to show in place of a unit
 
 
-def asked_topic(argv: Sequence[str]) -> str | None:
+def requested_topic(argv: Sequence[str]) -> str | None:
     """Return what --help is asked for in `argv`, "" where nothing follows it; None if it is not there."""
     for place, word in enumerate(argv):
         flag, has_equals, value = word.partition("=")
@@ -44,7 +44,7 @@ def asked_topic(argv: Sequence[str]) -> str | None:
 
 
 def help_page(
-    parts: Sequence[type], program: str, description: str, wanted: str = "", first_flags: Sequence[str] = ()
+    parts: Sequence[type], program: str, description: str, wanted: str = "", *, first_flags: Sequence[str] = ()
 ) -> str:
     """Return the page. parts: dataclasses of flags. program: as one types it. description: its first sentence comes
     first; an indented line in it is an example. wanted: a topic, "all" or "". first_flags:

@@ -1,4 +1,4 @@
-"""What a step declares about itself, once: `STEP` in its package. Programs, reports and packaging read it from there.
+"""The declaration of a step: `STEP` in its package, which programs, reports and packaging read.
 
 A step is a folder `training/step*`: STEP in its `__init__.py`, and a program `main.py`. Knows no step by name.
 """

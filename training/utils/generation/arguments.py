@@ -18,7 +18,7 @@ PATH_FLAGS = ("parallel_paths", "max_path_tokens")
 
 @dataclass
 class SamplingArguments:
-    """How answers are drawn; the defaults are those of step 3's rollouts."""
+    """Sampling of answers; the defaults are those of step 3's rollouts."""
 
     topic: ClassVar[str] = "rollout"
 

@@ -82,7 +82,7 @@ class ConversationLimits:
 
 @dataclass(eq=False)
 class _Conversation:
-    """prompt: ids. said: messages, of which `opened` were there before the first turn. Of the response so far: ids,
+    """prompt: ids. messages: messages, of which `opened` were there before the first turn. Of the response so far: ids,
     logprobs, inserted and rewards, by token, and where forks begin. begin: of its last turn. spent: tokens that were
     drawn or said by the environment, without what forks repeat."""
 
@@ -95,7 +95,7 @@ class _Conversation:
     inserted: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     forks: list[int] = field(default_factory=list)
-    said: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
     opened: int = 0
     spent: int = 0
     turns: int = 0
@@ -151,6 +151,7 @@ class ActingRollout(EngineWrapper):
         partner_of: Callable[[Any, int], Partner | None],
         speech: Speech,
         limits: ConversationLimits,
+        *,
         habits: Sequence[str] = (),
     ) -> None:
         """partner_of: the environment for a row of the request and a seed, None for one turn without one. habits:
@@ -197,7 +198,7 @@ class ActingRollout(EngineWrapper):
             else:
                 messages, each.tools = opening.result()
                 each.prompt = self._speech.prompt(messages, each.tools)
-                each.said, each.opened = list(messages), len(messages)
+                each.messages, each.opened = list(messages), len(messages)
             self._check_opening(each, every[prompt * samples])
 
     def _check_opening(self, each: _Conversation, first: _Conversation) -> None:
@@ -215,11 +216,11 @@ class ActingRollout(EngineWrapper):
             )
 
     def _turns(self, model: PreTrainedModel, request: RolloutRequest, every: Sequence[_Conversation]) -> Turns:
-        """Where nobody answers, one round is all: what an engine does best."""
+        """Turns as the engine keeps them, or in rounds. If nobody answers, one round is enough, and fastest."""
         is_answered = any(each.partner is not None for each in every)
         kept = self._engine.turns_of(model, request.sampling) if is_answered else None
         device = request.prompt_ids_BP.device
-        return kept or Rounds(self._engine, model, request.sampling, request.samples_per_prompt, device)
+        return kept or Rounds(self._engine, model, request.sampling, request.samples_per_prompt, device=device)
 
     def _converse(self, every: Sequence[_Conversation], turns: Turns, most: int) -> None:
         """Draw all conversations to their ends. most: tokens of a response."""
@@ -228,18 +229,18 @@ class ActingRollout(EngineWrapper):
         awaited = _Awaited(turns, self._limits.answer_interval)
         while turns.is_drawing or awaited.count:
             for drawn in turns.advance() if turns.is_drawing else ():
-                step = self._asked(drawn)
+                step = self._take_turn(drawn)
                 if step is None:
                     turns.drop(drawn.key)
                 else:
                     awaited.add(step, drawn.key)
             for each, reply in awaited.answered():
-                if self._goes_on(each, reply, most):
+                if self._take_reply(each, reply, most):
                     turns.add(each.next_turn(self._limits, most))
                 else:
                     turns.drop(each)
 
-    def _asked(self, drawn: DrawnTurn) -> Future[Any] | None:
+    def _take_turn(self, drawn: DrawnTurn) -> Future[Any] | None:
         """Take a turn; return the running step of the conversation's environment, None where the conversation is
         over."""
         each = drawn.key
@@ -252,14 +253,14 @@ class ActingRollout(EngineWrapper):
         if each.partner is None:
             return None
         message = self._speech.message(each.ids[each.begin :])
-        each.said.append(message)
+        each.messages.append(message)
         each.calls += len(message.calls)
         if self._limits.calls is not None and each.calls > self._limits.calls:
             each.ended, each.cut = False, "calls"
             return None
         return each.partner.step(message)
 
-    def _goes_on(self, each: _Conversation, reply: Any, most: int) -> bool:
+    def _take_reply(self, each: _Conversation, reply: Any, most: int) -> bool:
         """Take an environment's reply; whether another turn follows."""
         each.rewards[-1] = float(reply.reward)
         if reply.done:
@@ -272,10 +273,10 @@ class ActingRollout(EngineWrapper):
             each.cut = "seconds"
         else:
             heard = self._speech.reply(reply.messages, each.tools, each.ids[-1])
-            each.said += reply.messages
+            each.messages += reply.messages
             each.cut_messages += heard.cut_messages
             appended = each.context + list(heard.ids)
-            history = self._speech.history(each.said, each.opened, each.tools, appended)
+            history = self._speech.history(each.messages, each.opened, each.tools, appended)
             each.refused_histories += history.is_refused
             longest = limits.prompt_tokens + most  # of what the model reads with a token behind it
             if each.spent + len(heard.ids) < most and len(history.ids or appended) < longest:

@@ -20,7 +20,7 @@ class Rounds(Turns):
     in_rounds = True
 
     def __init__(
-        self, engine: RolloutEngine, model: PreTrainedModel, sampling: Sampling, samples: int, device: torch.device
+        self, engine: RolloutEngine, model: PreTrainedModel, sampling: Sampling, samples: int, *, device: torch.device
     ) -> None:
         """samples: neighbours of the first round whose tokens are one prompt."""
         self._engine, self._model, self._sampling, self._device = engine, model, sampling, device

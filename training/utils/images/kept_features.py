@@ -1,4 +1,4 @@
-"""What a frozen vision tower makes of pictures, kept in the host's memory: it runs once for a picture, however many
+"""Features of pictures by a frozen vision tower, kept in the host's memory: it runs once for a picture, however many
 forwards of a run read it.
 
 Knows no model: what is kept of a picture is a tensor that is joined to those of others along its first dimension.
@@ -25,7 +25,7 @@ def pictures_of(keys: Sequence[Sequence[int]]) -> tuple[Picture, ...]:
 
 
 class KeptFeatures:
-    """Of pictures, up to `most_bytes`.
+    """Features of pictures, up to `most_bytes`.
 
     Those that are read first stay: an epoch reads each picture about as often as the others, and would drive all of
     them out before it reads one again. evicts: those that were read longest ago go instead, for step 3, where a rollout

@@ -28,7 +28,7 @@ class PromptImages:
 
     @property
     def pixels(self) -> ImagePixels:
-        """Of all their images, or of those whose features are not kept yet."""
+        """Pixels of all their images, or of those whose features are not kept yet."""
         return pixels_of_keys([[image.key for image in own] for own in self.spans], self.pixels_of, self.kept)
 
     def picked(self, prompts: Sequence[int]) -> PromptImages:

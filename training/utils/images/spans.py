@@ -44,13 +44,13 @@ class ImageSpan:
 
     @property
     def positions(self) -> int:
-        """How far the next token is from the image's first."""
+        """The distance from the image's first token to the next token after it, in positions."""
         return self.tokens if self.sides is None else max(self.sides)
 
 
 @dataclass(frozen=True)
 class ImagePixels:
-    """What a vision tower takes of the images of a micro-batch, in the order of `RowMedia.images`.
+    """The input of a vision tower for the images of a micro-batch, in the order of `RowMedia.images`.
 
     values: float, the family's `pixel_values`: [patches of all images, numbers of a patch] for Qwen's, [I, 3, height,
         width] for families of one size, [tiles of all images, 3, height, width] for LLaVA-NeXT.
@@ -68,7 +68,7 @@ class ImagePixels:
 
     @property
     def counts(self) -> list[int]:
-        """How many of `values` are of each image."""
+        """The number of `values` of each image."""
         if self.cuts_I3 is not None:
             return self.cuts_I3[:, 0].tolist()
         return [1] * len(self.values) if self.grids_I3 is None else self.grids_I3.prod(1).tolist()

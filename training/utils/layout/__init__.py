@@ -1,1 +1,1 @@
-"""Which token sees which, and what shares a row, micro-batch and rank. Knows no model or loss: only torch and NumPy."""
+"""Visibility of tokens, and the planning of rows, micro-batches and ranks. Knows no model or loss: torch and NumPy."""

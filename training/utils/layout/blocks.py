@@ -1,4 +1,4 @@
-"""Which blocks of 128 x 128 positions hold something to see, by counting over segments.
+"""The blocks of 128 x 128 positions that hold something to see, by counting over segments.
 
 Rows stand one after the other, as one. Nothing here is as large as tokens x tokens, and nothing waits for a device.
 
@@ -22,7 +22,7 @@ BLOCK_TOKENS = 128
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """Whether query q sees key k: q >= k, k >= first_L[q], and seen[queries_L[q] + keys_L[k]].
+    """Query q sees key k if q >= k, k >= first_L[q], and seen[queries_L[q] + keys_L[k]].
 
     first_L: int32, where the row of a position begins.
     queries_L, keys_L: int32, what a position adds to the index in `seen` as a query and as a key.

@@ -18,7 +18,7 @@ from training.utils.base.errors import ThreestepError
 
 
 def zigzag_slice(
-    tensor: torch.Tensor, rank: int, ranks: int, pad_value: float | None = None, dim: int = 0
+    tensor: torch.Tensor, rank: int, ranks: int, pad_value: float | None = None, *, dim: int = 0
 ) -> torch.Tensor:
     """Return the two chunks of `rank`, concatenated.
 

@@ -46,7 +46,7 @@ def steps_in(rows: int, epochs: float, sequences_per_step: int) -> int:
 
 
 def completes_epochs(step: int, epochs: float, steps_per_epoch: float) -> bool:
-    """Whether `step`, from 1 on, is the first after which another `epochs` passes over the rows are complete; never for
+    """True if `step`, from 1 on, is the first after which another `epochs` passes over the rows are complete; never for
     0 epochs. steps_per_epoch: optimizer steps, not rounded"""
     if epochs <= 0 or steps_per_epoch <= 0:
         return False

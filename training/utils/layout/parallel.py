@@ -70,7 +70,7 @@ def find_blocks(
     opened = 0
     for column in torch.nonzero(is_tag).flatten().tolist():
         tag = int(input_ids[column])
-        reason = _what_is_wrong(tag, tags, in_block, in_path, paths, column)
+        reason = _what_is_wrong(tag, tags, in_block, in_path, paths=paths, column=column)
         if reason is not None:
             raise MalformedBlocks(f"token {column}: {reason}")
         if tag == tags.open_block:
@@ -129,7 +129,7 @@ def _check_written(is_written: torch.Tensor | None, start: int, stop: int) -> No
 
 
 def _what_is_wrong(
-    tag: int, tags: ParallelTags, in_block: bool, in_path: bool, paths: Sequence[int], column: int
+    tag: int, tags: ParallelTags, in_block: bool, in_path: bool, *, paths: Sequence[int], column: int
 ) -> str | None:
     """Return the first rule that `tag` breaks here."""
     rules = [
@@ -197,6 +197,7 @@ def _segments(
     blocks: Sequence[Block],
     seen: tuple[int, ...],
     position: int,
+    *,
     predecessor: int | None,
     segments_before: int,
 ) -> list[Segment]:
@@ -204,7 +205,7 @@ def _segments(
     made: list[Segment] = []
     assert not sequence.media, "positions here count tokens"
 
-    def add(start: int, stop: int, sees: tuple[int, ...], first_position: int, predicted_from: int | None) -> int:
+    def add(start: int, stop: int, sees: tuple[int, ...], first_position: int, *, predicted_from: int | None) -> int:
         made.append(Segment(sequence.part(start, stop), sees, first_position, predicted_from))
         return segments_before + len(made) - 1
 
@@ -212,16 +213,16 @@ def _segments(
     for block in blocks:
         if not block.paths:  # truncated in the block's opening
             break
-        opening = add(start, block.paths[0], seen, position, predecessor)
+        opening = add(start, block.paths[0], seen, position, predicted_from=predecessor)
         seen = (*seen, opening)
         position += block.paths[0] - start
         stops = (*block.paths[1:], len(sequence) if block.end is None else block.end)
         spans = list(zip(block.paths, stops, strict=True))
-        paths = tuple(add(first, stop, seen, position, opening) for first, stop in spans)
+        paths = tuple(add(first, stop, seen, position, predicted_from=opening) for first, stop in spans)
         seen = (*seen, *paths)
         position += max(stop - first for first, stop in spans)
         predecessor = paths[-1]
         start = stops[-1]
     if start < len(sequence):
-        add(start, len(sequence), seen, position, predecessor)
+        add(start, len(sequence), seen, position, predicted_from=predecessor)
     return made

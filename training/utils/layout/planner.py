@@ -62,6 +62,7 @@ def forward_plan(
     longest_tokens: int,
     hidden_size: int,
     packed: bool,
+    *,
     ranks: int,
     max_tokens_per_micro_batch: int | None = None,
     long_rows_are_free: bool = False,

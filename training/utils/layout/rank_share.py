@@ -69,7 +69,9 @@ def rank_share(
     for micro_batch, lacks in zip(step[layout.rank], lacking, strict=True):
         members = [[groups[place] for place in row] for row in micro_batch]
         filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in members]
-        rows = laid_out([row for each in filled for row in each], layout.pad_token_id, layout.media, lacks, with_before)
+        rows = laid_out(
+            [row for each in filled for row in each], layout.pad_token_id, layout.media, lacks, with_before=with_before
+        )
         indices = [index for row in members for group in row for index in group]
         if any(sequences[index].forks for index in indices):
             rows = rows.of_whole_sequences([len(sequences[index].parts) for index in indices])

@@ -39,6 +39,7 @@ def ranked_rows(
     shared: bool,
     pad_token_id: int,
     responses: Sequence[int] | None = None,
+    *,
     media: RunMedia | None = None,
     lacks: bool = False,
 ) -> RankedRows:

@@ -7,18 +7,14 @@ N rows, T tokens in a row, B sequences, M tokens to be predicted, S segments of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from training.utils.contracts.documents import Document, plain
+from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.contracts.media import MediaRun, media_of_rows
 from training.utils.contracts.runs import PAD_SEGMENT
 from training.utils.contracts.token_rows import RepeatedTargets, SegmentMap, TokenRows
-
-if TYPE_CHECKING:
-    from training.utils.contracts.documents import TokenSequence
 
 
 def padded_rows(sequences: Sequence[TokenSequence], pad_token_id: int, min_width: int = 1) -> TokenRows:

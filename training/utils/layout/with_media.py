@@ -35,6 +35,7 @@ def laid_out(
     pad_token_id: int,
     media: RunMedia | None,
     lacks: bool = False,
+    *,
     with_before: bool = False,
 ) -> TokenRows:
     """Return `packed_rows` with what a model reads of their media.

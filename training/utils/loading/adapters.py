@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import CONFIG, AdapterFolder
 from training.utils.loading.configurations import errors_explained
@@ -120,7 +120,7 @@ def put_on(model: PreTrainedModel, plan: AdapterPlan, settings: ModelSettings) -
         sentence = f"merged adapter '{adapter.name}' into base '{adapter.base}'"
         if settings.trains_adapter_on and settings.lora_dim > 0:
             sentence += "; the run's LoRA is another, and starts anew"
-    log(f"model: {sentence}", started_as_main_rank())
+    log_on_main(f"model: {sentence}")
 
 
 def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.Tensor]) -> None:
@@ -128,7 +128,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.
     from peft import PeftModel, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    from training.utils.models.own_forward import difference_now, read_own_forward
+    from training.utils.models.own_forward import current_difference, read_own_forward
 
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     cuda = [model.device] if model.device.type == "cuda" else []
@@ -142,7 +142,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.
             with whole_to_change(layer.parameters()):
                 layer.merge()
         adapted.merge_and_unload()  # all are merged already
-        moved = difference_now(model, truth)
+        moved = current_difference(model, truth)
     for name in trained:  # PEFT freezes the base
         model.get_parameter(name).requires_grad_(True)
     if not moved <= truth.tolerance:

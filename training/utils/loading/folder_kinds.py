@@ -83,7 +83,7 @@ def _nearest_folder(path: Path) -> str:
     return nearest_names(str(path), siblings).rstrip("?")
 
 
-def saved_again(
+def resaving_command(
     folder: str | Path, architectures: Any, key_mapping: str | None = None, num_labels: int | None = None
 ) -> str:
     """The command that reads a folder or hub name with transformers and writes it as a model folder, OUT.
@@ -189,7 +189,7 @@ def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
     if pickles := _pickles(folder):
         return (
             f"'{folder}' holds pickled weights ({pickles[0].name}), which may run code when they are read; expected "
-            f"safetensors; if you trust them, convert them: {saved_again(folder, config.get('architectures'))}"
+            f"safetensors; if you trust them, convert them: {resaving_command(folder, config.get('architectures'))}"
         )
     if ggufs := sorted(folder.glob("*.gguf")):
         return _gguf(ggufs[0])

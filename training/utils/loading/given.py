@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.judgement import HEAD
 
@@ -120,7 +120,7 @@ def copy_of_object(where: str, dtype: torch.dtype, settings: ModelSettings, is_s
     if given is None or given.only_object is None:
         return None
     _log_notes(given)
-    return _copied(where, given, given.only_object, dtype, settings, is_scalar)
+    return _copied(where, given, given.only_object, dtype, settings=settings, is_scalar=is_scalar)
 
 
 def is_copy_of_object(model: PreTrainedModel) -> bool:
@@ -131,7 +131,7 @@ def is_copy_of_object(model: PreTrainedModel) -> bool:
 
 
 def proven(
-    model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
+    model: PreTrainedModel, where: str, dtype: torch.dtype, settings: ModelSettings, *, is_scalar: bool
 ) -> PreTrainedModel:
     """Return `model`, just loaded from the folder `where`, if it computes the same as the object of that folder;
     otherwise a copy of the object. A folder that stands for no object is left alone. A collective under ZeRO-3."""
@@ -151,18 +151,18 @@ def proven(
                 f"its files give other numbers (by {apart:.2g}, rounding explains {most:.2g}), so that a part of it is "
                 "in no file, such as a buffer that was changed"
             )
-            return _copied(where, given, why, dtype, settings, is_scalar)
+            return _copied(where, given, why, dtype, settings=settings, is_scalar=is_scalar)
     return model
 
 
 def _log_notes(given: GivenModel) -> None:
     for note in given.notes:
         is_warning = note.startswith("warning: ")
-        log(note if is_warning else f"model: {note}", started_as_main_rank())
+        log_on_main(note if is_warning else f"model: {note}")
 
 
 def _copied(
-    where: str, given: GivenModel, why: str, dtype: torch.dtype, settings: ModelSettings, is_scalar: bool
+    where: str, given: GivenModel, why: str, dtype: torch.dtype, *, settings: ModelSettings, is_scalar: bool
 ) -> PreTrainedModel:
     from transformers.integrations import is_deepspeed_zero3_enabled
 
@@ -187,10 +187,9 @@ def _copied(
             "compute the same: give a model of sequence classification, or a plain one"
         )
     if not held.is_loaded:
-        log(
+        log_on_main(
             f"model: a copy of the {given.kind} that was given is used, as no folder holds what it computes: {why}; "
-            "folders of the run hold its weights alone, and result.model the object with them",
-            started_as_main_rank(),
+            "folders of the run hold its weights alone, and result.model the object with them"
         )
     model = _deep_copy(held.model, given, what)
     if is_scalar:
@@ -356,9 +355,8 @@ def train_as_given(model: PreTrainedModel, settings: ModelSettings, embeddings_t
     for weight in frozen:
         weight.requires_grad_(False)
     if frozen:
-        log(
-            f"model: {len(frozen)} of {len(weights)} weights stay as they are: they were given frozen (requires_grad)",
-            started_as_main_rank(),
+        log_on_main(
+            f"model: {len(frozen)} of {len(weights)} weights stay as they are: they were given frozen (requires_grad)"
         )
     embeddings = model.get_input_embeddings().weight
     if embeddings_train and any(weight is embeddings for weight in frozen):

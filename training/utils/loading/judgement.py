@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.folder_kinds import saved_again
+from training.utils.loading.folder_kinds import resaving_command
 
 if TYPE_CHECKING:
     from training.utils.loading.weight_files import StoredTensor
@@ -50,7 +50,7 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
-class WantedModel:
+class RequestedModel:
     """The requested model.
 
     where: its folder or hub name
@@ -73,7 +73,7 @@ class WantedModel:
         return list(getattr(self.config, "architectures", None) or [])
 
 
-def judge(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> None:
+def judge(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> None:
     """ThreestepError if the load is not the model that is `wanted`; a log line for new and unused tensors."""
     report = replace(report, missing=report.missing - wanted.supplied)
     judges = (_unconverted, _wrapped, _no_language_model, _head_bias, _other_head, _wrong_head, _wrong_shape, _missing)
@@ -103,7 +103,7 @@ def judge(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTe
 # --- what is refused, each a sentence or None
 
 
-def _unconverted(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _unconverted(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     if not report.unconverted:
         return None
     return (
@@ -112,7 +112,7 @@ def _unconverted(wanted: WantedModel, report: LoadReport, stored: Mapping[str, S
     )
 
 
-def _wrapped(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _wrapped(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     """Names of a wrapper around the model, or adapters beside it."""
     adapters = sorted(name for name in report.unexpected if ".lora_" in name)
     if adapters:
@@ -126,14 +126,14 @@ def _wrapped(wanted: WantedModel, report: LoadReport, stored: Mapping[str, Store
         return None
     part = _WRAPPED.findall(wrapped[0])[0]
     mapping = ("^" if all(name.startswith(part) for name in wrapped) else "") + re.escape(part)
-    rename = saved_again(wanted.where, wanted.architectures, key_mapping=f"{{r'{mapping}': ''}}")
+    rename = resaving_command(wanted.where, wanted.architectures, key_mapping=f"{{r'{mapping}': ''}}")
     return (
         f"'{wanted.where}': {len(wrapped)} tensors have the '{part}' of a wrapper in their names, such as "
         f"{wrapped[0]}, where {_classes(wanted)} has {bare[wrapped[0]]}; rename them: {rename}"
     )
 
 
-def _no_language_model(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _no_language_model(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     if wanted.is_scalar or not any(name.startswith(HEAD) for name in report.unexpected):
         return None
     without = ", ".join(sorted(report.missing)[:2])
@@ -145,7 +145,7 @@ def _no_language_model(wanted: WantedModel, report: LoadReport, stored: Mapping[
     )
 
 
-def _head_bias(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _head_bias(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     """Name of a bias beside a head that is used, without which it computes other numbers."""
     heads = (HEAD,) if wanted.is_scalar else OUTPUT_HEADS
     moved = "scores would move by that constant" if wanted.is_scalar else "log-probabilities would be others"
@@ -153,7 +153,7 @@ def _head_bias(wanted: WantedModel, report: LoadReport, stored: Mapping[str, Sto
     for head in heads:
         if f"{head}bias" not in report.unexpected or f"{head}weight" not in uses:
             continue
-        again = saved_again(wanted.where, wanted.architectures)
+        again = resaving_command(wanted.where, wanted.architectures)
         return (
             f"'{wanted.where}' holds {head}bias beside {head}weight, and {_classes(wanted)} has no place for it in "
             f"transformers: all its {moved}; if they may, save it without: {again}"
@@ -161,7 +161,7 @@ def _head_bias(wanted: WantedModel, report: LoadReport, stored: Mapping[str, Sto
     return None
 
 
-def _other_head(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _other_head(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     """Name of a head under another name, if one would be drawn at random, or lost."""
     if not wanted.is_scalar:
         return None
@@ -181,7 +181,7 @@ def _other_head(wanted: WantedModel, report: LoadReport, stored: Mapping[str, St
     weights = [name for name in others if name.endswith(".weight")]
     if len(others) == len(weights) == 1 and stored[others[0]].shape[:-1] == (1,):
         mapping = f"{{r'^{re.escape(others[0])}$': '{HEAD}weight'}}"
-        again = saved_again(wanted.where, ["AutoModelForSequenceClassification"], mapping, num_labels=1)
+        again = resaving_command(wanted.where, ["AutoModelForSequenceClassification"], mapping, num_labels=1)
         ways.insert(0, f"rename its head, if a score is that row times the last state: {again}")
     elif not wanted.new_head and not others:
         return None  # `_wrong_head` reports it
@@ -203,7 +203,7 @@ def _other_heads(report: LoadReport, stored: Mapping[str, StoredTensor]) -> list
     )
 
 
-def _wrong_head(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _wrong_head(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     lacks = sorted(name for name in report.missing if name.startswith(HEAD))
     if wanted.is_scalar and lacks and not wanted.new_head:
         return (
@@ -219,7 +219,7 @@ def _wrong_head(wanted: WantedModel, report: LoadReport, stored: Mapping[str, St
     return None
 
 
-def _wrong_shape(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _wrong_shape(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     if not report.wrong_shapes:
         return None
     name, got, model = min(report.wrong_shapes)
@@ -231,7 +231,7 @@ def _wrong_shape(wanted: WantedModel, report: LoadReport, stored: Mapping[str, S
     )
 
 
-def _missing(wanted: WantedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
+def _missing(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     lacks = sorted(name for name in report.missing if not (wanted.new_head and name.startswith(HEAD)))
     if not lacks:
         return None
@@ -251,7 +251,7 @@ def _known(name: str, report: LoadReport) -> bool:
     )
 
 
-def _classes(wanted: WantedModel) -> str:
+def _classes(wanted: RequestedModel) -> str:
     kind = "a scalar model" if wanted.is_scalar else "a language model"
     return f"{kind} of type {getattr(wanted.config, 'model_type', '?')}"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import first_line
 
 _MERGE = "_apply_weight_conversions_to_state_dict"
@@ -63,10 +63,9 @@ def _converted(original: _Merge, model: Any, state_dict: _Tensors, weight_mappin
 
 
 def _log_whole(why: str) -> None:
-    log(
+    log_on_main(
         "warning: weights that are merged from several of the files, such as the experts of a mixture, are merged on "
-        f"every rank at once, which holds them all while it loads ({why})",
-        started_as_main_rank(),
+        f"every rank at once, which holds them all while it loads ({why})"
     )
 
 

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
 from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
-from training.utils.loading.judgement import HEAD, WantedModel
+from training.utils.loading.judgement import HEAD, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.quantized_folders import forget_quantization
 from training.utils.models.adapters.lora import add_lora
@@ -44,6 +44,7 @@ def load_causal_lm(
     dtype: Any,
     tokenizer_size: int,
     added_tokens: int = 0,
+    *,
     longest_tokens: int = 0,
     device: torch.device | None = None,
     added_pad: int = 0,
@@ -68,7 +69,7 @@ def load_causal_lm(
         check_reads_media(config, settings.name_or_path)
     auto_class = language_model_class(config, with_media=media is not None)
     plan = _adapter_plan(auto_class, settings, config)
-    wanted = WantedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
+    wanted = RequestedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:
         put_on(_on(None if settings.quantization else device, model), plan, settings)
@@ -97,6 +98,7 @@ def load_scalar_model(
     dtype: Any,
     tokenizer: PreTrainedTokenizerBase,
     must_have_head: bool,
+    *,
     added_tokens: int = 0,
     longest_tokens: int = 0,
     device: torch.device | None = None,
@@ -126,7 +128,7 @@ def load_scalar_model(
     supplied = _supplied_by(plan)
     if must_have_head and f"{HEAD}weight" not in supplied and not only_as_object(settings.name_or_path):
         _refuse_headless(config, settings)
-    wanted = WantedModel(
+    wanted = RequestedModel(
         _model_in(settings, plan),
         changed,
         is_scalar=True,
@@ -191,7 +193,7 @@ def _on(device: torch.device | None, model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: WantedModel) -> PreTrainedModel:
+def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: RequestedModel) -> PreTrainedModel:
     """Return the model, all of whose tensors are the folder's."""
     import torch
 
@@ -230,9 +232,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
                 **trust,
                 **attention,
             )
-    rehearsal.judge_loaded(wanted, model, report, stored, rehearsed)
+    rehearsal.judge_loaded(wanted, model, report, stored, rehearsed=rehearsed)
     forget_quantization(model.config)
-    return proven(model, wanted.where, dtype, settings, wanted.is_scalar)
+    return proven(model, wanted.where, dtype, settings, is_scalar=wanted.is_scalar)
 
 
 @contextlib.contextmanager
@@ -274,11 +276,10 @@ def _round_weights(model: PreTrainedModel, settings: ModelSettings, device: torc
     done = quantize_layers(model, settings.quantization, device)
     dtype = str(model.dtype).removeprefix("torch.")
     before, after = done.bytes_before / 2**20, done.bytes_after / 2**20
-    log(
+    log_on_main(
         f"model: {done.layers} linear layers are kept in {settings.quantization}, other weights in {dtype}: the base "
         f"takes {after:,.1f} MiB, not {before:,.1f}; rounding moves the layers' weights by {done.share:.2%} (root mean "
-        f"square), and saved models have the rounded weights in {dtype}",
-        started_as_main_rank(),
+        f"square), and saved models have the rounded weights in {dtype}"
     )
 
 
@@ -287,6 +288,7 @@ def _measure(
     settings: ModelSettings,
     longest_tokens: int,
     device: torch.device | None,
+    *,
     drew_weights: bool,
     media: RunMedia | None = None,
 ) -> None:
@@ -303,7 +305,7 @@ def _measure(
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
     own = read_own_forward(model, longest_tokens, media)
-    settle_attention(model, own, settings.attn_implementation, settings.dropout, settings.torch_compile)
+    settle_attention(model, own, settings.attn_implementation, settings.dropout, compiled=settings.torch_compile)
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
@@ -324,18 +326,18 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
 def _set_dropout(model: PreTrainedModel, rate: float) -> None:
     """Set the rates of dropout and noise, but for those that eval mode uses too, such as PhiMoE's jitter: they are no
     noise."""
-    from training.utils.models.own_forward import difference_now, own_forward_of
+    from training.utils.models.own_forward import current_difference, own_forward_of
 
     own, others = own_forward_of(model), set_dropout(model, rate)
     if own is None or not others:
         return
     _set_all(others)
-    before = difference_now(model, own)
+    before = current_difference(model, own)
     for name in sorted({other.name for other in others}):
         named = [other for other in others if other.name == name]
         _set_all([other._replace(rate=0.0) for other in named])
         # The same operations on the same numbers: on a CPU to the bit.
-        if not math.isclose(difference_now(model, own), before, rel_tol=1e-3):
+        if not math.isclose(current_difference(model, own), before, rel_tol=1e-3):
             _set_all(named)
             own.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
 
@@ -346,28 +348,26 @@ def _set_all(rates: list[SwitchedOff]) -> None:
 
 
 def check_no_dropout(
-    model: PreTrainedModel,
-    where: str = "with dropout 0",
-    instead: str = "leave the dropout flag out",
+    model: PreTrainedModel, where: str = "with dropout 0", instead: str = "leave the dropout flag out"
 ) -> None:
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.
 
     where, instead: for the sentence: the purpose of the model, and the remedy
     """
-    from training.utils.models.own_forward import difference_now, own_forward_of
+    from training.utils.models.own_forward import current_difference, own_forward_of
 
     own = own_forward_of(model)
     if own is None:
         return
-    difference = difference_now(model, own, training=True)
+    difference = current_difference(model, own, training=True)
     if not difference <= own.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
             f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
         )
     # In half precision rounding explains much, and a CPU rounds the same numbers alike.
-    if model.device.type == "cpu" and difference_now(model, own, training=True) != difference:
+    if model.device.type == "cpu" and current_difference(model, own, training=True) != difference:
         raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")
 
 

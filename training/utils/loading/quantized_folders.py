@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
 
 _KEY = "quantization_config"
@@ -49,10 +49,9 @@ def check_trains_whole(config: Any, where: str) -> None:
         return
     method = _method(given)
     if method in _WHOLE:
-        log(
+        log_on_main(
             f"model: the weights of '{where}' are stored in {_WHOLE[method]} ({_KEY} in its config.json); they are "
-            "read as whole weights in --dtype, and saved models have those",
-            started_as_main_rank(),
+            "read as whole weights in --dtype, and saved models have those"
         )
         return
     bits = instead = ""

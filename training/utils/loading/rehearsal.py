@@ -20,7 +20,7 @@ import torch
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.configurations import errors_explained
-from training.utils.loading.judgement import HEAD, LoadReport, WantedModel, judge
+from training.utils.loading.judgement import HEAD, LoadReport, RequestedModel, judge
 from training.utils.loading.quantized_folders import is_quantized
 from training.utils.loading.weight_files import INDEX, ONE_FILE, StoredTensor, read_header, weight_files
 
@@ -31,7 +31,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, StoredTensor], **options: Any) -> bool:
+def check_weights(auto_class: Any, wanted: RequestedModel, stored: Mapping[str, StoredTensor], **options: Any) -> bool:
     """Compare the headers of the files with the model; ThreestepError if they differ. Return whether that could be
     done; otherwise the model is checked once it is loaded.
 
@@ -53,7 +53,12 @@ def check_weights(auto_class: Any, wanted: WantedModel, stored: Mapping[str, Sto
 
 
 def judge_loaded(
-    wanted: WantedModel, model: Any, report: Mapping[str, Any], stored: Mapping[str, StoredTensor], rehearsed: bool
+    wanted: RequestedModel,
+    model: Any,
+    report: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    *,
+    rehearsed: bool,
 ) -> None:
     """Check the report of from_pretrained: ThreestepError if it did not load the tensors that the rehearsal did.
 
@@ -175,7 +180,7 @@ def _check_whole(model: Any, stored: Mapping[str, StoredTensor]) -> None:
             )
 
 
-def _check_tied(wanted: WantedModel, model: Any, stored: Mapping[str, StoredTensor]) -> None:
+def _check_tied(wanted: RequestedModel, model: Any, stored: Mapping[str, StoredTensor]) -> None:
     """ThreestepError if the configuration ties two tensors that are both stored, with different values.
 
     Transformers unties them then, but not under ZeRO-3, where it compares their shards.

@@ -31,8 +31,8 @@ def set_score_scale(config: Any, scale: ScoreScale | None) -> None:
             delattr(config, name)
 
 
-def read_score_scale(name_or_path: str, asked_by: str) -> ScoreScale:
-    """Return the scale in the configuration of a folder or hub name, which the flag `asked_by` needs.
+def read_score_scale(name_or_path: str, flag: str) -> ScoreScale:
+    """Return the scale in the configuration of a folder or hub name, which the flag `flag` needs.
 
     Raises ThreestepError if it has none, or a standard deviation that is not positive.
     """
@@ -40,12 +40,12 @@ def read_score_scale(name_or_path: str, asked_by: str) -> ScoreScale:
     mean, std = getattr(config, _MEAN, None), getattr(config, _STD, None)
     if mean is None or std is None:
         raise ThreestepError(
-            f"{asked_by} needs {_MEAN} and {_STD} in the configuration of '{name_or_path}', which has none: train it "
+            f"{flag} needs {_MEAN} and {_STD} in the configuration of '{name_or_path}', which has none: train it "
             "with step 2 (--normalization_rows above 0), or leave the flag out"
         )
     if not std > 0:
         raise ThreestepError(
-            f"{asked_by}: the configuration of '{name_or_path}' has {_STD} {std}, scores that do not vary and cannot "
+            f"{flag}: the configuration of '{name_or_path}' has {_STD} {std}, scores that do not vary and cannot "
             "be normalized; leave the flag out"
         )
     return ScoreScale(float(mean), float(std))

@@ -26,6 +26,7 @@ def scalar_model_on_trunk(
     settings: ModelSettings,
     pad_token_id: int,
     longest_tokens: int = 0,
+    *,
     media: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return a scalar model, as `load_scalar_model` does, with the trunk parameters of `model` and a zero head.

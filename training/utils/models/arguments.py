@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModelArguments:
-    """Which model is trained, and which of its weights."""
+    """The model to train, and which of its weights."""
 
     topic: ClassVar[str] = "model"
 

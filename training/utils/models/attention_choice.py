@@ -32,7 +32,7 @@ from training.utils.models.attention.varlen_attention import (
     use_varlen_attention,
     why_no_kernel,
 )
-from training.utils.models.own_forward import OwnForward, difference_now
+from training.utils.models.own_forward import OwnForward, current_difference
 from training.utils.models.tensors.sharding import whole_where_used
 
 _NOTING = "noted_attention"
@@ -56,7 +56,7 @@ class AttentionCall:
 
 
 def settle_attention(
-    model: PreTrainedModel, own: OwnForward, wanted: str, dropout: float | None, compiled: bool
+    model: PreTrainedModel, own: OwnForward, wanted: str, dropout: float | None, *, compiled: bool
 ) -> None:
     """Give a model that was loaded with transformers' own attention, and measured, the one that computes its rows.
 
@@ -183,7 +183,7 @@ def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTra
         return None
     try:
         with comparisons_with_sdpa(model) as comparing:
-            difference = difference_now(model, own)
+            difference = current_difference(model, own)
     except (ThreestepError, torch.OutOfMemoryError):
         raise
     except Exception as problem:  # noqa: BLE001 - a family may refuse a name that it does not know by any exception

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.models.families.parts import language_part
 
@@ -54,13 +54,12 @@ class _Fallback:
     def __init__(self, name: str, limit: int) -> None:
         self.name, self.limit, self.reached = name, limit, False
 
-    def say(self) -> None:
+    def warn(self) -> None:
         if not self.reached:
             self.reached = True
-            log(
+            log_on_main(
                 f"warning: {self.name} runs uncompiled from here on: more than {self.limit} kinds of rows or blocks "
-                "were to be compiled; leave --torch_compile out",
-                started_as_main_rank(),
+                "were to be compiled; leave --torch_compile out"
             )
 
 
@@ -83,7 +82,7 @@ class _CompiledBlock:
             with torch._dynamo.config.patch(limits):
                 return self._compiled(*given, **named)
         except FailOnRecompileLimitHit:
-            self._fallback.say()
+            self._fallback.warn()
             return self._plain(*given, **named)
 
 

@@ -104,10 +104,6 @@ class ComputeMeter:
         pairs = sum(visible_pairs(document) for document in documents)
         return training_flops(self.shape, tokens, pairs, reads)
 
-    def mfu(self, documents: Sequence[Document], reads: int, seconds: float) -> float:
-        """Return the share of the peak at which all ranks trained on `documents` in `seconds`."""
-        return self.flops(documents, reads) / seconds / self.peak_flops_per_second
-
 
 def _head(model: nn.Module) -> torch.Tensor | None:
     """Return the weight of the output layer of a language model or a sequence classifier."""

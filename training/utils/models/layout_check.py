@@ -68,7 +68,7 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
 
 
 def why_not_packed(
-    model: PreTrainedModel, read: Read, longest_tokens: int, device: torch.device, sharing: bool = True
+    model: PreTrainedModel, read: Read, longest_tokens: int, device: torch.device, *, sharing: bool = True
 ) -> str | None:
     """Return None if packed rows give the numbers of the model's own forward, else the reason why not. If another
     attention is left to try (`attention_choice`), the model gets it, and a note records it.

@@ -150,7 +150,7 @@ def _measured(model: PreTrainedModel, probes: Probes, media: RunMedia | None) ->
     return own
 
 
-def difference_now(
+def current_difference(
     model: PreTrainedModel,
     own: OwnForward,
     training: bool = False,

@@ -76,13 +76,14 @@ class TargetHead(nn.Module):
         target_ids_M: torch.Tensor,
         temperature: float,
         with_entropy: bool,
+        *,
         with_logits: bool = False,
         with_collisions: bool = False,
     ) -> TokenLogprobs:
         """See TokenLogprobs."""
         if with_logits:
             logits_MV = functional.linear(hidden_MH, self.weight, self.bias)
-            return read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions)
+            return read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions=with_collisions)
         vocabulary = whole_shape(self.weight)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
         asked = (with_entropy, with_collisions)
@@ -127,6 +128,7 @@ def read_logits(
     target_ids_M: torch.Tensor,
     temperature: float,
     with_entropy: bool,
+    *,
     with_collisions: bool = False,
 ) -> TokenLogprobs:
     """Return the same as TargetHead, from logits that are in memory."""

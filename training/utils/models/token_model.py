@@ -61,6 +61,7 @@ class PolicyModel(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = False,
         noise_NTE: torch.Tensor | None = None,
+        *,
         with_logits: bool = False,
         with_collisions: bool = False,
         after_trunk: Callable[[PolicyModel, TokenRows, torch.Tensor], Any] | None = None,
@@ -73,11 +74,13 @@ class PolicyModel(nn.Module):
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
-            read = self._target_head(hidden_UH, target_ids_U, *asked, with_logits, with_collisions).listed(read_M)
+            read = self._target_head(
+                hidden_UH, target_ids_U, *asked, with_logits=with_logits, with_collisions=with_collisions
+            ).listed(read_M)
             return read if after_trunk is None else read._replace(beside=after_trunk(self, rows, hidden_LH))
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
-        read = read_logits(logits_UV, target_ids_U, *asked, with_collisions)
+        read = read_logits(logits_UV, target_ids_U, *asked, with_collisions=with_collisions)
         return (read if with_logits else read._replace(logits_MV=None)).listed(read_M)
 
     @property

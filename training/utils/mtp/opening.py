@@ -93,7 +93,7 @@ def _read_stored(head: MtpHead, path: str, model: PreTrainedModel) -> tuple[int,
 
 
 def _described(stored: int, layers: int, origin: str) -> str:
-    """Where the modules come from, in words."""
+    """The origin of the modules, in words."""
     parts = []
     if stored:
         parts.append(f"{stored} of its modules from {origin}")

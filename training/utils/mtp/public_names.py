@@ -53,7 +53,7 @@ class PublicForm:
 
     @property
     def is_single(self) -> bool:
-        """Whether there are names for one module alone."""
+        """True if there are names for one module alone."""
         return "{n}" not in self.projection
 
     def number(self, depth: int, model_layers: int) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Rolled(NamedTuple):
-    """Of one depth. embedded_1T, target_1T: int64, 0 where there is none. mask_1T: bool, what is trained."""
+    """Input and targets of one depth. embedded_1T, target_1T: int64, 0 without any. mask_1T: bool, what is trained."""
 
     embedded_1T: torch.Tensor
     target_1T: torch.Tensor

@@ -1,4 +1,4 @@
-"""How a head for multi-token prediction is trained, as one record. Cheap to import."""
+"""Settings of a head for multi-token prediction, as one record. Cheap to import."""
 
 from __future__ import annotations
 

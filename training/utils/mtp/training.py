@@ -136,7 +136,7 @@ class MultiTokenPrediction(Guest):
 
 
 def _summands(read: Sequence[TokenLogprobs]) -> dict[str, float | torch.Tensor]:
-    """Of a micro-batch, by name. read: of each depth."""
+    """Sums over a micro-batch, by name. read: log-probabilities of each depth."""
     found: dict[str, float | torch.Tensor] = {}
     for depth, own in enumerate(read, start=1):
         found[f"nll_{depth}"] = -own.logprobs_M.detach().sum()

@@ -57,6 +57,7 @@ def preference_batches(
     indices: Sequence[int],
     plan: PlanSettings,
     ranks: Ranks,
+    *,
     pad_token_id: int,
     are_targets: bool,
     rows_at_a_time: int | None = None,
@@ -82,7 +83,7 @@ def preference_batches(
             documents = [[_document(group, plan, are_targets) for group in row] for row in rows_of]
             numbers = [number for row in layout for place in row for number in groups[place]]
             responses = [len(taken[number].response_ids) for number in numbers]
-            ranked = ranked_rows(documents, plan.packed, pad_token_id, responses, media, lacks)
+            ranked = ranked_rows(documents, plan.packed, pad_token_id, responses, media=media, lacks=lacks)
             sequences = [
                 (part[number], place, tokens)
                 for number in numbers
@@ -125,7 +126,18 @@ class PreferenceStep:
 def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targets: bool) -> PreferenceStep:
     """Lay out an optimizer step on the training rows `taken`. MFU counts the trained model's forward and backward."""
     plan, pad = run.settings.train_plan, run.settings.pad_token_id
-    batches = list(preference_batches(run.train_rows, taken, plan, run.ranks, pad, are_targets, len(taken), run.media))
+    batches = list(
+        preference_batches(
+            run.train_rows,
+            taken,
+            plan,
+            run.ranks,
+            pad_token_id=pad,
+            are_targets=are_targets,
+            rows_at_a_time=len(taken),
+            media=run.media,
+        )
+    )
     documents = [document for batch in batches for document in batch.documents]
     if not plan.packed:
         documents = [alone for document in documents for alone in unshared(document)]
@@ -137,7 +149,9 @@ def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[
     """This rank's micro-batches of all evaluation rows."""
     plan, pad = run.settings.eval_plan, run.settings.pad_token_id
     rows = run.eval_rows
-    return preference_batches(rows, range(len(rows)), plan, run.ranks, pad, are_targets, media=run.media)
+    return preference_batches(
+        rows, range(len(rows)), plan, run.ranks, pad_token_id=pad, are_targets=are_targets, media=run.media
+    )
 
 
 def response_tokens(row: ResponsesRow) -> list[int]:

@@ -73,7 +73,9 @@ def read_rows(
     logprobs_RK = torch.zeros(len(indices), most, dtype=torch.float32, device=engine.ranks.device)
     engine.eval()
     with torch.no_grad(), progress_bar(len(indices), name, engine.ranks.is_main, unit="row") as bar:
-        for laid_out in preference_batches(rows, indices, plan, engine.ranks, pad, True, media=run.media):
+        for laid_out in preference_batches(
+            rows, indices, plan, engine.ranks, pad_token_id=pad, are_targets=True, media=run.media
+        ):
             batch = moved(laid_out, engine.ranks.device)
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
             logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch)
@@ -99,7 +101,7 @@ def open_references(reference: str | None, opened: OpenedModel) -> References:
     # Drawn embeddings differ in each run, and no file knows what an object computes: none would match.
     if run.ranks.is_main and not opened.added_tokens and not is_copy_of_object(opened.model):
         name, precision = flags.model.model_name_or_path, precision_of(flags.engine.dtype, flags.model.settings())
-        file = reference_file(name, opened.phase, flags.data, precision, run.settings.train_plan.packed)
+        file = reference_file(name, opened.phase, flags.data, precision, packed=run.settings.train_plan.packed)
     return known_references(run, file)
 
 

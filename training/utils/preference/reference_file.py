@@ -110,7 +110,9 @@ class ReferenceFile:
         return "changed since the last one: " + ", ".join(sorted(changes, key=lambda names: len(names))[0])
 
 
-def reference_file(name_or_path: str, phase: PhaseData, data: DataArguments, dtype: str, packed: bool) -> ReferenceFile:
+def reference_file(
+    name_or_path: str, phase: PhaseData, data: DataArguments, dtype: str, *, packed: bool
+) -> ReferenceFile:
     """The file of the start model `name_or_path` and the rows of `phase`. For one rank: it hashes the weights.
 
     Ranks and micro-batches change rounding alone, and are no part of the fingerprint.

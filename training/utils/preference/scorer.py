@@ -62,6 +62,7 @@ def load_scorer(
     data: DataArguments,
     tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
+    *,
     media: RunMedia | None = None,
 ) -> ScoreRows:
     """Load the model; return the function that scores rows with it. media: of these rows, if they have some."""
@@ -97,6 +98,6 @@ def load_scorer(
 
     def score(rows: Sequence[ResponsesRow], media: RunMedia | None = media) -> ScoredResponses:
         rows = [without_end(row, end_token_id) for row in rows] if own_pad_token_id == end_token_id else rows
-        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks, media)
+        return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks=ranks, media=media)
 
     return score

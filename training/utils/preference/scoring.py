@@ -33,6 +33,7 @@ def score_responses(
     rows: Sequence[ResponsesRow],
     plan: PlanSettings,
     pad_token_id: int,
+    *,
     ranks: Ranks,
     media: RunMedia | None = None,
 ) -> ScoredResponses:
@@ -42,7 +43,16 @@ def score_responses(
     Raises ThreestepError where a score is not finite.
     """
     mine, everywhere = [], range(len(rows))
-    for batch in preference_batches(rows, everywhere, plan, ranks, pad_token_id, False, _PLANNED_ROWS, media):
+    for batch in preference_batches(
+        rows,
+        everywhere,
+        plan,
+        ranks,
+        pad_token_id=pad_token_id,
+        are_targets=False,
+        rows_at_a_time=_PLANNED_ROWS,
+        media=media,
+    ):
         with torch.no_grad():
             scores_B = read(moved(batch.ranked.rows, ranks.device))
         batch_scores = scores_B.double().cpu().numpy()[: len(batch.row_B)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReportArguments:
-    """Where a run's metrics go besides metrics.jsonl, which is always written, and how often its log has a line."""
+    """Destinations of a run's metrics besides metrics.jsonl, which is always written, and the interval of its log."""
 
     topic: ClassVar[str] = "log"
     may_change: ClassVar[bool] = True

@@ -34,6 +34,7 @@ def model_card(
     summary: Mapping[str, Any],
     versions: Mapping[str, str],
     base: str | None,
+    *,
     exported: tuple[str, str] | None = None,
 ) -> str:
     """Return the card in Markdown, with the hub's fields at its top. summary: the closing figures. base: the hub name
@@ -78,7 +79,7 @@ def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] 
         settings = redacted_value(parse_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
         summary = {} if exported else read_json_object(str(folder / "summary.json")) or {}
         versions = (read_json_object(str(folder / "environment.json")) or {}).get("versions", {})
-        card = model_card(settings, summary, versions, base_of(settings), exported)
+        card = model_card(settings, summary, versions, base_of(settings), exported=exported)
         replace_file((out or folder / "model") / CARD, card)
     except (OSError, ValueError, yaml.YAMLError) as problem:
         log(f"warning: no model card was written ({type(problem).__name__}: {problem})")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ScoringArguments:
-    """What scores a response."""
+    """Rewards that score a response."""
 
     topic: ClassVar[str] = "reward"
 

@@ -43,13 +43,13 @@ def majority_of(values: Sequence[float], answers: Sequence[Hashable], k: int) ->
         # (responses so far, winners) -> (subsets, sum of the winners' means over them)
         states: dict[tuple[int, int], tuple[int, float]] = {(0, 0): (1, 0.0)}
         for answer, count in counts.items():
-            states = _with_answer(states, count, means[answer], votes, k)
+            states = _with_answer(states, count, means[answer], votes, k=k)
         total += sum(of / winners for (taken, winners), (_, of) in states.items() if taken == k and winners)
     return total / math.comb(len(values), k)
 
 
 def _with_answer(
-    states: dict[tuple[int, int], tuple[int, float]], count: int, mean: float, votes: int, k: int
+    states: dict[tuple[int, int], tuple[int, float]], count: int, mean: float, votes: int, *, k: int
 ) -> dict[tuple[int, int], tuple[int, float]]:
     """Return the states once up to `votes` of an answer's `count` responses are taken; with so many it wins."""
     after: dict[tuple[int, int], tuple[int, float]] = {}

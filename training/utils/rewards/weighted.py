@@ -69,7 +69,7 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
         address, weight = _split_weight(entry.strip())
         name, rule = address.rpartition(":")[2], None
         if address not in (MODEL, ENVIRONMENT):
-            rule = mistakes.note(found_rule, address, flags, "--reward", (MODEL, *RULES, ENVIRONMENT))
+            rule = mistakes.note(rule_named, address, flags, "--reward", (MODEL, *RULES, ENVIRONMENT))
             if rule is None:
                 continue
         mistakes.require(
@@ -86,7 +86,7 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
     return tuple(rewards)
 
 
-def found_rule(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:
+def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:
     """Return the rule of a name or of a FILE.py:NAME; otherwise ThreestepError, which lists `names`."""
     if is_address(address):
         return load_function(address, flag)

@@ -124,7 +124,7 @@ def balance_of(model: PreTrainedModel, coefficient: float | None) -> Balance | N
 
 
 def has_routers(model: PreTrainedModel) -> bool:
-    """Whether `base_model` has modules that transformers records router logits of (`output_router_logits`)."""
+    """True if `base_model` has modules that transformers records router logits of (`output_router_logits`)."""
     trunk: Any = model.base_model
     recorders = (getattr(trunk, "_can_record_outputs", None) or {}).get("router_logits", ())
     for recorder in recorders if isinstance(recorders, list | tuple) else (recorders,):

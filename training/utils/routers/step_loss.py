@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RouterLoss(Guest):
-    """Of one model, which `engine` trains. balance: its coefficient is not 0."""
+    """The routers' loss of one model, which `engine` trains. balance: its coefficient is not 0."""
 
     engine: TrainingEngine
     balance: Balance
@@ -53,7 +53,7 @@ class RouterLoss(Guest):
         return StepRouterLoss(self, self.load(rows, forward) if len(rows) > 1 else None)
 
     def sums(self, rows: TokenRows) -> RouterSums:
-        """Of the forward of `rows` that has just run."""
+        """Sums of the last forward, which was that of `rows`."""
         return router_sums(self.record.take(), rows.copies_NT().flatten(), self.balance.top_k)
 
     def load(self, rows: Sequence[TokenRows], forward: Callable[[int, TokenRows], Any]) -> RouterSums:

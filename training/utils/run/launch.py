@@ -68,11 +68,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def launch_command(
-    module: str,
-    ranks: int,
-    arguments: Sequence[str] = (),
-    gpu_names: Sequence[str] = (),
-    port: str | None = None,
+    module: str, ranks: int, arguments: Sequence[str] = (), gpu_names: Sequence[str] = (), *, port: str | None = None
 ) -> list[str]:
     """Return the command that runs `module` with `arguments` on `ranks` ranks of this machine.
 
@@ -136,8 +132,9 @@ def launch_environment(ranks: int, environment: Mapping[str, str]) -> dict[str, 
 def launch(
     module: str,
     arguments: Sequence[str],
-    asked_ranks: int | None = None,
+    num_ranks: int | None = None,
     environment: Mapping[str, str] | None = None,
+    *,
     here: Callable[[Sequence[str]], None] | None = None,
 ) -> int:
     """Run `module` on that many ranks and print the command. Returns the exit code of the run.
@@ -160,7 +157,7 @@ def launch(
         print(f"+ {redacted(shlex.join(command))}", flush=True)
         return run_and_wait(command, environment)
     gpu_names = visible_gpus(environment)
-    ranks = choose_ranks(asked_ranks, environment, len(gpu_names))
+    ranks = choose_ranks(num_ranks, environment, len(gpu_names))
     if ranks == 1 and here is not None:
         os.environ.update(environment)
         here(arguments)
@@ -168,7 +165,7 @@ def launch(
     environment = dict(environment)
     lend(list(arguments), environment)
     arguments = [redacted(word) for word in arguments]  # launchers print them, and every user of the machine sees them
-    command = launch_command(module, ranks, arguments, gpu_names, environment.get("MASTER_PORT"))
+    command = launch_command(module, ranks, arguments, gpu_names, port=environment.get("MASTER_PORT"))
     print(f"+ {shlex.join(command)}", flush=True)
     return run_and_wait(command, launch_environment(ranks, environment))
 

@@ -31,6 +31,7 @@ class MetricsWriter:
         is_main_rank: bool,
         done_steps: int = 0,
         done_seconds: float = 0.0,
+        *,
         trackers: Sequence[Tracker] = (),
         lines: RunLog | None = None,
     ) -> None:

@@ -32,6 +32,7 @@ def progress_bar(
     name: str,
     is_main_rank: bool,
     unit: str = "step",
+    *,
     on_terminal_only: bool = False,
     done: int = 0,
     pace: LogPace | None = None,

@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING
 
 from training.utils.dry_run.device import planned_device
 from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.plan import (
-    LargestForward,
-    plan_training,
-    rows_at_most,
-)
+from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
 from training.utils.dry_run.table import print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.loading.configurations import check_positions, check_trains
@@ -25,17 +21,19 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
-    settings = engine.settings(flags.own.learning_rate)
+    settings = engine.settings(flags.of_step.learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
     check_trains(model, generates=not scalar)
     built = model_on_meta(model, DTYPES[settings.dtype], scalar)
     sequences = engine.per_device_train_batch_size
-    rows = rows_at_most(sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, responses)
+    rows = rows_at_most(
+        sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, shared_by=responses
+    )
     tokens = rows * max_seq_len
     together = tokens * engine.gradient_accumulation_steps
     media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
     forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media)
-    planned = plan_training(built, forward, model, settings, ranks, device)
+    planned = plan_training(built, forward, model, settings, ranks=ranks, device=device)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
     sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
     batches = (

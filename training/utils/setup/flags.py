@@ -49,7 +49,7 @@ class OneModelFlags:
     data: DataArguments
     model: ModelArguments
     engine: EngineArguments
-    own: Any
+    of_step: Any
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -61,14 +61,14 @@ class OneModelFlags:
 
     @property
     def start(self) -> ModelSettings:
-        """How the model that is trained is loaded."""
-        new_head = getattr(self.own, "new_head", False)  # of the step that trains reward models
+        """Settings for loading the model to train."""
+        new_head = getattr(self.of_step, "new_head", False)  # of the step that trains reward models
         return replace(self.model.settings(), takes_media=self.step.reads_media, new_head=new_head)
 
     @property
     def guests(self) -> GuestSettings:
-        """What trains beside the model, or adds to its loss; a head, of steps that can train one."""
-        return GuestSettings(self.model.router_aux_loss_coef, getattr(self.own, "mtp", MtpSettings()))
+        """Settings of the guests: losses beside the model's, and a head in steps that can train one."""
+        return GuestSettings(self.model.router_aux_loss_coef, getattr(self.of_step, "mtp", MtpSettings()))
 
 
 # From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.

@@ -29,6 +29,7 @@ def one_model_program(
     step: Step,
     train: Callable[[OpenedModel, Any], TrainingResult],
     rows: str | Callable[[Any], str],
+    *,
     scores: bool = False,
     rereads_start: Callable[[Any], bool] = lambda own: False,
     check: Callable[[OneModelFlags], None] | None = None,
@@ -49,7 +50,7 @@ def one_model_program(
     description = sys.modules[module].__doc__ or ""
 
     def main(argv: Sequence[str]) -> None:
-        groups = parse_arguments(step.groups, argv, description, step.old_flags, step.first_flags)
+        groups = parse_arguments(step.groups, argv, description, step.old_flags, first_flags=step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
         _check_model_flags(flags)
         if check is not None:
@@ -62,7 +63,7 @@ def one_model_program(
         check_model_folder(flags.model.model_name_or_path)
         from training.utils.data.kinds.table import KINDS
 
-        kind = KINDS[rows if isinstance(rows, str) else rows(flags.own)]
+        kind = KINDS[rows if isinstance(rows, str) else rows(flags.of_step)]
         if flags.run.dry_run:
             from training.utils.setup.dry_run import dry_run
 
@@ -70,7 +71,7 @@ def one_model_program(
         else:
             from training.utils.setup.one_model_run import run_one_model
 
-            run_one_model(flags, train, kind, scores, rereads_start(flags.own), check_rows)
+            run_one_model(flags, train, kind, scores, rereads_start=rereads_start(flags.of_step), check_rows=check_rows)
 
     if module == "__main__":
         run_program(main, output_is_log=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log, log_on_main
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
@@ -45,6 +45,7 @@ def run_one_model(
     train: Callable[[OpenedModel, Any], TrainingResult],
     kind: RowKind,
     scores: bool,
+    *,
     rereads_start: bool,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
 ) -> None:
@@ -58,22 +59,17 @@ def run_one_model(
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
         run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
         log(style.sentence, ranks.is_main)
-        rows = build_phase(
-            kind.name,
-            data,
-            tokenizer,
-            flags.run.seed,
-            is_main_rank=ranks.is_main,
-            log=log,
-            **reader_of_start(flags, tokenizer),
-        )
+        reader = reader_of_start(flags, tokenizer)
+        rows = build_phase(kind.name, data, tokenizer, flags.run.seed, is_main_rank=ranks.is_main, log=log, **reader)
         if check_rows is not None:
-            check_rows(rows.train, flags.own)
+            check_rows(rows.train, flags.of_step)
         media = checked_media(flags, rows, kind)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(run.model, trains_adapter_on=not rereads_start)
-        model, engine = _engine(flags, start, tokenizer, added, scores, steps[0], ranks, media)
+        model, engine = _engine(
+            flags, start, tokenizer, added, scores=scores, total_steps=steps[0], ranks=ranks, media=media
+        )
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
             unused = unused_stop_tokens(stop_tokens(model), tokenizer)
@@ -86,14 +82,14 @@ def run_one_model(
             model,
             engine,
             read,
-            data.rows.max_seq_len,
-            log,
+            longest_tokens=data.rows.max_seq_len,
+            log=log,
             sharing=kind.shares_prompt or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
         media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
-        loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
+        loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
@@ -108,10 +104,10 @@ def run_one_model(
                 loop,
                 *records,
                 guests,
-                _samples(flags, run.folder, rows, tokenizer, ends),
+                _samples(flags, run.folder, rows, tokenizer, ends=ends),
                 media,
             )
-            result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.own)
+            result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.of_step)
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         closing = f"{said}; the model is in {run.folder.model}{result.signs}"
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
@@ -124,16 +120,16 @@ def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyl
 
 
 def _samples(
-    flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
+    flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]
 ) -> EvaluationSamples:
-    """What samples of held-out rows are made with. ends: tokens that end a response."""
+    """Settings of the samples of held-out rows. ends: tokens that end a response."""
     decode = tokenizer.decode if rows.seen is None else rows.seen.reader.counting(tokenizer.decode)
     keeper = media_keeper(folder, rows)
     return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends), keeper)
 
 
 class _Added(NamedTuple):
-    """How many tokens the tokenizer gained here: those that are trained, and a pad token."""
+    """Numbers of tokens that the tokenizer gained here: those that are trained, and a pad token."""
 
     tokens: int
     pad: int
@@ -150,10 +146,9 @@ def _tokenizer(
     path, trust = model.model_name_or_path, model.trust_remote_code
     tokenizer, added_pad = load_padding_tokenizer(path, model.pad_token, trust)
     if added_pad:
-        log(
+        log_on_main(
             f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
-            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)",
-            started_as_main_rank(),
+            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)"
         )
     added = add_tokens(tokenizer, chat.tokens_in_need)
     style = adopt_style(tokenizer, chat, began_with)
@@ -167,18 +162,19 @@ def _engine(
     start: ModelSettings,
     tokenizer: PreTrainedTokenizerBase,
     added: _Added,
+    *,
     scores: bool,
     total_steps: int,
     ranks: Ranks,
     media: RunMedia | None,
 ) -> tuple[PreTrainedModel, TrainingEngine]:
     """The transformers model, and the engine that trains it."""
-    settings = flags.engine.settings(flags.own.learning_rate)
+    settings = flags.engine.settings(flags.of_step.learning_rate)
     reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "media": media}
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
         if scores:
-            return load_scalar_model(start, dtype, tokenizer, False, added.tokens, **reading)
+            return load_scalar_model(start, dtype, tokenizer, False, added_tokens=added.tokens, **reading)
         return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
@@ -193,6 +189,7 @@ def loop_settings(
     steps: tuple[int, int],
     model: PreTrainedModel,
     packed: bool,
+    *,
     ranks: Ranks,
     pad_token_id: int,
 ) -> LoopSettings:

@@ -48,8 +48,8 @@ def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRu
             run.output_dir,
             step.program,
             flags.settings,
-            ranks,
-            step.defaults,
+            ranks=ranks,
+            defaults=step.defaults,
             may_change=step.may_change,
         )
         yield PlannedRun(flags, ranks, plan)
@@ -108,9 +108,11 @@ class OpenedRun:
         folder.write_json("data_report.json", asdict(data.report))
         if flags.trains:
             trust = self.model.trust_remote_code
-            check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main)
+            check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main=is_main)
             check_room(folder.path, flags.checkpoints, parts)
-        with checkpointed_run(self.plan, folder, parts, data.fingerprint, digests, data.steps_per_epoch) as records:
+        with checkpointed_run(
+            self.plan, folder, parts, data.fingerprint, model_digests=digests, steps_per_epoch=data.steps_per_epoch
+        ) as records:
             yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
 
     def finish(

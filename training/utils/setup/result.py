@@ -1,4 +1,4 @@
-"""What comes of a loop. Cheap to import: `--help` reaches this module."""
+"""The result of a training loop. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 

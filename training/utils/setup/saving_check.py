@@ -1,4 +1,4 @@
-"""What a run will save, judged before its first step: all but the weights is saved once and loaded back.
+"""Checks before the first step that a run can save: all but the weights is saved once and loaded back.
 
 What transformers loads it does not always save, and what it saves it does not always load.
 """
@@ -32,7 +32,7 @@ class SavedModel(NamedTuple):
 
 
 def check_saving(
-    folder: Path, saved: Sequence[SavedModel], processor: Sequence[Path], trust_remote_code: bool, is_main: bool
+    folder: Path, saved: Sequence[SavedModel], processor: Sequence[Path], trust_remote_code: bool, *, is_main: bool
 ) -> None:
     """Mend each model's settings, in place and with a line of the log; write all but the weights to a folder inside
     `folder`, load it back, and remove it. A collective: rank 0 writes.
@@ -68,7 +68,7 @@ def _save_and_load(scratch: Path, saved: SavedModel, processor: Sequence[Path], 
 
 
 def _difference(scratch: Path, saved: SavedModel, trust_remote_code: bool) -> str | None:
-    """What of the saved folder is loaded as something else; None if nothing is."""
+    """The first part of the saved folder that is loaded as something else, in words; None if there is none."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     trust: Any = {"trust_remote_code": trust_remote_code}

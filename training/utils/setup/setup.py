@@ -1,4 +1,4 @@
-"""What every step does between its flags and its loop: run folder, seeds, step counts, loading under ZeRO."""
+"""Run setup shared by all steps: run folder, seeds, step counts, loading under ZeRO."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ def may_pack(
     model: Any,
     engine: TrainingEngine,
     read: Callable[[TokenRows], torch.Tensor],
+    *,
     longest_tokens: int,
     log: Callable[..., None],
     sharing: bool = True,
@@ -114,7 +115,7 @@ def may_pack(
         reason = None
         if not padded or needs_segments is not None:
             sharing = sharing or needs_segments is not None
-            reason = why_not_packed(model, read, longest_tokens, device, sharing)
+            reason = why_not_packed(model, read, longest_tokens, device, sharing=sharing)
     finally:
         engine.train(was_training)
     for note in notes_on(model):

@@ -1,4 +1,4 @@
-"""What the loop of a step with one model works on, and the bookkeeping that such loops share."""
+"""The state of a training loop with one model, and the bookkeeping that such loops share."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ class TrainingRun(Generic[Row]):
 
     @property
     def prepares_ahead(self) -> bool:
-        """Whether a thread lays out the next step while one runs. Not on a CPU: it would take the cores that the step
+        """True if a thread lays out the next step while one runs. Not on a CPU: it would take the cores that the step
         computes on."""
         return self.ranks.device.type == "cuda"
 
     def work_of(self, documents: Sequence[Document], outputs: int) -> dict[str, float]:
-        """What a step's work on `documents` is, to be summed over the ranks: `tokens`, and `flops` if the loop has a
-        meter. outputs: tokens or scores that the model predicts there."""
+        """A step's work on `documents`, to be summed over the ranks: `tokens`, and `flops` if the loop has a meter.
+        outputs: tokens or scores that the model predicts there."""
         work = {"tokens": float(sum(document.tokens for document in documents))}
         if self.settings.meter is not None:
             work["flops"] = self.settings.meter.flops(documents, outputs)
@@ -142,11 +142,12 @@ class TrainingLoop:
         evaluate: Callable[[int], Any],
         evaluation_from: Callable[..., Any],
         uniform: Uniform | None = None,
+        *,
         of_training: bool = True,
     ) -> None:
         self._run, self._evaluate, self._evaluation_from = run, evaluate, evaluation_from
         loss = "train/loss" if of_training else ""
-        self._divergence = DivergenceWatch(run.metrics.folder, run.ranks.is_main, uniform, loss, _EVAL_LOSS)
+        self._divergence = DivergenceWatch(run.metrics.folder, run.ranks.is_main, uniform, loss, eval_loss=_EVAL_LOSS)
         self._done, saved = run.checkpoints.restore()
         if saved:
             check_keys(saved, ("before", "after"), "the loop's state")
@@ -157,7 +158,7 @@ class TrainingLoop:
     def result(
         self, figures: Callable[[Any, Any], dict[str, float | None]], sentence: Callable[[Any, Any], str]
     ) -> TrainingResult:
-        """What came of the loop, to be called at its end. figures, sentence: of the evaluations before and after; the
+        """The result of the loop, to be called at its end. figures, sentence: of the evaluations before and after; the
         second is called if there are evaluation rows."""
         before, after = self.before, self.after
         summary = {**figures(before, after), "seconds": self._run.metrics.seconds}

@@ -91,7 +91,7 @@ def test_by_hand(loss_type, smoothing, first, second, slopes):
 def test_against_the_formulas(pairs, how):
     margins, weights = zip(*pairs, strict=True)
     formula = next(FORMULAS[name] for name, loss in LOSSES.items() if loss is how.loss)
-    expected = sum(w * formula(m, how.beta, **vars(how.own)) for m, w in pairs) / 7
+    expected = sum(w * formula(m, how.beta, **vars(how.options)) for m, w in pairs) / 7
     loss, _ = loss_of(margins, weights, 7.0, how, torch.float64)
     assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 

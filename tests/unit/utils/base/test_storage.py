@@ -16,6 +16,7 @@ import pytest
 from training.utils.base.storage import (
     HashedFile,
     WrittenOutTooLong,
+    lock_exclusively,
     naming,
     new_rescue_folder,
     parse_json,
@@ -27,7 +28,6 @@ from training.utils.base.storage import (
     sha256_of,
     share,
     try_lock,
-    try_to_own,
     write_json,
 )
 
@@ -149,9 +149,9 @@ def test_what_is_shared_is_nobodys_own(tmp_path):
     path.write_text("")
     with path.open() as file, ExitStack() as until:
         share(file)
-        assert not try_to_own(str(path), until)
+        assert not lock_exclusively(str(path), until)
     with ExitStack() as until:
-        assert try_to_own(str(path), until) and try_to_own(str(tmp_path / "missing"), until)
+        assert lock_exclusively(str(path), until) and lock_exclusively(str(tmp_path / "missing"), until)
 
 
 def folder_with(path: Path, text: str) -> Path:

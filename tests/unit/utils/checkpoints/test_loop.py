@@ -39,11 +39,15 @@ def plan(
 ) -> CheckpointPlan:
     arguments = CheckpointArguments(resume=resume, **flags)
     settings, may_change = {**SETTINGS, **dict(changes)}, ("max_train_steps", "save_every")
-    return plan_checkpoints(arguments, str(place), "training.a", settings, ranks(world_size), may_change=may_change)
+    return plan_checkpoints(
+        arguments, str(place), "training.a", settings, ranks=ranks(world_size), may_change=may_change
+    )
 
 
 def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None, epoch: float = 0.0) -> Any:
-    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, digests, epoch)
+    return checkpointed_run(
+        made, RunFolder(place, True), CheckpointParts({}, ranks()), data, model_digests=digests, steps_per_epoch=epoch
+    )
 
 
 def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) -> None:

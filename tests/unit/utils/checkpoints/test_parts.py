@@ -59,7 +59,7 @@ def opened(plan: CheckpointPlan, place: Path, engines: Any) -> Any:
 
 def saved(place: Path, steps: int) -> None:
     flags = CheckpointArguments(keep_last=0)
-    plan = plan_checkpoints(flags, str(place), "training.a", {"seed": 7}, RANKS)
+    plan = plan_checkpoints(flags, str(place), "training.a", {"seed": 7}, ranks=RANKS)
     engine = SimpleNamespace(engine=Engine(900_000))
     with opened(plan, place, {"model": engine}) as (
         metrics,
@@ -95,7 +95,7 @@ def test_on_a_small_disk(tmp_path, capsys):
 def test_whatever_is_refused_leaves_the_last_good_one(tmp_path, monkeypatch, capsys, refused):
     saved(tmp_path, steps=1)
     folder = CheckpointFolder(tmp_path)
-    plan = plan_checkpoints(CheckpointArguments(resume="latest"), str(tmp_path), "training.a", {"seed": 7}, RANKS)
+    plan = plan_checkpoints(CheckpointArguments(resume="latest"), str(tmp_path), "training.a", {"seed": 7}, ranks=RANKS)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
@@ -119,7 +119,7 @@ def test_a_run_that_was_asked_to_end_says_that_its_checkpoint_is_missing(tmp_pat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
 
-    plan = plan_checkpoints(CheckpointArguments(), str(tmp_path), "training.a", {}, RANKS)
+    plan = plan_checkpoints(CheckpointArguments(), str(tmp_path), "training.a", {}, ranks=RANKS)
     monkeypatch.setattr(checkpoint_parts, "random_state", full)
     with (
         pytest.raises(SystemExit) as end,

@@ -23,7 +23,7 @@ PPO = {
 
 
 def check(saved: dict, mine: dict, defaults: dict | None = None) -> None:
-    check_settings(Path("c"), {"settings": saved}, mine, defaults or {}, MAY_CHANGE)
+    check_settings(Path("c"), {"settings": saved}, mine, defaults or {}, may_change=MAY_CHANGE)
 
 
 def told(saved: dict, **changes: object) -> str:
@@ -101,9 +101,9 @@ def test_a_setting_that_the_run_began_without_is_compared_with_its_default():
 def test_a_setting_that_this_version_lacks_is_compared_with_its_default():
     saved, defaults = {**SFT, "old": 3, "save_every": 7}, {"old": 3, "save_every": 0, "learning_rate": 0.1}
     manifest: dict = {"format": 2, "defaults": defaults}
-    check_settings(Path("c"), {"settings": saved, **manifest}, SFT, {}, MAY_CHANGE)
+    check_settings(Path("c"), {"settings": saved, **manifest}, SFT, {}, may_change=MAY_CHANGE)
     with pytest.raises(ThreestepError, match="other settings: --old was 4, and this version does not have it; restore"):
-        check_settings(Path("c"), {"settings": {**saved, "old": 4}, **manifest}, SFT, {}, MAY_CHANGE)
+        check_settings(Path("c"), {"settings": {**saved, "old": 4}, **manifest}, SFT, {}, may_change=MAY_CHANGE)
     check({**saved, "old": 4}, SFT)  # of a version that wrote no defaults: a line of the log says so
 
 

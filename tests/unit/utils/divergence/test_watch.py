@@ -17,7 +17,7 @@ LOSSES = [2.0] * WINDOW + [4.61] * (WINDOW + 3)
 
 def run(folder, steps, first=0):
     with MetricsWriter(folder, True, first) as metrics:
-        watch = DivergenceWatch(folder, True, *NAMES)
+        watch = DivergenceWatch(folder, True, *NAMES[:2], eval_loss=NAMES[2])
         for step in range(first, steps):
             figures = {"train/loss": LOSSES[step], "train/grad_norm": 1.0}
             metrics.write(step + 1, figures)

@@ -10,7 +10,7 @@ BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300, "stage3
 
 
 def held(weights: int, dtype: str, zero: dict, ranks: int, trained: int | None = None) -> tuple[int, int]:
-    memory = trained_memory(weights, trained or weights, 100, dtype, {**BUCKETS, **zero}, ranks)
+    memory = trained_memory(weights, trained or weights, 100, dtype, zero={**BUCKETS, **zero}, ranks=ranks)
     return sum(line.device_bytes for line in memory.held), sum(line.host_bytes for line in memory.held)
 
 
@@ -31,7 +31,7 @@ def test_bf16_adds_gradients_up_in_float32():
 def test_bfloat16_states_are_a_third_of_the_others():
     """1000 weights on 2 ranks: 2 weights + 2 gradients / 2 + (2 + 4) / 2."""
     for stage, bytes_a_weight in ((1, 2 + 2 + 3), (2, 2 + 1 + 3), (3, 1 + 1 + 3)):
-        memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": stage}, 2, bf16_states=True)
+        memory = trained_memory(1000, 1000, 100, "bf16", zero={**BUCKETS, "stage": stage}, ranks=2, bf16_states=True)
         assert sum(line.device_bytes for line in memory.held) == 1000 * bytes_a_weight
 
 
@@ -48,11 +48,13 @@ def test_only_what_trains_has_gradients():
 
 
 def test_stage_3_gathers_what_may_live():
-    memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3}, 2)
+    memory = trained_memory(1000, 1000, 100, "bf16", zero={**BUCKETS, "stage": 3}, ranks=2)
     assert memory.buffers.device_bytes == (500 + 300 + 100) * 2
-    one_large = trained_memory(1000, 1000, 900, "bf16", {**BUCKETS, "stage": 3}, 2)
+    one_large = trained_memory(1000, 1000, 900, "bf16", zero={**BUCKETS, "stage": 3}, ranks=2)
     assert one_large.buffers.device_bytes == (500 + 1000) * 2  # no more than there is
-    far = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 1200}, 2)
+    far = trained_memory(
+        1000, 1000, 100, "bf16", zero={**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 1200}, ranks=2
+    )
     assert far.buffers.device_bytes == (500 + 600 + 100) * 2
 
 
@@ -68,18 +70,20 @@ def test_a_second_copy_is_sharded_over_a_node():
     zero = {**BUCKETS, "stage": 3, "zero_hpz_partition_size": 4}
     plain, with_copy = (held(1000, "bf16", {**zero, **other}, 8) for other in ({"zero_hpz_partition_size": 1}, {}))
     assert with_copy[0] - plain[0] == 2 * 1000 // 4
-    on_host = trained_memory(1000, 1000, 100, "bf16", {**zero, "offload_param": {"device": "cpu"}}, 8).secondary
+    on_host = trained_memory(
+        1000, 1000, 100, "bf16", zero={**zero, "offload_param": {"device": "cpu"}}, ranks=8
+    ).secondary
     assert (on_host.device_bytes, on_host.host_bytes) == (0, 500)
 
 
 def test_pinned_memory_comes_in_powers_of_two():
     pinned = {"device": "cpu", "pin_memory": True}
     # stage 2, 500 weights a rank: float32 weights and gradients 2000 -> 2048 bytes each, bfloat16 1000 -> 1024
-    memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, "stage": 2, "offload_optimizer": pinned}, 2)
+    memory = trained_memory(1000, 1000, 100, "bf16", zero={**BUCKETS, "stage": 2, "offload_optimizer": pinned}, ranks=2)
     assert memory.pinned.host_bytes == 48 + 48 + 24
     # stage 3: sums of gradients 2000 -> 2048, the step's in groups of 300 and what is left, weights 1000 -> 1024
     zero = {"stage": 3, "offload_optimizer": pinned, "offload_param": pinned, "sub_group_size": 300}
-    memory = trained_memory(1000, 1000, 100, "bf16", {**BUCKETS, **zero}, 2)
+    memory = trained_memory(1000, 1000, 100, "bf16", zero={**BUCKETS, **zero}, ranks=2)
     assert memory.pinned.host_bytes == 48 + (2048 - 1200) + (1024 - 800) + 24
     # shards that are only read are pinned one by one: 2 x 150 -> 512, 2 x 128 -> 256
     assert pinned_shards([300, 256], "bf16", zero, 2).host_bytes == 212

@@ -12,7 +12,7 @@ import pytest
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import _parts
 from training.utils.flags.flags import UNIT, flag
-from training.utils.flags.help_page import as_typed, asked_topic, entries_of, help_page
+from training.utils.flags.help_page import as_typed, entries_of, help_page, requested_topic
 from training.utils.flags.step import known_steps
 from training.utils.flags.topics import OTHER, TOPICS
 
@@ -70,7 +70,7 @@ def test_the_first_page_of_a_step_fits_a_screen(name, columns, most_lines, monke
     monkeypatch.setenv("COLUMNS", str(columns))
     step = known_steps()[name]
     description = importlib.import_module(step.program).__doc__ or ""
-    page = help_page(parts_of(step.program), "threestep it", description, "", step.first_flags)
+    page = help_page(parts_of(step.program), "threestep it", description, "", first_flags=step.first_flags)
     assert page.startswith("usage: threestep it [flags]\n\n")
     extra = 8 if name == "step3_ppo" else 0  # two models, two lengths, two batches
     assert 24 <= len(page.splitlines()) <= most_lines + extra
@@ -117,7 +117,7 @@ def test_how_flags_look():
         " --number ROWS How many. The more the better. [3]", " --rate RATE How fast. [2e-05]",
         " --yes true|false Whether. [true]", " --maybe SECONDS Perhaps; default: not.",
     }  # fmt: skip
-    brief = help_page([Made], "it", "It does.", "", ["number", "config"])
+    brief = help_page([Made], "it", "It does.", "", first_flags=["number", "config"])
     assert re.search(r"--number ROWS +How many\. \[3\]\n", brief) and "--rate" not in brief
 
 
@@ -129,7 +129,7 @@ def test_how_flags_look():
     ],
 )  # fmt: skip
 def test_what_is_asked_for(argv, wanted):
-    assert asked_topic(argv) == wanted
+    assert requested_topic(argv) == wanted
 
 
 def test_every_unit_and_topic_is_used():

@@ -17,7 +17,7 @@ from training.utils.layout.rows import padded_rows
 from training.utils.loading.configurations import load_config
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
-from training.utils.models.own_forward import difference_now, own_forward_of
+from training.utils.models.own_forward import current_difference, own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 
@@ -245,9 +245,9 @@ def test_base_weights_are_rounded_before_they_are_measured(save_folder, tiny_tok
     settings = ModelSettings(folder, lora_dim=4, load_in_8bit=True)
     model = load_causal_lm(settings, torch.float32, len(tiny_tokenizer))
     own = own_forward_of(model)
-    assert own is not None and difference_now(model, own) <= own.tolerance
+    assert own is not None and current_difference(model, own) <= own.tolerance
     exact = load_causal_lm(ModelSettings(folder), torch.float32, len(tiny_tokenizer))
-    assert difference_now(exact, own) > own.tolerance
+    assert current_difference(exact, own) > own.tolerance
     layers = 7 * model.config.num_hidden_layers
     said = capsys.readouterr().out
     assert f"model: {layers} linear layers are kept in int8, other weights in float32: the base takes " in said

@@ -18,7 +18,7 @@ from tests.support.tiny_models import FAMILIES, PADDED_FAMILIES
 from training.utils.base.errors import ThreestepError
 from training.utils.loading import rehearsal
 from training.utils.loading.configurations import load_config
-from training.utils.loading.judgement import WantedModel
+from training.utils.loading.judgement import RequestedModel
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.settings import ModelSettings
@@ -461,7 +461,7 @@ def test_a_family_that_cannot_be_loaded_in_shards(save_folder, monkeypatch):
     model = AutoModelForCausalLM.from_config(config)
     model.model.norm.weight.ds_id = 1
     report = {"missing_keys": ["model.norm.weight"], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
-    wanted = WantedModel(folder, config, is_scalar=False)
+    wanted = RequestedModel(folder, config, is_scalar=False)
     with pytest.raises(ThreestepError, match=r"leaves 1 of its tensors random \(model.norm.weight\), though the files"):
         rehearsal.judge_loaded(wanted, model, report, rehearsal.stored_tensors(folder, config), rehearsed=True)
 

@@ -128,7 +128,7 @@ def test_a_family_that_computes_something_else_under_the_name(monkeypatch):
     def other(*given: Any, **others: Any) -> OwnForward:
         return float("nan")
 
-    monkeypatch.setattr(attention_choice, "difference_now", other)
+    monkeypatch.setattr(attention_choice, "current_difference", other)
     name, notes, _ = chosen(tiny_causal_lm("llama", HALF, head_dim=16))
     assert name == "flex_attention"
     assert notes[0] == "attention is not varlen: the family computes something else under another name"

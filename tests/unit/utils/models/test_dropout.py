@@ -17,7 +17,7 @@ from tests.support.versions import since
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.models import check_no_dropout, prepared
 from training.utils.models.dropout import set_dropout
-from training.utils.models.own_forward import difference_now, read_own_forward
+from training.utils.models.own_forward import current_difference, read_own_forward
 from training.utils.models.settings import ModelSettings
 
 RATE = 0.3
@@ -56,9 +56,9 @@ def noisy(family: str) -> Any:
 def test_no_noise_is_left_under_any_name(family):
     model = noisy(family)
     own = read_own_forward(model)
-    assert max(difference_now(model, own, training=True) for _ in range(3)) > own.tolerance
+    assert max(current_difference(model, own, training=True) for _ in range(3)) > own.tolerance
     set_dropout(model, 0.0)
-    assert max(difference_now(model, own, training=True) for _ in range(3)) <= own.tolerance
+    assert max(current_difference(model, own, training=True) for _ in range(3)) <= own.tolerance
 
 
 def test_a_rate_is_of_dropout_alone():

@@ -18,7 +18,7 @@ from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed
-from training.utils.models.own_forward import difference_now, own_forward_of, read_own_forward
+from training.utils.models.own_forward import current_difference, own_forward_of, read_own_forward
 from training.utils.models.settings import ModelSettings
 from training.utils.models.tensors.probes import make_probes
 from training.utils.models.tensors.rounding import rounded_once_more
@@ -200,7 +200,7 @@ def test_attention_that_branches_on_its_name_keeps_it(tmp_path, monkeypatch):
     own = own_forward_of(model)
     assert own is not None and model.config._attn_implementation == "sdpa"
     assert own.notes == ["attention stays 'sdpa': the family computes something else under another name"]
-    assert difference_now(model, own) == 0.0
+    assert current_difference(model, own) == 0.0
 
 
 def test_train_mode_with_dropout_zero_that_still_draws(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ def test_margins_stay_with_their_pairs(packed, micro):
     expected = {(0, 1): 0.25, (10, 11): 1.0, (10, 12): 5.0, (11, 12): 4.0, (20, 21): 0.0}
     plan = PlanSettings(1, max_rows_per_micro_batch=micro, packed=packed, max_row_tokens=12)
     found = {}
-    for batch in preference_batches(rows, range(3), plan, ranks(), 0, are_targets=False):
+    for batch in preference_batches(rows, range(3), plan, ranks(), pad_token_id=0, are_targets=False):
         last_ids_B = batch.ranked.rows.input_ids_NT.flatten()[batch.ranked.rows.end_B]
         for better, worse, margin in zip(
             batch.ranked.better_Q, batch.ranked.worse_Q, batch.margin_Q.tolist(), strict=True
@@ -57,7 +57,9 @@ def test_margins_stay_with_their_pairs(packed, micro):
 
 
 def test_a_rank_without_rows_has_a_batch_without_pairs():
-    batches = preference_batches([row(0, 2, [1.0])], [0], PlanSettings(2), ranks(2, 1), 0, are_targets=False)
+    batches = preference_batches(
+        [row(0, 2, [1.0])], [0], PlanSettings(2), ranks(2, 1), pad_token_id=0, are_targets=False
+    )
     assert [batch.margin_Q.tolist() for batch in batches] == [[]]
 
 

@@ -108,7 +108,7 @@ def run(tmp_path, capsys):
 
 
 def values(found, split: str, rows: list[ResponsesRow], indices: list[int]) -> list[float]:
-    batches = preference_batches(rows, indices, plan(True), OneRank.ranks, 0, are_targets=True)
+    batches = preference_batches(rows, indices, plan(True), OneRank.ranks, pad_token_id=0, are_targets=True)
     return torch.cat([getattr(found, split)(batch) for batch in batches]).tolist()
 
 

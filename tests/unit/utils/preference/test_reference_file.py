@@ -97,7 +97,7 @@ def test_the_parts_are_content(tmp_path):
         (tmp_path / name / "tokenizer.json").write_text(name)  # no part: the data's fingerprint has it
 
     def path(name, fingerprint="d", dtype="fp32", packed=True):
-        return reference_file(str(tmp_path / name), OfPhase(fingerprint), data, dtype, packed).path
+        return reference_file(str(tmp_path / name), OfPhase(fingerprint), data, dtype, packed=packed).path
 
     assert path("one") == path("moved")
     others = [path("trained"), path("reshaped"), path("one", "e"), path("one", dtype="bf16"), path("one", packed=False)]

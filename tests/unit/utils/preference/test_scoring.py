@@ -37,7 +37,7 @@ def model():
 def test_scores_and_their_order(model, monkeypatch, packed, at_a_time):
     monkeypatch.setattr(scoring, "_PLANNED_ROWS", at_a_time)
     plan = PlanSettings(1, 60, 2, packed, max_row_tokens=50)
-    found = score_responses(ScalarModel(model), rows(7), plan, 0, ALONE)
+    found = score_responses(ScalarModel(model), rows(7), plan, 0, ranks=ALONE)
     expected = []
     with torch.no_grad():
         for row in rows(7):
@@ -51,7 +51,7 @@ def test_scores_and_their_order(model, monkeypatch, packed, at_a_time):
 
 
 def test_no_rows(model):
-    found = score_responses(ScalarModel(model), [], PlanSettings(1), 0, ALONE)
+    found = score_responses(ScalarModel(model), [], PlanSettings(1), 0, ranks=ALONE)
     assert found.score_R.shape == found.prompt_R.shape == (0,)
 
 
@@ -61,20 +61,20 @@ def test_the_ranks_shares_are_put_in_order(model, monkeypatch):
     parts = []
     monkeypatch.setattr(scoring, "gathered", lambda part: parts.append(part) or [part])
     for rank in (1, 0):
-        score_responses(ScalarModel(model), rows(9), plan, 0, Ranks(rank, rank, 2, torch.device("cpu")))
+        score_responses(ScalarModel(model), rows(9), plan, 0, ranks=Ranks(rank, rank, 2, torch.device("cpu")))
     assert all(0 < len(part) < 22 for part in parts)
     monkeypatch.setattr(scoring, "gathered", lambda part: parts)
-    together = score_responses(ScalarModel(model), rows(9), plan, 0, Ranks(0, 0, 2, torch.device("cpu")))
+    together = score_responses(ScalarModel(model), rows(9), plan, 0, ranks=Ranks(0, 0, 2, torch.device("cpu")))
     monkeypatch.setattr(scoring, "gathered", lambda part: [part])
-    alone = score_responses(ScalarModel(model), rows(9), PlanSettings(1, 40, 2), 0, ALONE)
+    alone = score_responses(ScalarModel(model), rows(9), PlanSettings(1, 40, 2), 0, ranks=ALONE)
     assert together.prompt_R.tolist() == alone.prompt_R.tolist()
     assert together.tokens_R.tolist() == alone.tokens_R.tolist()
     assert together.score_R.tolist() == pytest.approx(alone.score_R.tolist(), abs=1e-5)
 
 
 def test_one_response_a_prompt(model):
-    both = score_responses(ScalarModel(model), rows(4), PlanSettings(1), 0, ALONE)
-    chosen = score_responses(ScalarModel(model), chosen_alone(rows(4)), PlanSettings(1, packed=True), 0, ALONE)
+    both = score_responses(ScalarModel(model), rows(4), PlanSettings(1), 0, ranks=ALONE)
+    chosen = score_responses(ScalarModel(model), chosen_alone(rows(4)), PlanSettings(1, packed=True), 0, ranks=ALONE)
     first = np.diff(both.prompt_R, prepend=-1) != 0
     assert chosen.score_R.tolist() == pytest.approx(both.score_R[first].tolist(), abs=1e-5)
 
@@ -84,7 +84,7 @@ def test_a_model_that_has_diverged():
         return torch.full_like(laid_out.end_B, 1.0, dtype=torch.float32) / laid_out.end_B.sub(laid_out.end_B[0])
 
     with pytest.raises(ThreestepError, match="^1 of 4 scores are not finite: the model has diverged"):
-        score_responses(read, rows(3)[:1] + rows(3)[2:], PlanSettings(1), 0, ALONE)
+        score_responses(read, rows(3)[:1] + rows(3)[2:], PlanSettings(1), 0, ranks=ALONE)
 
 
 def test_the_end_token_is_left_out():

@@ -8,7 +8,7 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 from training.utils.rewards.rules.think_format import format_reward
-from training.utils.rewards.weighted import MODEL_ALONE, found_rule, named_rewards, reads_model
+from training.utils.rewards.weighted import MODEL_ALONE, named_rewards, reads_model, rule_named
 
 
 def named(reward: str, **flags):
@@ -60,6 +60,6 @@ def test_rules_that_flags_make():
 
 
 def test_a_checker_is_a_rule_too():
-    assert found_rule("format", ScoringArguments(), "--checker") is format_reward
+    assert rule_named("format", ScoringArguments(), "--checker") is format_reward
     with pytest.raises(ThreestepError, match="^--checker expects embedded, gsm8k, .*, got 'model'"):
-        found_rule("model", ScoringArguments(), "--checker")
+        rule_named("model", ScoringArguments(), "--checker")

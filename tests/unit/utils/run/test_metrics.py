@@ -14,7 +14,7 @@ from training.utils.run.metrics import MetricsWriter
 
 def opened(folder, done_steps: int = 0, done_seconds: float = 0.0) -> MetricsWriter:
     trackers = open_trackers(["tensorboard"], folder, {}, done_steps)
-    return MetricsWriter(folder, True, done_steps, done_seconds, trackers)
+    return MetricsWriter(folder, True, done_steps, done_seconds, trackers=trackers)
 
 
 def lines_of(folder) -> list[dict]:

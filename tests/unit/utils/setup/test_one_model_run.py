@@ -54,7 +54,7 @@ def test_the_loop_is_the_flags(packed, capsys):
     run = RunArguments(seed=2, profile_steps=[3])
     report = ReportArguments(logging_steps=5, logging_seconds=2.0)
     flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report)
-    loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks(3), 1)
+    loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1)
     said = capsys.readouterr().out
     assert said == ("" if packed else "--share_beginnings: padded rows have one sequence each, and share nothing\n")
     each = forward_overhead_tokens(1500, on_gpu=False)
@@ -65,14 +65,16 @@ def test_the_loop_is_the_flags(packed, capsys):
     rest = {"eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(), "log_pace": LogPace(5, 2.0)}
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)
     run.shuffle = False
-    assert loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks(3), 1) == replace(loop, shuffle=False)
+    assert loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1) == replace(
+        loop, shuffle=False
+    )
 
 
 def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     model = tiny_causal_lm("llama")
     groups = {"run": RunArguments(seed=2), "engine": EngineArguments(), "report": ReportArguments()}
     flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=20))
-    loop = loop_settings(flags, (1, 16), model, True, ranks(), 1)
+    loop = loop_settings(flags, (1, 16), model, True, ranks=ranks(), pad_token_id=1)
     assert loop.meter is not None and loop.meter.shape == model_shape(model)
     rate = loop.meter.peak_flops_per_second
     assert 1e8 < rate < 1e15

@@ -27,7 +27,7 @@ def model_for(tokenizer: Any, scalar: bool = False) -> Any:
 
 
 def check(folder: Path, model: Any, tokenizer: Any, processor: Sequence[Path] = ()) -> None:
-    check_saving(folder, [SavedModel(model, tokenizer)], processor, False, True)
+    check_saving(folder, [SavedModel(model, tokenizer)], processor, False, is_main=True)
 
 
 @pytest.mark.parametrize("scalar", [False, True])

@@ -79,7 +79,13 @@ class Read:
 def packs(family: str, padded: bool, **more) -> tuple[bool, Read, list[tuple[str, bool]]]:
     engine, said = Read(family), []
     answer = may_pack(
-        padded, engine.model, engine, engine, 30, lambda text, is_main: said.append((text, is_main)), **more
+        padded,
+        engine.model,
+        engine,
+        engine,
+        longest_tokens=30,
+        log=lambda text, is_main: said.append((text, is_main)),
+        **more,
     )
     return answer, engine, said
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import try_lock, try_to_own
+from training.utils.base.storage import lock_exclusively, try_lock
 from training.utils.data.cache.arguments import CacheArguments
 from training.utils.data.cache.cache import BUILDING, LOCK, OLD, damage_of, entries_of, read_manifest
 from training.utils.run.program import run_program
@@ -183,7 +183,7 @@ def remove(entry: CacheEntry) -> bool:
     try:
         with ExitStack() as owned:
             splits = {} if entry.manifest is None else entry.manifest["splits"]
-            if not all(try_to_own(os.path.join(entry.path, split["file"]), owned) for split in splits.values()):
+            if not all(lock_exclusively(os.path.join(entry.path, split["file"]), owned) for split in splits.values()):
                 return False
             # Renamed first, so that nobody sees half of it.
             shutil.rmtree(entry.path + OLD, ignore_errors=True)

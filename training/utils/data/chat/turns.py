@@ -67,7 +67,7 @@ class SaidCall(Protocol):
     def arguments(self) -> dict[str, Any]: ...
 
 
-class SaidTurn(Protocol):
+class ModelTurn(Protocol):
     """A turn that a model sampled. text: all of it, without the token that ends a turn. content: without reasoning and
     calls."""
 
@@ -138,7 +138,9 @@ class TurnTokens:
                 ) from None
         return self._habits[key]
 
-    def history(self, said: Sequence[Message | SaidTurn], opened: int, tools: Any, ids: Sequence[int]) -> HistoryTokens:
+    def history(
+        self, said: Sequence[Message | ModelTurn], opened: int, tools: Any, ids: Sequence[int]
+    ) -> HistoryTokens:
         """Return the whole conversation as the template writes it by now, once the last messages follow.
 
         said: messages, of which the first `opened` were the opening, and the model's turns; up to a reply. ids: the
@@ -246,7 +248,7 @@ def _call(name: str = _TOOL, number: str = _CALL_ID, arguments: dict[str, Any] |
     return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments or {"key": "d"}}}
 
 
-def _turn_message(said: SaidTurn, writes_calls: bool) -> Message:
+def _turn_message(said: ModelTurn, writes_calls: bool) -> Message:
     """A turn that was drawn, as a message. Its thoughts stay in its text, where a template that strips them looks for
     them; where it calls, they come apart if the template writes calls."""
     if not (said.calls and writes_calls):

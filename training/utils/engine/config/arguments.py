@@ -1,5 +1,5 @@
-"""How one model is trained under DeepSpeed: as one record, and as the flags that steps 1 and 2 share. Cheap to import:
-`--help` reaches this module."""
+"""The training of one model under DeepSpeed, as one record and as the flags that steps 1 and 2 share. Cheap to
+import: `--help` reaches this module."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ def deepspeed_config(
     ranks: int,
     trainable_elements: int,
     on_gpu: bool,
+    *,
     limits: Mapping[str, int] = DEEPSPEED_LIMITS,
 ) -> dict[str, Any]:
     """Return the configuration for `deepspeed.initialize`. limits: of what ZeRO-3 gathers (`zero3_limits`).
@@ -30,14 +31,14 @@ def deepspeed_config(
     The planner sets batch sizes, so DeepSpeed gets one sequence per rank, and accumulation that ends when the caller
     calls step().
     """
-    ours = _from_flags(settings, ranks, trainable_elements, on_gpu, limits)
+    ours = _from_flags(settings, ranks, trainable_elements, on_gpu, limits=limits)
     if settings.deepspeed_config is None:
         return ours
     return with_flags(users_config(settings.deepspeed_config), ours, settings, ranks)
 
 
 def _from_flags(
-    settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool, limits: Mapping[str, int]
+    settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool, *, limits: Mapping[str, int]
 ) -> dict[str, Any]:
     stage = settings.zero_stage
     zero: dict[str, Any] = {

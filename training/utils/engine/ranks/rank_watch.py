@@ -40,7 +40,7 @@ class RankWatch:
         if self._store is not None:
             threading.Thread(target=self._watch, name="watching other ranks", daemon=True).start()
 
-    def tell(self) -> None:
+    def report_failure(self) -> None:
         """Report this rank's failure to the others."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):  # the store's host may have gone first

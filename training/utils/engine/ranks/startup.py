@@ -82,12 +82,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
         torch.distributed.init_process_group(
             backend, store=torch.distributed.HashStore(), rank=0, world_size=1, timeout=timeout
         )
-    deepspeed.init_distributed(
-        dist_backend=backend,
-        auto_mpi_discovery=False,
-        verbose=False,
-        timeout=timeout,
-    )
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
     # DeepSpeed makes the groups that reduce gradients with torch's default timeout (deepspeed 0.19, utils/groups.py):
     # 30 minutes for gloo, 10 for NCCL.
     deepspeed.comm.comm.cdb.new_group = partial(torch.distributed.new_group, timeout=timeout)
@@ -103,7 +98,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
         failed = False
     finally:
         if failed:
-            watch.tell()
+            watch.report_failure()
         if not failed or ranks.world_size == 1:
             ranks.leaving.close()
         leave_process_group(failed)

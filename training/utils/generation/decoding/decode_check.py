@@ -20,7 +20,7 @@ from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.images.prompts import PixelsOf, PromptImages
 from training.utils.images.spans import ImageSpan, media_between
-from training.utils.models.own_forward import OwnForward, difference_now
+from training.utils.models.own_forward import OwnForward, current_difference
 from training.utils.models.tensors.rounding import rms
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
             notes += [f"warning: {name} rolls out {way.words}, which is slower"] if notes else []
             return way, [*first, *notes]
         notes.append(f"{name} cannot roll out {way.words}: {reason}")
-    plain = difference_now(model, own)
+    plain = current_difference(model, own)
     if not plain <= own.tolerance:
         raise ThreestepError(
             f"{name} cannot draw responses: the weights that rollouts are lent compute other log-probabilities than "

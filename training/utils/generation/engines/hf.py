@@ -24,6 +24,7 @@ from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     BorrowHead,
     Drawing,
+    Lender,
     RolloutEngine,
     RolloutRequest,
     Sampling,
@@ -42,7 +43,6 @@ from training.utils.models.attention.document_attention import share_keys_of_few
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.rollout_engine import Lender
     from training.utils.contracts.turns import Turns
     from training.utils.models.own_forward import OwnForward
 
@@ -117,7 +117,7 @@ class TransformersRollout(RolloutEngine):
         if not self._keeps_turns:
             return None
         every = sampling.ends.check_tokens or end_check_tokens(model.device)
-        return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, self._way.fixed)
+        return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, fixed=self._way.fixed)
 
     @torch.no_grad()
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:

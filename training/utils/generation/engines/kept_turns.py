@@ -55,7 +55,13 @@ class KeptTurns(Turns):
     """See Turns."""
 
     def __init__(
-        self, model: PreTrainedModel, sampling: Sampling, stop: StopStrings | None, end_check_tokens: int, fixed: bool
+        self,
+        model: PreTrainedModel,
+        sampling: Sampling,
+        stop: StopStrings | None,
+        end_check_tokens: int,
+        *,
+        fixed: bool,
     ) -> None:
         """end_check_tokens: between two looks at which turns are over. fixed: see `RaggedRows`, also for ValueError."""
         self._rows, self._name, self._device = RaggedRows(model, fixed), type(model).__name__, model.device
@@ -145,8 +151,8 @@ class KeptTurns(Turns):
         return self._taken(lines, *drawn)
 
     def _rows_of_step(self) -> int:
-        """How many rows take part in the next step: the active ones, and in a captured step, which is made anew for
-        each number of rows, some that wait."""
+        """The number of rows in the next step: the active ones, and in a captured step, which is made anew for each
+        number of rows, some that wait."""
         if not self._fixed:
             return self._active
         if self._active > self._captured:

@@ -167,7 +167,7 @@ def _prefilled(rows: RaggedRows, request: RolloutRequest) -> tuple[torch.Tensor,
 
 
 class _Drawing:
-    """What follows each token that is drawn."""
+    """The tokens to come after each that is drawn."""
 
     def __init__(self, rows: RaggedRows, sampling: Sampling) -> None:
         assert sampling.paths is not None
@@ -210,7 +210,7 @@ class _Drawing:
         return [(row, (path, self._tags.open_path)) for path in block.paths]
 
     def _last_place(self, start: int) -> int:
-        """Where in a path its `</Path>` must stand, if not before."""
+        """The last place in a path for its `</Path>`."""
         last = self._most - 1 - start
         return last if self._paths.most_tokens is None else min(last, self._paths.most_tokens - 1)
 

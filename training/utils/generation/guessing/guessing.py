@@ -110,7 +110,7 @@ class Guessing:
     ) -> Rollout:
         among_S = self._frequent.among(request.prompt_ids_BP[request.prompt_mask_BP])
         how = Guesses(self._how.guesses, self._head, among_S, rounds)
-        rollout = drawn_by_guesses(model, how, request, stop, self._counts)
+        rollout = drawn_by_guesses(model, how, request, stop, counts=self._counts)
         if self._counts.guesses:
             self._known = replace(self._counts)
         return rollout
@@ -125,8 +125,8 @@ class Guessing:
         return f"warning: {self._how.flag} does not pay: {measured} (auto switches it off where it does not)"
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides which rollouts guess, and among which tokens: others would round otherwise; and what the next
-        figures count."""
+        """The state that decides which rollouts guess, and among which tokens: others would round otherwise; and the
+        counts of the next figures."""
         state = {"pace": self._pace.state_dict(), "frequent": self._frequent.state_dict()}
         return {**state, "counts": asdict(self._counts)}
 

@@ -1,4 +1,4 @@
-"""Whether rollouts by guesses are faster than those without, measured in turns: both draw the same tokens. And whether
+"""Measures whether rollouts by guesses are faster than those without, in turns: both draw the same tokens. And whether
 one round of a rollout is: the fewer rows are left, the less a second token of each costs beside the first."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Timed:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast guesses are; None if that is not known yet."""
+        """The speed with guesses over that without; None if it is not known yet."""
         by_guesses, without = (self.seconds[way] for way in (True, False))
         if len(by_guesses) < _MEASURED or len(without) < _MEASURED:
             return None

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Guesses:
-    """How tokens are guessed. count: K, 1 or more. head: None guesses by n-grams. among_S: int64, in ascending order,
+    """Settings of guessing. count: K, 1 or more. head: None guesses by n-grams. among_S: int64, in ascending order,
     the tokens among which a head guesses; None: among all. pace: which rounds guess; by default all."""
 
     count: int
@@ -49,8 +49,8 @@ class Guesses:
 
 @dataclass
 class GuessCounts:
-    """Of rollouts so far. forwards: each counts for each of its rows. tokens: drawn by them. guesses, accepted: tokens
-    that were guessed, and those of them that the model drew too."""
+    """Counts of the rollouts so far. forwards: each counts for each of its rows. tokens: drawn by them. guesses,
+    accepted: tokens that were guessed, and those of them that the model drew too."""
 
     forwards: int = 0
     tokens: int = 0
@@ -75,7 +75,7 @@ class GuessCounts:
 
 
 def drawn_by_guesses(
-    model: PreTrainedModel, how: Guesses, request: RolloutRequest, stop: StopStrings | None, counts: GuessCounts
+    model: PreTrainedModel, how: Guesses, request: RolloutRequest, stop: StopStrings | None, *, counts: GuessCounts
 ) -> Rollout:
     """Return the rollout that `model` draws without guesses. counts: are added to.
 
@@ -88,7 +88,7 @@ def drawn_by_guesses(
     draws_of = partial(_Draws, drawn, request.sampling, vocabulary_of(model))
     is_prompt = True
     while True:
-        draws = draws_of(rows_A, starts_A)
+        draws = draws_of(rows_A, starts_A=starts_A)
         token_AQ, logprob_AQ, fresh_A = _verified(model, states_AQH, guess_AK, draws)
         most = int(fresh_A.max())
         over = drawn.take(rows_A, starts_A, token_AQ, logprob_AQ, fresh_A=fresh_A)
@@ -108,7 +108,7 @@ def drawn_by_guesses(
             held = (rows_A, starts_A, fresh_A, token_AQ, states_AQH)
             rows_A, starts_A, fresh_A, token_AQ, states_AQH = (compacted(part, moves) for part in held)
         if how.pace.begin(len(rows_A)):
-            guess_AK = guesser.guess(token_AQ, fresh_A, states_AQH, draws_of(rows_A, starts_A))
+            guess_AK = guesser.guess(token_AQ, fresh_A, states_AQH, draws_of(rows_A, starts_A=starts_A))
         else:
             guesser.skip(token_AQ, fresh_A)
             guess_AK = token_AQ[:, :0]
@@ -218,6 +218,7 @@ class _Draws:
         sampling: Sampling,
         vocabulary: int,
         rows_A: torch.Tensor,
+        *,
         starts_A: torch.Tensor,
     ) -> None:
         """starts_A: the place of each row's next token."""

@@ -1,4 +1,4 @@
-"""Whether vLLM computes of rows with images what the model's own forward does: before the first rollout, on the
+"""Checks that vLLM computes the model's own forward on rows with images: before the first rollout, on the
 examples by which the model was read when it was loaded (`models.pictured`).
 
 Their tokens, which are given, get the log-probabilities that vLLM computes in its forward of a prompt. What comes of

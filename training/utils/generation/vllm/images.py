@@ -168,7 +168,7 @@ class _NamedTower(NamedTuple):
 
 
 def _named_tower(model: Any) -> _NamedTower | None:
-    """Of vLLM's model, where its tower is named otherwise."""
+    """The tower of vLLM's model, if its name there is another."""
     tower = getattr(getattr(model, "vision_tower", None), "vision_model", None)
     return None if tower is None else _NamedTower(len(tower.encoder.layers), tower.post_layernorm is not None)
 

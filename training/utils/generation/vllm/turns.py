@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class VllmResponse:
-    """What is drawn so far of a turn."""
+    """The tokens of a turn that are drawn so far."""
 
     turn: NextTurn
     ids: list[int] = field(default_factory=list)

@@ -47,7 +47,7 @@ class BitSums:
 
     @property
     def total(self) -> int:
-        """Of all layers, whatever their names."""
+        """The sum over all layers, whatever their names."""
         return sum(self.by_layer.values()) % 2**64
 
 

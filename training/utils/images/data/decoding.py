@@ -27,7 +27,7 @@ _DEEP_MODES = ("I", "F")  # more than 8 bits a channel: Pillow's RGB clips them
 
 @dataclass(frozen=True)
 class PictureSize:
-    """What the header of an encoded picture says. width, height: in pixels, after Exif's rotation."""
+    """The header of an encoded picture. width, height: in pixels, after Exif's rotation."""
 
     format: str
     width: int

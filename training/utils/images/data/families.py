@@ -1,5 +1,5 @@
-"""What each family of models writes for an image: the text that takes the place of what its chat template writes, and
-the tokens in it that stand for the image.
+"""The text of an image in each family of models, which takes the place of the chat template's, and the tokens in it
+that stand for the image.
 
 | family | the template writes | the model reads | positions |
 | --- | --- | --- | --- |
@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class ImageText:
-    """What a model reads for one picture. runs: of the placeholder in `text`; several where the picture is cut up."""
+    """The text of one picture, for a model. runs: of the placeholder in `text`; several if the picture is cut up."""
 
     text: str
     runs: tuple[Run, ...]
@@ -49,7 +49,7 @@ class ImageText:
 
 @dataclass(frozen=True)
 class ImageFamily:
-    """How a family writes images.
+    """The text of images in a family of models.
 
     written: what the chat template writes for an image.
     placeholder, placeholder_id: the token that stands for each token of an image.
@@ -77,7 +77,7 @@ def known_families() -> str:
 
 
 def knows(config: Any) -> bool:
-    """Whether the family of a model's configuration is in the table."""
+    """True if the family of a model's configuration is in the table."""
     return config.model_type in _FAMILIES
 
 
@@ -87,7 +87,7 @@ def family_of(config: Any, tokenizer: Any) -> ImageFamily:
 
 
 def pixels_of_picture(features: Mapping[str, Any]) -> ImagePixels:
-    """What an image processor made of one picture, without the dimensions of lists of pictures."""
+    """An image processor's output for one picture, without the dimensions of lists of pictures."""
     values = torch.as_tensor(features["pixel_values"]).float()
     if values.dim() == 5:  # Idefics3: rows and their pictures' tiles; LLaVA-NeXT: pictures and their tiles
         values = values.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Where images stand in a conversation: tags in a text, or typed parts, become parts that a chat template reads.
+"""Places of images in a conversation: tags in a text, or typed parts, become parts that a chat template reads.
 
 | form | a place |
 | --- | --- |

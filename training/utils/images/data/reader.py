@@ -1,4 +1,4 @@
-"""What a model reads of a picture: the text that stands for it among the tokens, and its pixels.
+"""A picture as a model reads it: the text that stands for it among the tokens, and its pixels.
 
 The image processor is that of the model's folder, by Pillow: torchvision's resizes otherwise, so the two are never
 mixed. A picture is decoded whole when its row is made, so that no damaged one is met during training, and again each
@@ -57,11 +57,11 @@ class ImageReader:
         return f"images: prepared by {type(self._processor).__name__}; {compared}"
 
     def parts_of_rows(self, allow_urls: bool) -> dict[str, str]:
-        """What rows depend on, for the cache's fingerprint."""
+        """Settings that rows depend on, for the cache's fingerprint."""
         return {**self.parts(), "image urls": str(allow_urls)}
 
     def of_rows(self, store: GrowingStore, allow_urls: bool) -> ReadsMedia:
-        """What reads the images of rows, and stores their pictures."""
+        """A reader of the images of rows that stores their pictures."""
         return RowPictures(self, store, allow_urls)
 
     def of_stored(self, pictures: EncodedPictures) -> PixelReader:
@@ -78,8 +78,8 @@ class ImageReader:
         return counting_placeholders(decode, self.family.placeholder)
 
     def text_of(self, data: bytes, where: str) -> ImageText:
-        """What a model reads for an encoded picture. Raises BadConversation for one that cannot be decoded, or that the
-        image processor refuses (Qwen's: sides of which one is over 200 times the other)."""
+        """The text of an encoded picture. Raises BadConversation for one that cannot be decoded, or that the image
+        processor refuses (Qwen's: sides of which one is over 200 times the other)."""
         picture = decoded(data, where)
         try:
             return self._text_of_size(picture.height, picture.width)
@@ -92,7 +92,7 @@ class ImageReader:
             ) from error
 
     def pixels(self, data: bytes) -> ImagePixels:
-        """What a vision tower takes of one encoded picture."""
+        """The input of a vision tower for one encoded picture."""
         return pixels_of_picture(self._features(decoded(data, "a picture of the cache")))
 
     def _features(self, picture: Any) -> Mapping[str, Any]:
@@ -208,8 +208,8 @@ class PixelReader:
         return shown_images(media, self.pictures, self.reader)
 
     def __call__(self, keys: Sequence[int]) -> ImagePixels:
-        """What a vision tower takes of these images. keys: of `TokenRows.images`, in their order; a picture that is cut
-        up has as many spans as parts, one after the other. ValueError without keys."""
+        """The input of a vision tower for these images. keys: of `TokenRows.images`, in order; a picture that is cut up
+        has as many spans as parts, one after the other. ValueError without keys."""
         read: list[ImagePixels] = []
         at = 0
         while at < len(keys):

@@ -1,4 +1,4 @@
-"""How many tokens a picture has in LLaVA-NeXT and LLaVA-OneVision, which cut it into tiles and put their features
+"""Counts the tokens of a picture in LLaVA-NeXT and LLaVA-OneVision, which cut it into tiles and put their features
 together again (Liu et al. 2024, "LLaVA-NeXT"; Li et al. 2024, "LLaVA-OneVision", section 3).
 
 A picture is read whole, at the size of a tile, and cut up: it is fitted into the best of several grids of tiles. Of the

@@ -47,7 +47,7 @@ def image_bytes(value: Any, folder: Path | None, where: str, allow_urls: bool = 
 
 
 def _inside(value: Any, where: str) -> Any:
-    """What an object holds under the first of `_KEYS` that is not null; any other value as it is."""
+    """An object's value under the first of `_KEYS` that is not null; any other value as it is."""
     if not isinstance(value, Mapping):
         return value
     held = next((value[key] for key in _KEYS if value.get(key) is not None), None)

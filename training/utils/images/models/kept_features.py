@@ -1,4 +1,4 @@
-"""How a model of images and text reads pictures whose features are kept (`images.kept_features`).
+"""Forwards of a model of images and text with kept features of pictures (`images.kept_features`).
 
 Kept is what goes into the projector, the last part before the embeddings, or, where the projector is frozen as well,
 what comes out of it. A picture's features are made by themselves, whatever else a micro-batch holds, so that a run
@@ -40,7 +40,7 @@ class FeatureReader:
     form: tuple[int, ...] | None
 
     def features(self, pixels: ImagePixels) -> torch.Tensor:
-        """What is kept of one picture."""
+        """The features of one picture that are kept."""
         found: list[torch.Tensor] = []
         hook = self.projector and self.projector.register_forward_pre_hook(lambda _, given: found.append(given[0]))
         try:
@@ -138,14 +138,14 @@ def _each_picture(pixels: ImagePixels, pictures: tuple[Picture, ...]) -> Iterato
 
 
 def _made(model: Any, pixels: ImagePixels) -> Any:
-    """What `model` makes of pictures; their embeddings, in its own form, are `pooler_output`."""
+    """Features of pictures by `model`; their embeddings, in its form, are `pooler_output`."""
     given = pixel_inputs(model.config, pixels)
     values = given.pop("pixel_values").to(model.dtype)
     return model.base_model.get_image_features(values, **given, return_dict=True)
 
 
 def _same_weights(one: Any, other: Any, with_projector: bool) -> bool:
-    """Whether both have a tower of the same weights, to the bit, and a projector, if that is asked for too."""
+    """True if both have a tower of the same weights, to the bit, and with `with_projector` a projector too."""
     return all(
         mine is not None and yours is not None and mine.dtype == yours.dtype and torch.equal(mine, yours)
         for mine, yours in zip_longest(_tower(one, with_projector), _tower(other, with_projector))

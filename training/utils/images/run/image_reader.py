@@ -1,4 +1,4 @@
-"""What reads the images of rows for a model that is named, not loaded, and what is saved of it beside a trained one."""
+"""The reader of images in rows for a model that is named, not loaded, and its files beside a trained model."""
 
 from __future__ import annotations
 

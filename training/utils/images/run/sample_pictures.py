@@ -27,7 +27,7 @@ class SamplePictures:
         self._kept = {path.stem for path in (folder.path / SAMPLE_MEDIA).glob("*.png")}
 
     def has(self, names: Iterable[str]) -> bool:
-        """Whether all of these are kept."""
+        """True if all of these are kept."""
         return self._kept.issuperset(names)
 
     def names(self, spans: Sequence[ImageSpan]) -> list[str]:

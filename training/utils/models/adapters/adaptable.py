@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from training.utils.models.own_forward import difference_now, own_forward_of
+from training.utils.models.own_forward import current_difference, own_forward_of
 from training.utils.models.quantized.quantized import QuantizedLinear
 from training.utils.models.tensors.rounding import rms
 from training.utils.models.tensors.sharding import whole_shape
@@ -83,7 +83,10 @@ def _moves(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> bool:
     measured = own_forward_of(model)
     assert measured is not None
     try:
-        return not difference_now(model, measured, inside=lambda: _weights_in_calls_alone(layers)) <= measured.tolerance
+        return (
+            not current_difference(model, measured, inside=lambda: _weights_in_calls_alone(layers))
+            <= measured.tolerance
+        )
     except torch.OutOfMemoryError:
         raise
     except Exception:  # noqa: BLE001 - NaN breaks each family in its own way

@@ -34,6 +34,7 @@ def save_model(
     model: PreTrainedModel,
     tensors: dict[str, torch.Tensor],
     tokenizer: PreTrainedTokenizerBase,
+    *,
     write_more: Callable[[Path], None] | None = None,
 ) -> None:
     """Write `tensors` (the full, merged weights under the plain model's names) as the model in `folder`.
@@ -61,7 +62,7 @@ def save_model(
         )
     try:
         with disk_errors(beside):
-            _write(beside, plain, None, tokenizer, write_more)
+            _write(beside, plain, None, tokenizer, write_more=write_more)
             publish_folder(beside, folder)
     finally:
         remove(beside)  # the room of what did not become a model
@@ -74,7 +75,7 @@ def save_without_weights(
     write_more: Callable[[Path], None] | None = None,
 ) -> None:
     """Write the files of `save_model`, but for the weights. Arguments: see there."""
-    _write(folder, plain_skeleton(model), {}, tokenizer, write_more)
+    _write(folder, plain_skeleton(model), {}, tokenizer, write_more=write_more)
 
 
 def _write(
@@ -82,6 +83,7 @@ def _write(
     plain: PreTrainedModel,
     tensors: dict[str, torch.Tensor] | None,
     tokenizer: PreTrainedTokenizerBase,
+    *,
     write_more: Callable[[Path], None] | None,
 ) -> None:
     plain.save_pretrained(folder, state_dict=tensors)

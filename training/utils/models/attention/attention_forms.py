@@ -76,6 +76,7 @@ def seconds_of_forms(
     heads: int,
     key_heads: int,
     size: int,
+    *,
     dtype: torch.dtype,
     forms: Sequence[str],
     repeats: int = 5,
@@ -127,7 +128,9 @@ def _timed(rows: TokenRows, model: PreTrainedModel) -> str:
     fits = count * width**2 * (1 + model.dtype.itemsize) <= _MOST_MASK_BYTES
     others = [SDPA] if form_of_model != SDPA and fits else []
     flex = ALL_ATTENTION_FUNCTIONS[FLEX] if form_of_model == FLEX else None
-    seconds = seconds_of_forms(rows, heads, key_heads, size, model.dtype, [form_of_model, *others], flex=flex)
+    seconds = seconds_of_forms(
+        rows, heads, key_heads, size, dtype=model.dtype, forms=[form_of_model, *others], flex=flex
+    )
     times = ", ".join(f"{form} {1000 * each:.2f} ms" for form, each in seconds.items())
     if form_of_model != SDPA and not fits:
         times += f"; sdpa was not timed: its dense mask has {count * width**2 / 1e9:.2g} billion pairs"

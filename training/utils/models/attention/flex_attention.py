@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log_on_main
 from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 
 if TYPE_CHECKING:
@@ -140,11 +140,10 @@ class FlexAttention:
             return self._compiled(*given)
         except FailOnRecompileLimitHit:
             if not self._has_logged:
-                log(
+                log_on_main(
                     "warning: flex_attention runs unfused from here on for some models, slow and with all scores of "
                     f"a row: more than {torch._dynamo.config.recompile_limit} kinds of attention were to be compiled; "
-                    "use --attn_implementation sdpa",
-                    started_as_main_rank(),
+                    "use --attn_implementation sdpa"
                 )
                 self._has_logged = True
             return _attend(*given)

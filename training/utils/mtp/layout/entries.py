@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MtpEntries:
-    """What a module of one depth reads.
+    """The input of a module of one depth.
 
     Worked example, the sequence [5 6 7* 8*] (* to be predicted) in one row, depth 1: token 5 has no entry; 6, in slot
     1, takes the state of slot 0 and predicts 7, and 7, in slot 2, takes that of slot 1 and predicts 8:

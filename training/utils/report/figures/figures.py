@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.utils.report.figures.charts import (
-    Chart,
-    ChartLine,
-    HistogramChart,
-    LineChart,
-    ScatterChart,
-    histogram_of,
-)
+from training.utils.report.figures.charts import Chart, ChartLine, HistogramChart, LineChart, ScatterChart, histogram_of
 from training.utils.report.figures.reading import StepRun, finite
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from training.utils.report.pages.style import STYLE
 
 
 def document(
-    title: str, body: str, style: str = "", scripts: Sequence[str] = (), data: Mapping[str, Any] | None = None
+    title: str, body: str, style: str = "", scripts: Sequence[str] = (), *, data: Mapping[str, Any] | None = None
 ) -> str:
     """A whole page.
 

@@ -10,7 +10,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from training.utils.report.figures.judged import Change, JudgedRow, judged_rows, judges, margins_along
+from training.utils.report.figures.ranked_samples import Change, RankedSample, has_ranked_samples, margins_along, ranked_samples
 from training.utils.report.figures.numbers import shown
 from training.utils.report.figures.sample_media import media_shown
 from training.utils.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
@@ -32,7 +32,7 @@ def samples_section(steps: Sequence[StepRun]) -> str:
 
 def _kind(steps: Sequence[StepRun], several: bool) -> str:
     declaration = steps[0].declaration
-    cards = _judged(steps) if judges(steps[0]) else _side_by_side(steps)
+    cards = _ranked(steps) if has_ranked_samples(steps[0]) else _side_by_side(steps)
     title = f'<h3 class="kind">{escape(declaration.label)}</h3>' if several else ""
     return f'{title}<p class="soft">{escape(declaration.sample_note)}</p>{cards}'
 
@@ -57,7 +57,7 @@ def _answers_card(row: Sampled) -> str:
     return _sample(row.prompt, row.media, truth, answers)
 
 
-def _sample(prompt: str, media: tuple[str | None, ...], truth: str, answers: str, below: str = "") -> str:
+def _sample(prompt: str, media: tuple[str | None, ...], truth: str, answers: str, *, below: str = "") -> str:
     return (
         f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>'
         f"{media_shown(media)}{truth}"
@@ -113,18 +113,18 @@ def _box(title: str, text: str, marks: str) -> str:
 # --- ranked responses
 
 
-def _judged(steps: Sequence[StepRun]) -> str:
+def _ranked(steps: Sequence[StepRun]) -> str:
     score = steps[0].declaration.sample_score
-    cards = _titled((row.why, _judged_card(row, score)) for row in judged_rows(steps))
+    cards = _titled((row.why, _ranked_card(row, score)) for row in ranked_samples(steps))
     return cards + "".join(_margins_along(step, len(steps) > 1) for step in steps)
 
 
-def _judged_card(row: JudgedRow, score: str) -> str:
+def _ranked_card(row: RankedSample, score: str) -> str:
     boxes = "".join(
         _box(label, escape(text.strip()) or "(empty)", _changes(score, scores)) for label, text, scores in row.responses
     )
     margin = f'<div class="marks">{_changes("margin", row.margins, has_sign=True)}</div>'
-    return _sample(row.prompt, row.media, "", boxes, margin)
+    return _sample(row.prompt, row.media, "", boxes, below=margin)
 
 
 def _changes(name: str, changes: Sequence[Change], has_sign: bool = False) -> str:
@@ -145,7 +145,7 @@ def _margins_along(step: StepRun, several: bool) -> str:
     if len({when for _, _, margins in rows for when, _ in margins}) < 3:
         return ""  # the first and the last stand above
     cards = "".join(
-        _sample(prompt, media, "", "", f'<div class="marks">{_each_margin(margins)}</div>')
+        _sample(prompt, media, "", "", below=f'<div class="marks">{_each_margin(margins)}</div>')
         for prompt, media, margins in rows
     )
     title = f"Margins at every evaluation{f': {step.run}' if several else ''}"

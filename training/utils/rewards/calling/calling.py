@@ -81,7 +81,7 @@ def call_rule(name: str, rule: Rule, batch: RuleBatch) -> RuleAnswer:
     )
 
 
-def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, look: bool = True) -> ThreestepError:
+def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, *, look: bool = True) -> ThreestepError:
     """Return an error that names what `rule` raised, where, and for which sample.
 
     A rule is called with a whole batch. To find the sample, the rule is called with one sample after the other; the

@@ -67,6 +67,7 @@ def start_rules(
     rows: Sequence[PromptRow],
     responses: Sequence[str],
     columns: Sequence[str],
+    *,
     timeout_seconds: float,
     device: torch.device,
     more: Mapping[str, list[Any]] | None = None,

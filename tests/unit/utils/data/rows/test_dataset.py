@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.utils.base.storage import try_to_own
+from training.utils.base.storage import lock_exclusively
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow, TextBlock
 from training.utils.data.rows import dataset
 from training.utils.data.rows.dataset import CachedSplit, join_files, token_runs, write_rows
@@ -177,10 +177,10 @@ def test_an_open_split_is_not_another_ones_own(tmp_path):
     path = str(tmp_path / "split")
     opened = write(path, [TextBlock(0, ids(1))])
     with ExitStack() as held:
-        assert not try_to_own(path, held)
+        assert not lock_exclusively(path, held)
     del opened
     with ExitStack() as held:
-        assert try_to_own(path, held) and try_to_own(str(tmp_path / "missing"), held)
+        assert lock_exclusively(path, held) and lock_exclusively(str(tmp_path / "missing"), held)
 
 
 def test_what_fails_half_way_is_closed_and_no_split(tmp_path):

@@ -68,7 +68,7 @@ def test_limits_of_zero_3_are_the_flags_then_the_models(config_of):
     assert of(zero3_live_parameters=7, zero3_prefetch_parameters=0) == [7, 7, 0]
     assert of(theirs={"zero_optimization": {"max_live_parameters": 9}}, zero3_prefetch_parameters=3)[::2] == [9, 3]
     settings = EngineSettings(zero_stage=3)
-    sized = deepspeed_config(settings, 2, 10, False, dict.fromkeys(limits, 5))["zero_optimization"]
+    sized = deepspeed_config(settings, 2, 10, False, limits=dict.fromkeys(limits, 5))["zero_optimization"]
     assert [sized[name] for name in limits] == [5, 5, 5]
     assert limits[0] not in config_of(zero_stage=2)["zero_optimization"]
 

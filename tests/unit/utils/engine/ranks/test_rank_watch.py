@@ -11,7 +11,7 @@ def test_a_failure_is_seen_by_all_and_only_in_its_own_program():
     store = dist.HashStore()
     first = [RankWatch(rank, store) for rank in (0, 1)]
     assert first[0].failed_rank() is None
-    first[1].tell()
+    first[1].report_failure()
     assert first[0].failed_rank() == "rank 1"
     assert RankWatch(0, store).failed_rank() is None  # the next program of the same processes
 
@@ -19,5 +19,5 @@ def test_a_failure_is_seen_by_all_and_only_in_its_own_program():
 def test_one_rank_tells_nobody():
     watch = RankWatch(0, None)
     watch.start()
-    watch.tell()
+    watch.report_failure()
     watch.stop()

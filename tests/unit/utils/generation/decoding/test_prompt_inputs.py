@@ -61,7 +61,7 @@ def known(name: str) -> tuple[Family, OwnForward]:
     """A family as it is loaded: its own forward is measured before its attention is replaced."""
     family = awake(MAKE[name]())
     own = read_own_forward(family.model, 0, row_images(family))
-    settle_attention(family.model, own, "auto", None, False)
+    settle_attention(family.model, own, "auto", None, compiled=False)
     return family, own
 
 

@@ -57,7 +57,7 @@ def both(model, how, samples, guesses, monkeypatch=None, **given):
     counts, guessed = GuessCounts(), Guesses(guesses, **{"head": new_head(model, 1, 0).eval(), **given})
     request = RolloutRequest(ids_BP, mask_BP, how, seeds, samples)
     with torch.no_grad():
-        return plain, drawn_by_guesses(model, guessed, request, stop_strings(how, spelt), counts), counts
+        return plain, drawn_by_guesses(model, guessed, request, stop_strings(how, spelt), counts=counts), counts
 
 
 def assert_same(plain, drawn):
@@ -142,7 +142,7 @@ def test_guesses_are_drawn_as_the_model_draws(monkeypatch):
     guessed, counts = Guesses(1, new_head(model, 1, 0).eval()), GuessCounts()
     request = RolloutRequest(ids_BP, mask_BP, how, list(range(len(ids_BP))))
     with torch.no_grad():
-        assert_same(plain, drawn_by_guesses(model, guessed, request, None, counts))
+        assert_same(plain, drawn_by_guesses(model, guessed, request, None, counts=counts))
     # The last guess of a row may be of a token beyond its length, which nobody draws.
     assert counts.accepted >= counts.guesses - len(ids_BP) and counts.tokens >= 1.8 * (counts.forwards - len(ids_BP))
 
@@ -178,7 +178,7 @@ def test_the_heads_entries_are_those_it_is_trained_on(are_right, pace, monkeypat
     monkeypatch.setattr(speculation._HeadRows, "guess", guess)
     request = RolloutRequest(ids_BP, mask_BP, how, list(range(len(ids_BP))))
     with torch.no_grad():
-        rollout = drawn_by_guesses(model, Guesses(1, head, pace=pace()), request, None, GuessCounts())
+        rollout = drawn_by_guesses(model, Guesses(1, head, pace=pace()), request, None, counts=GuessCounts())
         for row in range(len(ids_BP)):
             prompt, ids_T = rollout.prompt_of(row), torch.cat([rollout.prompt_of(row), rollout.response_of(row)])
             places = sorted(place for other, place in seen if other == row)

@@ -25,7 +25,7 @@ from tests.support.image_readers import picture
 from tests.unit.inference.conftest import CPU
 from training import chat, evaluate, new_model
 from training.inference import web
-from training.inference.model import AskedModel, load_asked_model
+from training.inference.model import ChatModel, load_chat_model
 from training.inference.talk import Talk
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
@@ -69,8 +69,8 @@ def write_reward_models(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def sees(place) -> AskedModel:
-    return load_asked_model(str(place / "model"), None, DataArguments(), CPU)
+def sees(place) -> ChatModel:
+    return load_chat_model(str(place / "model"), None, DataArguments(), CPU)
 
 
 def own_answer(place: Path, pictures: list[str], texts: list[str]) -> str:
@@ -168,7 +168,7 @@ def test_what_reads_no_pictures_says_so(sees, asked, place):
     with pytest.raises(ThreestepError, match="'.*model' reads no pictures here: it is a model of text, its folder"):
         Talk([sees, asked], GREEDY, 1).attach(str(place / "red.png"))
     with pytest.raises(ThreestepError, match="expected a causal language model of text, got a model of images and t"):
-        load_asked_model(str(place / "model"), None, DataArguments(), CPU, with_media=False)
+        load_chat_model(str(place / "model"), None, DataArguments(), CPU, with_media=False)
 
 
 def test_evaluate_answers_rows_with_images_and_shows_them(place, tmp_path):

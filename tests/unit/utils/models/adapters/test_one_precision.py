@@ -7,7 +7,7 @@ import torch
 from tests.families.builds import build
 from tests.families.reading import load
 from training.utils.models.adapters.one_precision import ROUNDED, to_one_precision
-from training.utils.models.own_forward import difference_now, own_forward_of
+from training.utils.models.own_forward import current_difference, own_forward_of
 
 
 def test_they_are_rounded_measured_again_and_named(tmp_path):
@@ -19,7 +19,7 @@ def test_they_are_rounded_measured_again_and_named(tmp_path):
     to_one_precision(model, torch.bfloat16)
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     after = own_forward_of(model)
-    assert difference_now(model, after) <= difference_now(model, before)
+    assert current_difference(model, after) <= current_difference(model, before)
     [note] = after.notes
     assert note.startswith(
         "DeepSpeed rounds 2 weights that its family keeps in float32 to bfloat16 (model.layers.*.mlp.gate.wg.weight): "

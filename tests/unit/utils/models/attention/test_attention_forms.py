@@ -47,7 +47,7 @@ def test_padded_rows_are_causal_without_a_mask(form):
 
 def test_seconds_are_of_a_forward_and_backward():
     rows = random_rows(torch.Generator().manual_seed(2), 2, 8)
-    seconds = seconds_of_forms(rows, 4, 2, 8, torch.float32, ("varlen", "sdpa"), repeats=2)
+    seconds = seconds_of_forms(rows, 4, 2, 8, dtype=torch.float32, forms=("varlen", "sdpa"), repeats=2)
     assert list(seconds) == ["varlen", "sdpa"] and all(0 < each < 10 for each in seconds.values())
 
 

@@ -110,7 +110,9 @@ def test_what_fails_on_one_rank_is_raised_on_all(monkeypatch):
     other = "reward function 'own' raised ValueError"
     monkeypatch.setattr(running, "largest", lambda number, device: 1)
     monkeypatch.setattr(running, "gathered", lambda said: [said, other])
-    wait = start_rules({"own": lambda *texts, **columns: [1, 2]}, ROWS, ["a", "b"], (), 30.0, CPU)
+    wait = start_rules(
+        {"own": lambda *texts, **columns: [1, 2]}, ROWS, ["a", "b"], (), timeout_seconds=30.0, device=CPU
+    )
     with pytest.raises(ThreestepError, match=other):
         wait()
 
@@ -118,7 +120,7 @@ def test_what_fails_on_one_rank_is_raised_on_all(monkeypatch):
 def test_what_fails_here_is_told_to_the_others(monkeypatch):
     told = []
     monkeypatch.setattr(running, "largest", lambda number, device: told.append(number) or number)
-    wait = start_rules({"own": lambda *texts, **columns: [1]}, ROWS, ["a", "b"], (), 30.0, CPU)
+    wait = start_rules({"own": lambda *texts, **columns: [1]}, ROWS, ["a", "b"], (), timeout_seconds=30.0, device=CPU)
     with pytest.raises(ThreestepError, match="reward function 'own': expected 2 numbers, one per response, got 1"):
         wait()
     assert told == [1]

@@ -23,7 +23,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class JudgedRow:
+class RankedSample:
     """A prompt and its ranked responses. why: the heading that it is shown under; responses: (label, text, score in
     each run), best first; media: see `sample_media`."""
 
@@ -34,12 +34,12 @@ class JudgedRow:
     media: tuple[str | None, ...]
 
 
-def judges(step: StepRun) -> bool:
+def has_ranked_samples(step: StepRun) -> bool:
     """True if its samples are ranked responses."""
     return any("responses" in sample for _, samples in step.samples for sample in samples[:1])
 
 
-def judged_rows(steps: Sequence[StepRun]) -> list[JudgedRow]:
+def ranked_samples(steps: Sequence[StepRun]) -> list[RankedSample]:
     """Rows of the first run with every run's scores: those with the lowest margins at its last evaluation, then the
     first; rows that every run has, if there are any."""
     groups = [[{_key(sample): sample for sample in samples} for _, samples in step.samples] for step in steps]
@@ -70,7 +70,7 @@ def margins_along(step: StepRun) -> list[tuple[str, tuple[str | None, ...], list
 
 def _row(
     why: str, key: str, steps: Sequence[StepRun], groups: Sequence[Sequence[Mapping[str, Mapping[str, Any]]]]
-) -> JudgedRow:
+) -> RankedSample:
     sample = groups[0][-1][key]
     texts = _listed(sample.get("responses"))
 
@@ -88,7 +88,7 @@ def _row(
         (label, clipped(text_of(text)), changes(score(place)))
         for place, (label, text) in enumerate(zip(labels, texts, strict=True))
     )
-    return JudgedRow(
+    return RankedSample(
         why,
         clipped(text_of(sample.get("prompt"))),
         responses,

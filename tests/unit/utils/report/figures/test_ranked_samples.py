@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.utils.report.conftest import PAIRS as ROWS
 from tests.unit.utils.report.conftest import pair_sample as sample
-from training.utils.report.figures.judged import Change, judged_rows, judges, margins_along
+from training.utils.report.figures.ranked_samples import Change, has_ranked_samples, margins_along, ranked_samples
 from training.utils.report.figures.reading import read_runs
 
 
@@ -14,8 +14,8 @@ def steps_of(*folders):
 
 def test_the_worst_after_training_then_the_first_that_are_left(pair_run):
     (step,) = steps_of(pair_run("one", ROWS))
-    rows = judged_rows([step])
-    assert judges(step)
+    rows = ranked_samples([step])
+    assert has_ranked_samples(step)
     assert [(row.why, row.prompt) for row in rows] == [
         *(("Judged worst after training", f"p{index}") for index in range(6)),
         *(("The first", f"p{index}") for index in range(6, 10)),
@@ -29,7 +29,7 @@ def test_the_worst_after_training_then_the_first_that_are_left(pair_run):
 
 def test_one_evaluation_and_ranked_responses(pair_run):
     three = {**sample(0, 1, 2.0, 1.0), "responses": ["a", "b", "c"], "scores": [2.0, 1.0, None]}
-    (row,) = judged_rows(steps_of(pair_run("one", [three])))
+    (row,) = ranked_samples(steps_of(pair_run("one", [three])))
     assert row.why == "Judged worst before training" and row.margins == (Change("one", 1.0, None),)
     assert [(label, own[0].before) for label, _, own in row.responses] == [
         ("ranked 1", 2.0), ("ranked 2", 1.0), ("ranked 3", None)
@@ -38,7 +38,7 @@ def test_one_evaluation_and_ranked_responses(pair_run):
 
 def test_several_runs_have_their_scores_beside_each_other(pair_run):
     other = [sample(step, index, step, 1.0) for step in (0, 4) for index in (11, 3)]
-    rows = judged_rows(steps_of(pair_run("one", ROWS), pair_run("other", other)))
+    rows = ranked_samples(steps_of(pair_run("one", ROWS), pair_run("other", other)))
     assert [row.prompt for row in rows] == ["p3", "p11"]  # those that both have
     assert rows[0].margins == (Change("one", 0.25, -5.0), Change("other", -1.0, 3.0))
 
