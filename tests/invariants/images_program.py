@@ -209,7 +209,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     engine, model = make_engine(case, models, ranks, images)
     said: list[str] = []
     read: Any = engine if case.kind == "reward" else lambda token_rows: engine(token_rows).logprobs_M
-    images = with_kept_features(images, case.kept_mb, model, engine, read)
+    images = with_kept_features(images, case.kept_mb, model, engine, read=read)
     packed = may_pack(
         not case.packed, model, engine, read, longest_tokens=longest, log=lambda text, is_main: said.append(text)
     )

@@ -87,7 +87,7 @@ def trained(
 
     settings, path = GuestSettings(mtp=MtpSettings(layers, COEF, detach=detach)), str(models / case.model)
     engine, model = make_engine(
-        case, models, ranks, lambda model: settings.inside(path, model, case.zero_stage, HEAD_SEED, ranks)
+        case, models, ranks, lambda model: settings.inside(path, model, case.zero_stage, HEAD_SEED, ranks=ranks)
     )
     train_rows, eval_rows = rows_of("sft", "plain", case.per_step)
     engine_flags = EngineArguments(

@@ -109,7 +109,7 @@ def head_beside(engine: Any, model: Any, folder: Path) -> tuple[Any, Any]:
     from training.utils.mtp.opening import open_head
     from training.utils.mtp.settings import MtpSettings
 
-    mtp = open_head(MtpSettings(1), str(folder), engine, model, STEPS, seed=7)
+    mtp = open_head(MtpSettings(1), str(folder), engine, model, total_steps=STEPS, seed=7)
     assert mtp is not None
     return mtp.head.engine, mtp.head.engine.module
 

@@ -58,14 +58,6 @@ MAY_PRINT = (
 QUESTIONS_REMAIN = (
     "training.inspect.__main__",  # the text of its --help
 )
-# Rooms and modules whose functions may still take more parameters by their place. The list may only shrink.
-POSITIONS_REMAIN = (
-    "training.utils.data",
-    "training.utils.generation.vllm",
-    "training.utils.images",
-    "training.utils.mtp",
-    "training.utils.setup.guests",
-)
 # Functions that a library calls, and those they share their parameters with: it hands them over by their place.
 CALLED_BY_LIBRARIES = (
     "training.utils.data.data_utils get_raw_dataset_split_index",  # DeepSpeed-Chat's
@@ -176,11 +168,6 @@ def functions_take_few_parameters(module: str, source: str) -> list[str]:
 
 def few_parameters_go_by_place(module: str, source: str) -> list[str]:
     """What comes after the fourth parameter is passed by its name. self and cls are not counted."""
-    return [] if any(inside(module, place) for place in POSITIONS_REMAIN) else places(module, source)
-
-
-def places(module: str, source: str) -> list[str]:
-    """One sentence for each function that takes too many parameters by their place."""
     counts = [(node.lineno, name, positional(node, is_method)) for name, node, is_method in functions(source)]
     return [
         f"{module}:{line} {name} takes {count} parameters by place, at most {MOST_POSITIONAL}; put * before others"

@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
             settings, ranks, lambda dtype: load_causal_lm(ModelSettings(str(folder)), dtype, read_vocabulary(folder))
         )
         engine = TrainingEngine(PolicyModel(model), settings, ranks, UPDATES)
-        mtp = open_head(MtpSettings(1, 1.0), str(folder), engine, model, UPDATES, seed=0)
+        mtp = open_head(MtpSettings(1, 1.0), str(folder), engine, model, total_steps=UPDATES, seed=0)
         assert mtp is not None
         actor, rollouts = WholeModel(engine, model), started(spelt)
         head = WholeHead(mtp.head.engine, partial(new_head, model, 1, 0))

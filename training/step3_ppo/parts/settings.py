@@ -159,12 +159,14 @@ def with_kept_pictures(
         return images
     device, is_main, models = roles.actor.ranks.device, roles.actor.ranks.is_main, roles.readers
     with roles.reading():
-        stored = with_kept_features(images, most_mb, roles.actor_model, roles.actor, models["actor"][1], evicts=True)
+        stored = with_kept_features(
+            images, most_mb, roles.actor_model, roles.actor, read=models["actor"][1], evicts=True
+        )
         assert stored is not None
         readers = ["actor"]
         for name in [name for name in ("reference", "critic", "reward model") if name in models]:
             model, read = models[name]
-            reason = why_not_kept(stored, model, read, device, roles.actor_model)
+            reason = why_not_kept(stored, model, read, device, shares=roles.actor_model)
             if reason is None:
                 readers.append(name)
             else:

@@ -6,8 +6,9 @@ The model is rebuilt as it was trained, with its adapters, then saved as at the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -21,9 +22,14 @@ from training.utils.models.families.processors import copy_files, processor_file
 
 DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
-# Writes what was trained beside a model, or with it, into the model's folder: given the checkpoint, the engine's name
-# and state, the weights' dtype, and the folder.
-WriteBeside = Callable[[Path, str, Mapping[str, torch.Tensor], torch.dtype, Path], None]
+
+
+class WriteBeside(Protocol):
+    """Writes into the model folder `out` what was trained beside the model of engine `name`, or with it."""
+
+    def __call__(
+        self, checkpoint: Path, name: str, state: Mapping[str, torch.Tensor], dtype: torch.dtype, *, out: Path
+    ) -> None: ...
 
 
 def described_engines(checkpoint: Path) -> list[str]:
@@ -60,7 +66,7 @@ def export_model(
     tensors = dict(full_tensors(model, 0, merged=not keep_lora))
     save_model(out, model, tensors, described.tokenizer, write_more=lambda folder: copy_files(processor, folder))
     if write_beside is not None:
-        write_beside(checkpoint, name, state, described.dtype, out)
+        write_beside(checkpoint, name, state, described.dtype, out=out)
     if keep_lora:
         save_adapter(out / "adapter", model, base=out)
 

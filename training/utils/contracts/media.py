@@ -39,7 +39,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class MediaReader(Protocol):
-    """What one model reads of media (`images.data.reader`). sentence: one line for a log. parts: its settings."""
+    """A model's reader of media (`images.data.reader`). sentence: one line for a log. parts: its settings."""
 
     @property
     def sentence(self) -> str: ...

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def write_trained_head(
-    checkpoint: Path, name: str, state: Mapping[str, torch.Tensor], dtype: torch.dtype, out: Path
+    checkpoint: Path, name: str, state: Mapping[str, torch.Tensor], dtype: torch.dtype, *, out: Path
 ) -> None:
     """Write the head that was trained beside engine `name`, or with it by one loss (then it is in its `state`), into
     the model folder `out`; nothing without one."""

@@ -32,6 +32,7 @@ def open_head(
     path: str,
     policy: TrainingEngine,
     model: PreTrainedModel,
+    *,
     total_steps: int,
     seed: int,
 ) -> MultiTokenPrediction | None:
@@ -45,7 +46,7 @@ def open_head(
         return None
     engine = policy
     if settings.detach:
-        head = _made_head(settings, path, model, seed, policy.ranks, partial(policy.full_tensors, model))
+        head = _made_head(settings, path, model, seed, ranks=policy.ranks, tensors=partial(policy.full_tensors, model))
         if policy.settings.zero_stage != 3:
             head.to(policy.ranks.device)
         own_settings = replace(policy.settings, lora_learning_rate=None)
@@ -54,18 +55,18 @@ def open_head(
 
 
 def joint_head(
-    settings: MtpSettings, path: str, model: PreTrainedModel, zero_stage: int, seed: int, ranks: Ranks
+    settings: MtpSettings, path: str, model: PreTrainedModel, zero_stage: int, *, seed: int, ranks: Ranks
 ) -> MtpHead | None:
     """Return the head that is trained with `model` by one loss, for its PolicyModel; None where there is none, or where
     it is trained beside it. A collective, before the model is under DeepSpeed. Otherwise as `open_head`."""
     if settings.detach or not settings.layers:
         return None
-    head = _made_head(settings, path, model, seed, ranks, partial(full_tensors, model, zero_stage))
+    head = _made_head(settings, path, model, seed, ranks=ranks, tensors=partial(full_tensors, model, zero_stage))
     return head if zero_stage == 3 else head.to(ranks.device)
 
 
 def _made_head(
-    settings: MtpSettings, path: str, model: PreTrainedModel, seed: int, ranks: Ranks, tensors: WholeTensors
+    settings: MtpSettings, path: str, model: PreTrainedModel, seed: int, *, ranks: Ranks, tensors: WholeTensors
 ) -> MtpHead:
     """Return a head on the CPU, and say what it starts from. tensors: of `model`."""
     head = new_head(model, settings.layers, derived_seed(seed, "mtp"), settings.final_norm)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan_head(
-    model: PreTrainedModel, mtp: MtpSettings, settings: EngineSettings, ranks: int, device: PlannedDevice
+    model: PreTrainedModel, mtp: MtpSettings, settings: EngineSettings, ranks: int, *, device: PlannedDevice
 ) -> tuple[list[str], list[MemoryLine], list[Moment]]:
     """Return a sentence on the head for multi-token prediction beside `model` (on the meta device), what training it
     holds of one rank besides its activations, and its optimizer step; nothing without one. ThreestepError if the model

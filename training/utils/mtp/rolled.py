@@ -49,6 +49,7 @@ def rolled_logprob_sums(
     embeddings: torch.nn.Module,
     output_layer: torch.nn.Linear,
     hidden_TH: torch.Tensor,
+    *,
     rows: TokenRows,
     mask_1T: torch.Tensor,
     lengths: Sequence[int],

@@ -46,14 +46,14 @@ class GuestSettings:
         return self.mtp.beside_quantization()
 
     def inside(
-        self, path: str, model: PreTrainedModel, zero_stage: int, seed: int, ranks: Ranks
+        self, path: str, model: PreTrainedModel, zero_stage: int, seed: int, *, ranks: Ranks
     ) -> dict[str, nn.Module]:
         """Return the modules that train with `model` by one loss, for its PolicyModel. A collective, before the model
         is under DeepSpeed. path: of the model."""
         from training.utils.mtp.opening import joint_head
         from training.utils.mtp.reading import INSIDE
 
-        head = joint_head(self.mtp, path, model, zero_stage, seed, ranks)
+        head = joint_head(self.mtp, path, model, zero_stage, seed=seed, ranks=ranks)
         return {} if head is None else {INSIDE: head}
 
     def open(
@@ -70,7 +70,7 @@ class GuestSettings:
         from training.utils.routers.step_loss import router_losses
 
         losses = router_losses(models, self.router_aux_loss_coef)
-        head = open_head(self.mtp, path, *models[0], total_steps, seed)
+        head = open_head(self.mtp, path, *models[0], total_steps=total_steps, seed=seed)
         found = [[loss, *([head] if number == 0 else [])] for number, loss in enumerate(losses)]
         return [Guests(guest for guest in guests if guest is not None) for guests in found]
 
@@ -81,4 +81,4 @@ class GuestSettings:
         activations, and its moments."""
         from training.utils.mtp.planned import plan_head
 
-        return plan_head(model, self.mtp, settings, ranks, device)
+        return plan_head(model, self.mtp, settings, ranks, device=device)

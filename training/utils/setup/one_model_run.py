@@ -87,7 +87,7 @@ def run_one_model(
             sharing=kind.shares_prompt or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
-        media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read)
+        media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read=read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
         processor = processor_of(start.name_or_path, model)
@@ -180,7 +180,7 @@ def _engine(
     model = load_under(settings, ranks, load)
     if scores:
         return model, TrainingEngine(ScalarModel(model), settings, ranks, total_steps)
-    beside = flags.guests.inside(start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks)
+    beside = flags.guests.inside(start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks=ranks)
     return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, beside), settings, ranks, total_steps)
 
 

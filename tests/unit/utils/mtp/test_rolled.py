@@ -100,8 +100,8 @@ def test_losses_and_gradients_are_the_same(batches):
         gradients = {name: weight.grad.clone() for name, weight in head.named_parameters() if weight.grad is not None}
         head.zero_grad()
         theirs = rolled_logprob_sums(
-            head, model.get_input_embeddings(), model.get_output_embeddings(), read.beside.hidden_LH, rows,
-            mask.bool(), lengths,
+            head, model.get_input_embeddings(), model.get_output_embeddings(), read.beside.hidden_LH, rows=rows,
+            mask_1T=mask.bool(), lengths=lengths,
         )  # fmt: skip
         assert [len(part) for part in ours] == [count for _, count in theirs]
         for part, (total, _) in zip(ours, theirs, strict=True):

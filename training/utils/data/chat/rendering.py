@@ -255,7 +255,7 @@ def mask_messages(
     keep = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
     for place, message in enumerate(messages):
         copy = dict(message)
-        mask = partial(_mask, masked, keep, where, place)
+        mask = partial(_mask, masked=masked, keep=keep, where=where, place=place)
         if isinstance(copy["content"], str):
             copy["content"] = mask("content", copy["content"])
         elif copy["content"] is not None:
@@ -290,7 +290,7 @@ def _mask_values(value: Any, mask: Any) -> Any:
     return value
 
 
-def _mask(masked: MaskedMessages, keep: re.Pattern[str] | None, where: str, place: int, kind: str, text: str) -> str:
+def _mask(kind: str, text: str, *, masked: MaskedMessages, keep: re.Pattern[str] | None, where: str, place: int) -> str:
     """The masked text, which is also noted in `masked`."""
     begin = len(masked.originals)
     characters = [c for c in sorted(set(text)) if not (c.isspace() or c in _ESCAPED or c < " ")]

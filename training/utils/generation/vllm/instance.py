@@ -74,7 +74,7 @@ class VllmInstance:
         """Send `tensors`, of `model`, and the head to draft with; see send_weights."""
         started, self.updates = time.perf_counter(), None
         check = self._flags.vllm_tensor_parallel_size == 1 and (self._flags.vllm_check_weights or not self._is_checked)
-        send_weights(self.llm, read_weights(self.llm, tensors), model.dtype, keep, check)
+        send_weights(self.llm, read_weights(self.llm, tensors), model.dtype, keep, check=check)
         if self.draft is not None:
             from vllm.model_executor.model_loader.reload.inplace import reload_weights
 

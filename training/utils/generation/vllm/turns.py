@@ -83,6 +83,7 @@ def add_request(
     name: str,
     turn: NextTurn,
     sampling: Sampling,
+    *,
     token_by_token: bool,
     more_ends: Collection[int] = (),
 ) -> None:

@@ -52,7 +52,7 @@ class BitSums:
 
 
 def send_weights(
-    llm: Any, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, keep: bool, check: bool
+    llm: Any, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, keep: bool, *, check: bool
 ) -> None:
     """Overwrite the weights of `llm` (vllm.LLM, in this process) with `tensors`, under a checkpoint's names.
 

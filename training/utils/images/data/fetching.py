@@ -42,7 +42,7 @@ def fetched(url: str, most_bytes: int, where: str, connect: Connect | None = Non
             connection.request("GET", path, headers={"User-Agent": _AGENT, "Accept": "image/*"})
             answer = connection.getresponse()
             if answer.status not in _REDIRECTS:
-                return _body(answer, url, most_bytes, until, where)
+                return _body(answer, url, most_bytes, until, where=where)
             url = urljoin(url, answer.getheader("Location") or "")
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise BadConversation(
@@ -87,7 +87,7 @@ def _public_address(host: str, where: str) -> str:
     return str(found[0])
 
 
-def _body(answer: Any, url: str, most_bytes: int, until: float, where: str) -> bytes:
+def _body(answer: Any, url: str, most_bytes: int, until: float, *, where: str) -> bytes:
     if answer.status != 200:
         raise BadConversation(f"{where}: {url[:80]!r} cannot be fetched: the answer is {answer.status} {answer.reason}")
     data = b""

@@ -58,6 +58,7 @@ def with_kept_features(
     most_mb: int,
     model: Any,
     engine: TrainingEngine,
+    *,
     read: Callable[[TokenRows], torch.Tensor],
     evicts: bool = False,
 ) -> RowImages | None:
@@ -83,6 +84,7 @@ def why_not_kept(
     model: Any,
     read: Callable[[TokenRows], torch.Tensor],
     device: torch.device,
+    *,
     shares: Any = None,
 ) -> str | None:
     """Have `model` read the features of these images that are kept, where it reads some rows so and otherwise alike;

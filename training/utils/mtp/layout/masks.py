@@ -23,6 +23,7 @@ def whole_row_mask(
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
     row_tokens: int,
+    *,
     rank: int = 0,
     ranks: int = 1,
 ) -> torch.Tensor:

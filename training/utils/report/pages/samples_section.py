@@ -10,8 +10,14 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from training.utils.report.figures.ranked_samples import Change, RankedSample, has_ranked_samples, margins_along, ranked_samples
 from training.utils.report.figures.numbers import shown
+from training.utils.report.figures.ranked_samples import (
+    Change,
+    RankedSample,
+    has_ranked_samples,
+    margins_along,
+    ranked_samples,
+)
 from training.utils.report.figures.sample_media import media_shown
 from training.utils.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
 

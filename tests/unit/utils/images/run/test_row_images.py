@@ -80,7 +80,7 @@ def measured():
 def kept(model, images, megabytes):
     engine = SimpleNamespace(eval=model.eval, ranks=SimpleNamespace(device=torch.device("cpu")))
     policy = PolicyModel(model)
-    return with_kept_features(images, megabytes, model, engine, lambda rows: policy(rows).logprobs_M)
+    return with_kept_features(images, megabytes, model, engine, read=lambda rows: policy(rows).logprobs_M)
 
 
 def test_features_are_kept_where_they_give_the_numbers_of_pixels(measured):

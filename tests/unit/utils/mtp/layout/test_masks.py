@@ -50,7 +50,7 @@ def test_ranks_have_what_their_ids_have(given_sequences, ranks):
     slices = []
     for rank in range(ranks):
         tokens = sum(2 * -(-total // (2 * ranks)) for total in totals)
-        slices.append(whole_row_mask(masks, totals, responses, tokens, rank, ranks)[0])
+        slices.append(whole_row_mask(masks, totals, responses, tokens, rank=rank, ranks=ranks)[0])
     start = 0
     for index, total in enumerate(totals):
         width = 2 * -(-total // (2 * ranks))
