@@ -228,6 +228,11 @@ _SFT_LOSS = by_value(
     ),
     "--loss_type expects nll or chunked_nll in step 1, got '{}'",
 )
+_AT_THE_END = "the model is uploaded once, at the end of the run"
+_HUB = by_value(
+    dict.fromkeys(("end", "every_save"), _AT_THE_END),
+    "--hub_strategy expects end or every_save, got '{}': checkpoints are not uploaded",
+)
 _SAMPLED = "rows are drawn by the seed and planned by their lengths"
 _SAMPLING = by_value(
     {**dict.fromkeys(("random", "group_by_length", "batch_rebalance"), _SAMPLED), "sequential": ["--shuffle", "false"]},
@@ -376,7 +381,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--use_dora": refused_switch("is not built; LoRA's adapters are --lora_dim's"),
     "--push_to_hub": Same("at the end of the run, with a model card made from it"),
     "--hub_model_id": Same("default: the name of --output_dir, in the account that is logged in"),
-    "--hub_strategy": refused("is end here: checkpoints are not uploaded", unless=("end", *NO_VALUE)),
+    "--hub_strategy": renamed("end", "every_save too: the model alone is uploaded; others are refused", words=_HUB),
     "--load_in_4bit": Same("with LoRA; needs the package bitsandbytes"),
     "--load_in_8bit": Same("with LoRA; weights alone are rounded, not activations"),
     "--use_bnb_nested_quant": renamed_switch(

@@ -25,8 +25,7 @@ _IS_A_MODEL = "a model's is --reward_model_name_or_path"
 def reward_words(value: str, given: Mapping[str, str]) -> list[str]:
     """--reward_funcs and their --reward_weights as --reward; a reward model that is given scores first, as in TRL."""
     names = value.replace(",", " ").split()
-    model = given.get("--reward_model_name_or_path") or given.get("--critic_model_name_or_path")
-    ours: list[str] = [_MODEL] if model else []
+    ours: list[str] = [_MODEL] if given.get("--reward_model_name_or_path") else []
     more: list[str] = []
     for name in names:
         rule, flags = _function(name)
@@ -35,7 +34,7 @@ def reward_words(value: str, given: Mapping[str, str]) -> list[str]:
     weights = given.get("--reward_weights", "").replace(",", " ").split() or ["1"] * len(ours)
     if len(weights) != len(ours):
         raise ThreestepError(
-            f"--reward_weights expects {len(ours)} numbers, one for each of {', '.join(ours)}, got {' '.join(weights)}"
+            f"--reward_weights expects a number for each of {', '.join(ours)}, got {' '.join(weights)}"
         )
     return ["--reward", ",".join(f"{name}:{weight}" for name, weight in zip(ours, weights, strict=True)), *more]
 
