@@ -126,6 +126,19 @@ SCORING_OLD_FLAGS: dict[str, OldFlag] = {
         words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"]
     ),
 }  # fmt: skip
+# Of prompt_eval.py, whose place `threestep evaluate win_rate` takes.
+ANSWERING_OLD_FLAGS: dict[str, OldFlag] = {
+    "--model_name_or_path_baseline": Renamed("--baseline"),
+    "--model_name_or_path_finetune": Renamed("--model_name_or_path"),
+    "--add_eot_token": SCORING_OLD_FLAGS["--add_eot_token"],
+    "--num_beams": Refused(
+        "is not built: answers are drawn one token after the other, greedily with --temperature 0", unless=("1",)
+    ),
+    "--num_beam_groups": Refused("is not built: answers are drawn one token after the other", unless=("1",)),
+    "--penalty_alpha": Needless("answers are drawn without a penalty; prompt_eval.py reads none either"),
+    "--num_return_sequences": Refused("is not built: each model answers a prompt once", unless=("1",)),
+    "--language": Refused("has six prompts of its own there; here --data_path names the prompts", unless=("English",)),
+}  # fmt: skip
 SFT_OLD_FLAGS: dict[str, OldFlag] = {
     **HF_SFT_FLAGS,
     **ONE_MODEL_OLD_FLAGS,

@@ -153,12 +153,13 @@ def lora(flag: str) -> dict[str, OldFlag]:
 
 
 def _dataset(value: str, given: Mapping[str, str]) -> list[str]:
-    """A name on the hub, with configuration and splits; a path or a name without an owner stays as it is."""
+    """A name on the hub, with configuration and splits; a path, a name without an owner and what --data_path reads by a
+    prefix stay as they are."""
     if value.lower() in NO_VALUE:
         return []
     config = given.get("--dataset_config") or given.get("--dataset_config_name")
     train, test = (given.get(f"--dataset_{kind}_split") for kind in ("train", "test"))
-    if Path(value).exists() or "/" not in value or value.startswith(("/", "./", "../", "~")):
+    if Path(value).exists() or "/" not in value or ":" in value or value.startswith(("/", "./", "../", "~")):
         return ["--data_path", value]
     parts = [f"config={config}"] if config else []
     if train or test:
