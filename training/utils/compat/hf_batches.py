@@ -38,11 +38,11 @@ def batch_words(given: Mapping[str, str], present: set[str]) -> tuple[list[str],
     if PROMPTS not in present:
         values[PROMPTS] = prompts(given)
     words = [word for flag, value in values.items() if flag not in present for word in (flag, str(value))]
-    if PROMPTS in present or not given:
+    if PROMPTS in present:
         return words, []
     line = (
-        f"{PROMPTS} is {values[PROMPTS]}, as TRL counts: a rollout of {_forwards(given)} forwards of "
-        f"{values[FORWARD]} completions, {values[SAMPLES]} of each prompt"
+        f"{PROMPTS} is {values[PROMPTS]}, as TRL counts: a rollout has {values[FORWARD]} x {_forwards(given)} "
+        f"completions, {values[SAMPLES]} of each prompt"
     )
     return words, [line]
 

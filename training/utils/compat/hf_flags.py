@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.hf_fields import DPO_FIELDS, EVERY_STEP_FIELDS, ONE_MODEL_FIELDS, SFT_FIELDS
+from training.utils.compat.hf_field_flags import DPO_FIELDS, EVERY_STEP_FIELDS, ONE_MODEL_FIELDS, SFT_FIELDS
 from training.utils.compat.hf_words import (
     NO_VALUE,
     by_value,

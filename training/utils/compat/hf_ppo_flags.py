@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.hf_batches import FORWARD, PROMPTS, is_trls, prompts, rollouts
-from training.utils.compat.hf_fields import PPO_FIELDS
+from training.utils.compat.hf_field_flags import PPO_FIELDS
 from training.utils.compat.hf_flags import HF_FLAGS, dataset_name, lora, max_steps, zero_stages
 from training.utils.compat.hf_rewards import reward_words, weight_words
 from training.utils.compat.hf_words import (

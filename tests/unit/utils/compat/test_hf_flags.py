@@ -13,7 +13,7 @@ import yaml
 
 from tests.support import trl_table
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.hf_fields import (
+from training.utils.compat.hf_field_flags import (
     DPO_FIELDS,
     EVERY_STEP_FIELDS,
     ONE_MODEL_FIELDS,
@@ -29,7 +29,7 @@ DOCUMENT = Path(__file__).parents[4] / "docs" / "from_trl.md"
 # What is typed, and what becomes of it: settings; SAID, where a line says that it is not needed; or the words of the
 # sentence that refuses it.
 SAID = object()
-# Those without a counterpart; test_trl reads each.
+# Those without a counterpart; test_hf_field_flags reads each.
 FIELDS = {**EVERY_STEP_FIELDS, **ONE_MODEL_FIELDS, **SFT_FIELDS, **DPO_FIELDS, **PPO_FIELDS}
 EVERY_STEP: dict[str, Any] = {
     "--output_dir out": {"output_dir": "out"},

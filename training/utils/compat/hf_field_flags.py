@@ -180,7 +180,7 @@ PPO_FIELDS: dict[str, OldFlag] = {
     "--log_completions_hub_repo": refused(
         "is not built; OUTPUT_DIR/samples.jsonl has what evaluations drew, and `hf upload` takes it", unless=NO_VALUE
     ),
-    "--log_multimodal": needless_switch("the report shows a sample's pictures"),
+    "--log_multimodal": needless_switch("the media of a sample stand beside it"),
     "--log_unique_prompts": needless_switch("samples.jsonl has every prompt once, with its responses"),
     "--neftune_noise_alpha": _ONLY_SFT,
     "--off_policy_mask_threshold": refused(

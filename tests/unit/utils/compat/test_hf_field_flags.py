@@ -108,6 +108,56 @@ def test_a_negation_is_named_as_it_was_typed():
         translated(["--no_skip_memory_metrics"], known_steps()["step2_dpo"].old_flags)
 
 
+def counts(line: str, ranks: str = "1") -> dict[str, int]:
+    """Of a rank's rollout and forwards, on a command line of GRPO."""
+    step = known_steps()["step3_ppo"]
+    argv = f"--advantage grpo --reward length:1 --reward_length_characters 8 --data_path embedded {line}".split()
+    (settings,) = (
+        part for part in parse_arguments(step.groups, argv, "", step.old_flags) if hasattr(part, "ppo_epochs")
+    )
+    return {
+        "completions": settings.sequences_per_rollout,
+        "of a step": settings.sequences_per_minibatch,
+        "of a forward": settings.per_device_training_batch_size,
+        "of a prompt": settings.num_samples_per_prompt,
+        "rollouts": settings.max_train_steps,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks", "expected"),
+    [  # completions of a rank's rollout, of its optimizer step, of a forward, of a prompt; rollouts
+        ("", "1", (8, 8, 8, 8, None)),
+        ("", "4", (8, 8, 8, 8, None)),
+        ("--per_device_train_batch_size 4 --gradient_accumulation_steps 4", "1", (16, 16, 4, 8, None)),
+        ("--per_device_train_batch_size 4 --num_generations 4 --steps_per_generation 6", "1", (24, 4, 4, 4, None)),
+        ("--generation_batch_size 64 --num_generations 4", "2", (32, 8, 8, 4, None)),
+        # TRL's "LoRA without regret": two optimizer steps for each rollout of one prompt, so 100 rollouts
+        (
+            "--num_generations 16 --generation_batch_size 16 --gradient_accumulation_steps 8 "
+            "--per_device_train_batch_size 1 --max_steps 200",
+            "1",
+            (16, 8, 1, 16, 100),
+        ),
+        ("--max_steps 5 --steps_per_generation 2 --num_iterations 2", "1", (16, 8, 8, 8, 2)),
+        ("--per_device_generation_batch_size 3 --num_generations 8", "1", (24, 8, 8, 8, None)),
+    ],
+)
+def test_grpos_batch_is_counted_as_trl_counts_it(line, ranks, expected, monkeypatch, capsys):
+    """Against TRL's own rule: a rollout of all ranks has generation_batch_size completions, which defaults to
+    per_device_train_batch_size x ranks x steps_per_generation, and the latter to gradient_accumulation_steps."""
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    assert tuple(counts(f"--model_name_or_path m {line}").values()) == expected
+
+
+def test_our_own_names_are_counted_as_before(capsys):
+    """Without TRL's name of the model or its counts, and DeepSpeed-Chat's older spelling."""
+    assert counts("--actor_model_name_or_path m --num_generations 2")["completions"] == 32
+    assert (
+        counts("--actor_model_name_or_path m --per_device_train_batch_size 8 --num_generations 2")["completions"] == 16
+    )
+
+
 def test_the_document_has_the_tables():
     text = DOCUMENT.read_text()
     assert trl_table.fields_as_markdown() in text, "python -m tests.support.trl_table prints it"
