@@ -42,7 +42,20 @@ def test_the_right_one_comes_first(typed, names, first):
     assert nearest_flags(typed, names).startswith(f"; did you mean '{first}'")
 
 
-@pytest.mark.parametrize("typed", ["qqqq", "callbacks", "compute_metrics", "optimizer", "rope_scaling", "tokenizer"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "qqqq",
+        "num_beams",
+        "processing_class",
+        "fallbacks",
+        "callbacks",
+        "compute_metrics",
+        "optimizer",
+        "rope_scaling",
+        "tokenizer",
+    ],
+)
 def test_nothing_is_suggested_for_what_resembles_nothing(typed):
     assert nearest_flags(typed, [*SFT, "local_rank"]) == ""
 
