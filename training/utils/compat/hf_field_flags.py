@@ -127,7 +127,7 @@ EVERY_STEP_FIELDS: dict[str, OldFlag] = {
     "--trackio_space_id": refused(_TRACKIO, unless=("trackio", *NO_VALUE)),
     "--trackio_bucket_id": refused(_TRACKIO, unless=NO_VALUE),
     "--trackio_static_space_id": refused(_TRACKIO, unless=NO_VALUE),
-    "--save_on_each_node": refused_switch("is not built: --output_dir is one folder, which all hosts see"),
+    "--save_on_each_node": refused_switch("is not built: the main rank alone writes the model, into --output_dir"),
     "--skip_memory_metrics": renamed_switch(
         "no memory figures", "false is refused", words=_memory_metrics, reads_false=True
     ),
@@ -161,7 +161,7 @@ DPO_FIELDS: dict[str, OldFlag] = {
         "weighs several losses; here --loss_type is one, to which --sft_coef adds the log-likelihood", takes_list=True,
         unless=("1", "1.0", *NO_VALUE)
     ),
-    "--precompute_ref_batch_size": needless("the reference reads as many rows at a time as training does"),
+    "--precompute_ref_batch_size": needless("the reference reads as many rows at a time as an evaluation does"),
     "--use_weighting": refused_switch("is not built: every pair weighs the same"),
 }  # fmt: skip
 _SERVER = "is of vLLM's server, and vLLM runs beside training on the same GPUs here"
