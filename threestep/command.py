@@ -27,12 +27,13 @@ _HELP = ("-h", "--help")
 @dataclass(frozen=True)
 class Program:
     """module: as `python -m` takes it. does: for the list of commands. ranks: by default, where ranks are LAUNCHED;
-    None: one for each visible GPU, or one."""
+    None: one for each visible GPU, or one. flags: that stand before the user's."""
 
     module: str
     does: str
     takes_ranks: str = ALONE
     ranks: int | None = None
+    flags: tuple[str, ...] = ()
 
 
 PROGRAMS = {
@@ -40,6 +41,8 @@ PROGRAMS = {
     "reward": Program("training.step2_reward.main", "a reward model from pairs of responses", LAUNCHED),
     "dpo": Program("training.step2_dpo.main", "direct preference optimization on pairs of responses", LAUNCHED),
     "ppo": Program("training.step3_ppo.main", "PPO, GRPO and relatives on prompts", LAUNCHED),
+    "grpo": Program("training.step3_ppo.main", "ppo --advantage grpo", LAUNCHED, flags=("--advantage", "grpo")),
+    "rloo": Program("training.step3_ppo.main", "ppo --advantage rloo", LAUNCHED, flags=("--advantage", "rloo")),
     "all": Program("training.all_steps", "several steps from one YAML file", HANDED_ON),
     "chat": Program("training.chat", "talk with one model, or with two side by side"),
     "evaluate": Program("training.evaluate", "win rate, reward, GSM8K or perplexity of a model", LAUNCHED, ranks=1),
@@ -91,6 +94,7 @@ def run(word: str, arguments: Sequence[str]) -> None:
             f"threestep expects a command, one of {', '.join(PROGRAMS)}, got '{word}'{nearest_names(word, PROGRAMS)}"
         )
     program = PROGRAMS[word]
+    arguments = [*program.flags, *arguments]
     os.environ[COMMAND_VARIABLE] = f"threestep {word}"
     if any(word.partition("=")[0] in _HELP for word in arguments) or program.takes_ranks == ALONE:
         _run_here(program.module, arguments)

@@ -25,6 +25,7 @@ import yaml
 from training.utils.base.credentials import lend, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, resuming_whole_run
+from training.utils.compat.e2e_flags import add_flags, given_flags, settings_of_e2e
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.flags.step import known_steps
 from training.utils.report.writing import report_at_end
@@ -65,10 +66,22 @@ class Plan:
 def main(argv: Sequence[str]) -> None:
     """Read the plan, run it, print its figures."""
     options = _parse(argv)
-    config = _find_config(options.config, options.work_dir)
+    e2e = given_flags(options)
+    mistakes = Mistakes()
+    mistakes.require(
+        bool(e2e) != bool(options.config),
+        "the command line has --config and flags of e2e_rlhf.py, which stand in its place; leave one of them out"
+        if e2e
+        else "--config expects a file with a section for each step, in YAML, got none; see --help",
+    )
+    mistakes.raise_if_any()
+    config = None if e2e else _find_config(options.config, options.work_dir)
     if options.work_dir is not None:
         os.chdir(options.work_dir)
-    plan = read_plan(read_yaml(config), str(config), options.output_dir, options.seed)
+    values = settings_of_e2e(e2e, os.environ) if config is None else read_yaml(config)
+    plan = read_plan(values, str(config or "e2e_rlhf.py's settings"), options.output_dir, options.seed)
+    if options.step:
+        plan = _chosen_steps(plan, options.step)
     resumes = plan.resume if options.resume is None else options.resume
     finished = finished_steps(plan) if resumes else ()
     if resumes:
@@ -286,14 +299,39 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "Runs SFT, reward model and PPO, or SFT and DPO, one after the other from one YAML file.",
         epilog=f"what the YAML file may hold:\n{sections}",
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="a section for each step, in YAML")
-    parser.add_argument("--output_dir", metavar="DIR", help="overrides output_dir of the file")
+    parser.add_argument("--config", metavar="FILE", help="a section for each step, in YAML")
+    parser.add_argument("--output_dir", "--output-dir", metavar="DIR", help="overrides output_dir of the file")
+    parser.add_argument(
+        "--step", nargs="+", metavar="N", help="the steps to run, by number; models of others are read where they are"
+    )
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
     parser.add_argument(
         "--resume", action="store_true", default=None, help="leave out finished steps, resume the one that was stopped"
     )
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
+    add_flags(parser)
     return parser.parse(argv)
+
+
+def _chosen_steps(plan: Plan, numbers: Sequence[str]) -> Plan:
+    """The steps with these numbers; ThreestepError where the plan has no such step, or one of them needs a model that
+    is nowhere yet."""
+    by_number = {known_steps()[name].number: name for name in plan.settings}
+    mistakes = Mistakes()
+    for number in numbers:
+        mistakes.require(number in by_number, f"--step expects numbers of {', '.join(by_number)}, got {number}")
+    chosen = {name: plan.settings[name] for number, name in by_number.items() if number in numbers}
+    for name, settings in chosen.items():
+        for flag, earlier in known_steps()[name].inputs.items():
+            place = Path(settings[flag])
+            mistakes.require(
+                earlier is None or earlier in chosen or place != plan.output_dir / earlier / "model" or place.exists(),
+                f"--step {known_steps()[name].number} expects {settings[flag]}, which step "
+                f"{known_steps()[earlier or name].number} leaves; run that first, or give it too",
+            )
+    mistakes.raise_if_any()
+    starts = any(None in known_steps()[name].inputs.values() for name in chosen)
+    return dataclasses.replace(plan, settings=chosen, new_model=plan.new_model if starts else None)
 
 
 def _find_config(name: str, work_dir: str | None) -> Path:

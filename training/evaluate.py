@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from training.inference.arguments import EvaluateArguments
 from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
 from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
@@ -41,7 +42,7 @@ GROUPS = (
 def main(argv: Sequence[str]) -> None:
     """Parse, evaluate, print."""
     task, flags = task_of(argv)
-    groups = parse_arguments(GROUPS, flags, __doc__ or "")
+    groups = parse_arguments(GROUPS, flags, __doc__ or "", ANSWERING_OLD_FLAGS)
 
     from training.inference.tasks import Evaluated, run_task
 

@@ -152,3 +152,12 @@ LINES: tuple[ScriptLine, ...] = (
     *_step_2_lines("reward", padding=True),
     *_ppo_lines(),
 )
+
+# Of its evaluation scripts, whose programs have others in their places: by script, our program's words and the flags.
+EVALUATION_LINES = {
+    "step1 evaluation_scripts/run_prompt": (
+        "threestep evaluate win_rate",
+        "--model_name_or_path_baseline XXX --model_name_or_path_finetune XXX",
+    ),
+    "step2 evaluation_scripts/run_eval": ("python -m training.step2_reward.evaluate", "--model_name_or_path XXX"),
+}

@@ -1,4 +1,4 @@
-"""The tables of Hugging Face's and TRL's flags, as docs/from_trl.md shows them.
+"""The tables of Hugging Face's and TRL's flags, fields and command lines, as docs/from_trl.md shows them.
 
 python -m tests.support.trl_table
 """
@@ -6,8 +6,12 @@ python -m tests.support.trl_table
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
+from tests.support.trl_lines import LINES, STATUSES, STEPS, sentence_of, statuses
 from training.utils.compat.old_flags import HUGGING_FACE, Needless, OldFlag, Refused, Renamed
 from training.utils.flags.step import known_steps
 
@@ -31,6 +35,31 @@ def as_markdown() -> str:
     return "\n".join(lines).replace("<|", "<\\|").replace("|>", "\\|>")
 
 
+def fields_as_markdown() -> str:
+    """Return, by trainer of TRL, how many of its fields are what, in Markdown."""
+    lines = [f"| trainer | fields | {' | '.join(STATUSES)} |", f"| --- | --- |{' --- |' * len(STATUSES)}"]
+    for trainer in STEPS:
+        found = Counter(statuses(trainer).values())
+        lines.append(f"| {trainer} | {found.total()} | {' | '.join(str(found[status]) for status in STATUSES)} |")
+    return "\n".join([*lines, ""])
+
+
+def lines_as_markdown() -> str:
+    """Return, by trainer of TRL, how many of its documented command lines and files are read, and the others with the
+    reason, in Markdown."""
+    with tempfile.TemporaryDirectory() as folder:
+        sentences = {line: sentence_of(line, Path(folder)) for line in LINES}
+    lines = ["| trainer | command lines and files | read | refused |", "| --- | --- | --- | --- |"]
+    for trainer in STEPS:
+        found = [sentence for line, sentence in sentences.items() if line.trainer == trainer]
+        lines.append(f"| {trainer} | {len(found)} | {found.count('')} | {len(found) - found.count('')} |")
+    lines += ["", "| page | command line | why it is refused |", "| --- | --- | --- |"]
+    for line, sentence in sentences.items():
+        if sentence:
+            lines.append(f"| {line.page} | `{line.trainer} {' '.join(line.line.split()[:6])} ...` | {sentence} |")
+    return "\n".join([*lines, ""])
+
+
 def _rows(flags: Mapping[str, OldFlag]) -> list[str]:
     rows = []
     for flag, read in sorted(flags.items()):
@@ -52,4 +81,4 @@ def _cells(flag: str, read: OldFlag) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(as_markdown())
+    sys.stdout.write("\n".join([fields_as_markdown(), lines_as_markdown(), as_markdown()]))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import command_lines, pages
 from threestep.command import PROGRAMS
+from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
 from training.utils.flags.step import known_steps
 
 ROOT = Path(__file__).parents[3]
@@ -66,6 +67,7 @@ def test_links_between_pages_lead_to_their_copies():
 def test_each_command_has_a_page_with_all_its_flags(flag_pages):
     """DeepSpeed-Chat's old names apart, which have a page of their own."""
     old = {flag for step in known_steps().values() for flag in step.old_flags} | {"--help", "--local_rank"}
+    old |= ANSWERING_OLD_FLAGS.keys()
     for word, program in PROGRAMS.items():
         text = flag_pages[f"reference/flags/{word}.md"]
         assert text.startswith(f"# threestep {word}\n")

@@ -88,7 +88,8 @@ def test_several_ranks_are_launched_and_their_code_comes_back(word, ran):
     assert ended.value.code == 3
     ((how, words),) = ran
     assert how == "launched" and words[2:5] == ["--quiet", "--num_accelerators", "2"]
-    assert words[-4:] == [str(ROOT / "training"), command.PROGRAMS[word].module, "--seed", "3"]
+    program = command.PROGRAMS[word]
+    assert words[words.index(str(ROOT / "training")) :][1:] == [program.module, *program.flags, "--seed", "3"]
 
 
 def test_a_gpu_each_trains_and_one_evaluates(ran, monkeypatch):

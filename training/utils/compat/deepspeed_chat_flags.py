@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from training.utils.compat.hf_batches import batch_words, is_trls
 from training.utils.compat.hf_flags import HF_DPO_FLAGS, HF_REWARD_FLAGS, HF_SFT_FLAGS
 from training.utils.compat.hf_ppo_flags import HF_PPO_FLAGS
 from training.utils.compat.old_flags import (
@@ -26,16 +27,23 @@ from training.utils.compat.old_flags import (
 def old_defaults(
     given: Sequence[str], old_flags: Mapping[str, OldFlag], typed: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """DeepSpeed-Chat's defaults of flags that a command line leaves out, as words, and a line for each.
+    """Defaults of other programs for flags that a command line of theirs leaves out, as words, and a line for each.
 
     given: the words of the command line, by today's names
-    typed: its flags as they were typed, with their words; where none is DeepSpeed-Chat's alone, nothing says that the
-        command line is
+    typed: its flags as they were typed, with their words
     """
+    present = {word.partition("=")[0] for word in given}
+    if "--num_generations" in old_flags and is_trls(typed):
+        return batch_words(typed, present)
+    return _data_of_deepspeed_chat(old_flags, typed) if "--data_path" not in present else ([], [])
+
+
+def _data_of_deepspeed_chat(old_flags: Mapping[str, OldFlag], typed: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Its data, unless no flag is its alone: nothing says then that the command line is."""
     of_a_step = old_flags.keys() >= OLD_FLAGS.keys()
     its = (flag for flag in typed if flag in old_flags and old_flags[flag].whose == (DEEPSPEED_CHAT,))
     is_its = any(its) or typed.get("--deepspeed") == ""  # Hugging Face's names a file
-    if not of_a_step or not is_its or any(word.partition("=")[0] == "--data_path" for word in given):
+    if not of_a_step or not is_its:
         return [], []
     reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no data"
     return ["--data_path", "Dahoas/rm-static"], [f"--data_path is Dahoas/rm-static, {reason}"]
@@ -118,6 +126,19 @@ SCORING_OLD_FLAGS: dict[str, OldFlag] = {
         words=lambda _value, _given: ["--end_of_conversation_token", "<|endoftext|>"]
     ),
 }  # fmt: skip
+# Of prompt_eval.py, whose place `threestep evaluate win_rate` takes.
+ANSWERING_OLD_FLAGS: dict[str, OldFlag] = {
+    "--model_name_or_path_baseline": Renamed("--baseline"),
+    "--model_name_or_path_finetune": Renamed("--model_name_or_path"),
+    "--add_eot_token": SCORING_OLD_FLAGS["--add_eot_token"],
+    "--num_beams": Refused(
+        "is not built: answers are drawn one token after the other, greedily with --temperature 0", unless=("1",)
+    ),
+    "--num_beam_groups": Refused("is not built: answers are drawn one token after the other", unless=("1",)),
+    "--penalty_alpha": Needless("answers are drawn without a penalty; prompt_eval.py reads none either"),
+    "--num_return_sequences": Refused("is not built: each model answers a prompt once", unless=("1",)),
+    "--language": Refused("has six prompts of its own there; here --data_path names the prompts", unless=("English",)),
+}  # fmt: skip
 SFT_OLD_FLAGS: dict[str, OldFlag] = {
     **HF_SFT_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
@@ -151,10 +172,6 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
     "--deepspeed_config": _CONFIG,
     "--deepscale_config": _CONFIG,
     "--preprocessing_num_workers": Renamed("--num_workers"),
-    "--per_device_train_batch_size": Renamed(
-        "--per_device_generation_batch_size", "an older spelling",
-        differs="DeepSpeed-Chat counts prompts, TRL counts responses", whose=(DEEPSPEED_CHAT, HUGGING_FACE)
-    ),
     "--per_device_mini_train_batch_size": Renamed("--per_device_training_batch_size", "an older spelling"),
     "--generation_batch_numbers": Renamed("--generation_batches", "an older spelling"),
     "--disable_actor_dropout": no_dropout("actor_"),

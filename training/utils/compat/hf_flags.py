@@ -6,60 +6,33 @@ A flag of ours that has the same name is listed too, as `Same`, with what differ
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.old_flags import HUGGING_FACE, Needless, OldFlag, Refused, Renamed, Same, Words, is_false
+from training.utils.compat.hf_field_flags import DPO_FIELDS, EVERY_STEP_FIELDS, ONE_MODEL_FIELDS, SFT_FIELDS
+from training.utils.compat.hf_words import (
+    NO_VALUE,
+    by_value,
+    either_way,
+    listed,
+    needless,
+    needless_switch,
+    number,
+    refused,
+    refused_switch,
+    renamed,
+    renamed_switch,
+    same,
+)
+from training.utils.compat.old_flags import OldFlag, Same, Words, is_false
 
-renamed = partial(Renamed, whose=(HUGGING_FACE,))
-needless = partial(Needless, whose=(HUGGING_FACE,))
-refused = partial(Refused, whose=(HUGGING_FACE,))
-renamed_switch = partial(renamed, takes_value=False)
-needless_switch = partial(needless, takes_value=False)
-refused_switch = partial(refused, takes_value=False)
-
-_NO_VALUE = ("none", "null", "")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf", "adamw")
 _DEFAULT_INTERVAL_STEPS = "500"  # of transformers' logging_steps, eval_steps and save_steps
-
-
-def number(flag: str, value: str) -> float:
-    """The value as a number; ThreestepError if it is none."""
-    try:
-        return float(value)
-    except ValueError:
-        raise ThreestepError(f"{flag} expects a number, got '{value}'") from None
-
-
-def same(flags: str) -> dict[str, OldFlag]:
-    """Flags, with blanks between them, that mean the same here."""
-    return dict.fromkeys(flags.split(), Same())
-
-
-def either_way(on: list[str], off: list[str] | str = "") -> Words:
-    """For a switch: the words for on and for off, or why there are none."""
-    return lambda value, _given: off if is_false(value) else on
-
-
-def by_value(readings: Mapping[str, list[str] | str], otherwise: str) -> Words:
-    """For a flag that takes the keys of `readings`: the words for each, or why there are none. otherwise: the error for
-    another value, {} in its place."""
-
-    def words(value: str, _given: Mapping[str, str]) -> list[str] | str:
-        if value not in readings:
-            raise ThreestepError(otherwise.format(value))
-        return readings[value]
-
-    return words
-
-
-def listed(flag: str) -> Words:
-    """For a flag of several words, which `flag` takes with commas between them."""
-    return lambda value, _given: [flag, ",".join(value.split())]
 
 
 def dtype_of(words: list[str]) -> list[str]:
@@ -141,7 +114,7 @@ def _interval_steps(kind: str, steps_flag: str, epochs_flag: str) -> Words:
 
 
 def _resume(value: str, _given: Mapping[str, str]) -> list[str] | str:
-    if is_false(value) or value.lower() in _NO_VALUE:
+    if is_false(value) or value.lower() in NO_VALUE:
         return "a run starts from the beginning without it"
     return ["--resume"] if value.lower() == "true" else ["--resume", value]
 
@@ -177,12 +150,13 @@ def lora(flag: str) -> dict[str, OldFlag]:
 
 
 def _dataset(value: str, given: Mapping[str, str]) -> list[str]:
-    """A name on the hub, with configuration and splits; a path or a name without an owner stays as it is."""
-    if value.lower() in _NO_VALUE:
+    """A name on the hub, with configuration and splits; a path, a name without an owner and what --data_path reads by a
+    prefix stay as they are."""
+    if value.lower() in NO_VALUE:
         return []
     config = given.get("--dataset_config") or given.get("--dataset_config_name")
     train, test = (given.get(f"--dataset_{kind}_split") for kind in ("train", "test"))
-    if Path(value).exists() or "/" not in value or value.startswith(("/", "./", "../", "~")):
+    if Path(value).exists() or "/" not in value or ":" in value or value.startswith(("/", "./", "../", "~")):
         return ["--data_path", value]
     parts = [f"config={config}"] if config else []
     if train or test:
@@ -190,6 +164,26 @@ def _dataset(value: str, given: Mapping[str, str]) -> list[str]:
     if test:
         parts.append(f"eval_split={test}")
     return ["--data_path", ",".join([f"hub:{value}", *parts])]
+
+
+def _datasets(value: str) -> list[str]:
+    """TRL's list of datasets, as our file of settings writes its entries on a command line: dictionaries."""
+    found: list[str] = []
+    for entry in re.findall(r"\{[^{}]*\}", value):
+        fields = {name: each for name, each in ast.literal_eval(entry).items() if each is not None}
+        unread = sorted(fields.keys() - {"path", "name", "split"})
+        if "path" not in fields or unread:
+            raise ThreestepError(
+                f"--datasets expects entries of path, name and split, got {entry}; write it as --data_path "
+                "hub:OWNER/NAME,config=...,split=... (docs/data.md)"
+            )
+        given = {"--dataset_config": fields.get("name", ""), "--dataset_train_split": fields.get("split", "")}
+        found += _dataset(str(fields["path"]), given)[1:]
+    if not found:
+        raise ThreestepError(
+            f"--datasets expects a list in a file of settings, got '{value}'; name one by --dataset_name"
+        )
+    return found
 
 
 def _with_dataset(value: str, given: Mapping[str, str]) -> str:
@@ -210,6 +204,16 @@ def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
     return ["--chat_template", value]
 
 
+def _one_loss(words: list[str]) -> list[str]:
+    """The loss of DPO's; TRL takes several."""
+    if len(words) > 1:
+        raise ThreestepError(
+            f"--loss_type expects one loss, got {' '.join(words)}; give the first, and --sft_coef for the "
+            "log-likelihood beside it"
+        )
+    return words
+
+
 _LOSS_ON = either_way(["--loss_on", "response"], ["--loss_on", "conversation"])
 _TRUNCATION = by_value(
     {"keep_start": ["--truncation", "right"], "keep_end": ["--truncation", "left"]},
@@ -222,6 +226,16 @@ _SFT_LOSS = by_value(
     ),
     "--loss_type expects nll or chunked_nll in step 1, got '{}'",
 )
+_AT_THE_END = "the model is uploaded once, at the end of the run"
+_HUB = by_value(
+    dict.fromkeys(("end", "every_save"), _AT_THE_END),
+    "--hub_strategy expects end or every_save, got '{}': checkpoints are not uploaded",
+)
+_SAMPLED = "rows are drawn by the seed and planned by their lengths"
+_SAMPLING = by_value(
+    {**dict.fromkeys(("random", "group_by_length", "batch_rebalance"), _SAMPLED), "sequential": ["--shuffle", "false"]},
+    "--train_sampling_strategy expects random, sequential, group_by_length or batch_rebalance, got '{}'",
+)
 _STEPS = "metrics.jsonl and the trackers get every step"
 _LOADER = "rows are tokenized before training, and laid out while the device computes"
 _ENGINE = "DeepSpeed reduces the gradients"
@@ -230,8 +244,10 @@ _ENGINE = "DeepSpeed reduces the gradients"
 HF_FLAGS: dict[str, OldFlag] = {
     **same(
         "--warmup_ratio --adam_beta1 --adam_epsilon --max_grad_norm --gradient_accumulation_steps "
-        "--trust_remote_code --hub_private_repo --bnb_4bit_quant_type --bnb_4bit_use_double_quant"
+        "--trust_remote_code --hub_private_repo --bnb_4bit_quant_type --bnb_4bit_use_double_quant "
+        "--router_aux_loss_coef"
     ),
+    **EVERY_STEP_FIELDS,
     "--output_dir": Same("default: runs/last"),
     "--num_train_epochs": Same("default: 1, not 3"),
     "--max_steps": renamed(
@@ -244,7 +260,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--lr_scheduler_type": Same("default: cosine, not linear"),
     "--lr_scheduler_kwargs": refused(
         "is a dictionary in TRL; its values are flags here: --min_lr_ratio, --num_cycles, --stable_ratio",
-        unless=_NO_VALUE
+        unless=NO_VALUE
     ),
     "--optim": renamed(
         "AdamW", "adamw_torch and adamw_torch_fused are what trains here; others are refused", words=_optimizer
@@ -252,7 +268,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--optim_args": refused("has no use here: AdamW's are --adam_beta1, --adam_beta2 and --adam_epsilon"),
     "--adam_beta2": Same("default: 0.95, not 0.999"),
     "--seed": Same("default: 1234, not 42"),
-    "--data_seed": refused("has no flag of its own: --seed decides the order of the rows too", unless=_NO_VALUE),
+    "--data_seed": refused("has no flag of its own: --seed decides the order of the rows too", unless=NO_VALUE),
     "--full_determinism": renamed_switch("--deterministic", words=either_way(["--deterministic", "true"])),
     "--bf16": renamed_switch(
         "--dtype bf16", "false: --dtype fp32; with float32 master weights", words=_bf16, reads_false=True
@@ -340,7 +356,10 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--dataloader_persistent_workers": needless_switch(_LOADER),
     "--dataloader_drop_last": needless_switch("epochs follow each other without a gap, and every step is full"),
     "--group_by_length": needless_switch("rows are planned by their lengths"),
-    "--train_sampling_strategy": needless("rows are drawn by the seed and planned by their lengths"),
+    "--train_sampling_strategy": renamed(
+        "--shuffle false", "sequential; the others are not needed: rows are drawn by the seed and planned by their "
+        "lengths", words=_SAMPLING
+    ),
     "--ddp_find_unused_parameters": needless_switch(_ENGINE),
     "--ddp_backend": needless("the device decides: nccl on GPUs, gloo on CPUs"),
     "--ddp_timeout": renamed("--rank_timeout", "seconds"),
@@ -348,19 +367,19 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--use_cpu": refused_switch("is an environment's choice here: CUDA_VISIBLE_DEVICES= hides the GPUs"),
     "--model_revision": refused(
         "is not read: hub names are read in their main revision; download another and name its folder",
-        unless=("main", *_NO_VALUE)
+        unless=("main", *NO_VALUE)
     ),
     "--lora_alpha": Same("default: 16, not 32"),
     "--lora_dropout": Same("default: 0, not 0.05"),
     "--lora_modules_to_save": refused(
         "has no counterpart; --only_optimize_lora false trains all other weights beside the adapters", takes_list=True,
-        unless=_NO_VALUE
+        unless=NO_VALUE
     ),
     "--use_rslora": refused_switch("is not built; --lora_alpha times the root of the rank gives its scale"),
     "--use_dora": refused_switch("is not built; LoRA's adapters are --lora_dim's"),
     "--push_to_hub": Same("at the end of the run, with a model card made from it"),
-    "--hub_model_id": Same("required with --push_to_hub"),
-    "--hub_strategy": refused("is end here: checkpoints are not uploaded", unless=("end", *_NO_VALUE)),
+    "--hub_model_id": Same("default: the name of --output_dir, in the account that is logged in"),
+    "--hub_strategy": renamed("end", "every_save too: the model alone is uploaded; others are refused", words=_HUB),
     "--load_in_4bit": Same("with LoRA; needs the package bitsandbytes"),
     "--load_in_8bit": Same("with LoRA; weights alone are rounded, not activations"),
     "--use_bnb_nested_quant": renamed_switch(
@@ -377,20 +396,43 @@ HF_FLAGS: dict[str, OldFlag] = {
 
 
 def dataset_name(alone: str) -> dict[str, OldFlag]:
-    """TRL's --dataset_name, of which a step takes every row. alone: the --data_split that gives it them"""
+    """TRL's --dataset_name and its list of datasets, of which a step takes every row. alone: the --data_split that
+    gives it them"""
 
     def words(value: str, given: Mapping[str, str]) -> list[str]:
         return [*_dataset(value, given), *([] if "--data_split" in given else ["--data_split", alone])]
 
+    def of_a_list(value: str, given: Mapping[str, str]) -> list[str]:
+        return ["--data_path", *_datasets(value), *([] if "--data_split" in given else ["--data_split", alone])]
+
     note = f"hub:NAME for a name with an owner, else a path or a name; with --data_split {alone}, all rows"
-    return {"--dataset_name": renamed("--data_path", note, words=words)}
+    entries = "a list in a file, whose entries have path, name and split; others are refused"
+    return {
+        "--dataset_name": renamed("--data_path", note, words=words),
+        "--datasets": renamed("--data_path", entries, words=of_a_list, takes_list=True),
+    }
+
+
+def zero_stages(*flags: str) -> dict[str, OldFlag]:
+    """TRL's --accelerate_config: one of its files by name. flags: ours of the stage"""
+    names = ("zero1", "zero2", "zero3")
+    words: dict[str, list[str] | str] = {name: [word for flag in flags for word in (flag, name[-1])] for name in names}
+    one = "ranks are --num_ranks, or one for each GPU"
+    otherwise = (
+        "--accelerate_config expects zero1, zero2, zero3, single_gpu or multi_gpu, got '{}'; Accelerate does not run "
+        f"here: --num_ranks says how many ranks, and {' and '.join(flags)} what ZeRO shards (3 is what FSDP does)"
+    )
+    reading = by_value({**words, "single_gpu": one, "multi_gpu": one}, otherwise)
+    return {"--accelerate_config": renamed(" ".join(f"{flag} N" for flag in flags), "zeroN by name", words=reading)}
 
 
 # Of the steps that train one model.
 HF_ONE_MODEL_FLAGS: dict[str, OldFlag] = {
     **same("--model_name_or_path --torch_compile"),
     **HF_FLAGS,
+    **ONE_MODEL_FIELDS,
     **lora("--lora_dim"),
+    **zero_stages("--zero_stage"),
     "--lora_target_modules": renamed(
         "--lora_module_name", "parts of the layers' names, or all-linear", takes_list=True,
         words=listed("--lora_module_name")
@@ -400,7 +442,7 @@ HF_ONE_MODEL_FLAGS: dict[str, OldFlag] = {
     "--weight_decay": Same("on matrices alone"),
     "--per_device_train_batch_size": Same("sequences (step 2: prompts); default: 16, not 8"),
     "--per_device_eval_batch_size": Same("default: 16, not 8"),
-    "--gradient_checkpointing": Same("default: off, as transformers'; TRL's is on"),
+    "--gradient_checkpointing": Same("default: off, as transformers'; TRL's is on", takes_value=False),
     "--max_length": renamed("--max_seq_len", "default: 512, not 1024"),
     "--max_seq_length": renamed("--max_seq_len", "TRL's older name"),
     "--pad_to_multiple_of": needless("rows are packed, not padded"),
@@ -411,6 +453,7 @@ HF_ONE_MODEL_FLAGS: dict[str, OldFlag] = {
 _PACKED = "documents share rows and do not see each other, which changes no gradient; --padded turns it off"
 HF_SFT_FLAGS: dict[str, OldFlag] = {
     **HF_ONE_MODEL_FLAGS,
+    **SFT_FIELDS,
     **dataset_name("1,0,0"),
     "--packing": needless_switch(f"{_PACKED}; batch sizes count sequences, not packed rows"),
     "--packing_strategy": needless(_PACKED),
@@ -427,7 +470,6 @@ HF_SFT_FLAGS: dict[str, OldFlag] = {
         differs="left cuts the beginning of the prompt, never the response"
     ),
     "--neftune_noise_alpha": renamed("--neftune_alpha"),
-    "--activation_offloading": refused_switch("is not built; --gradient_checkpointing keeps a block's input alone"),
 }  # fmt: skip
 HF_REWARD_FLAGS: dict[str, OldFlag] = {
     **HF_ONE_MODEL_FLAGS,
@@ -438,8 +480,13 @@ HF_REWARD_FLAGS: dict[str, OldFlag] = {
 HF_DPO_FLAGS: dict[str, OldFlag] = {
     **same("--beta --label_smoothing"),
     **HF_ONE_MODEL_FLAGS,
+    **DPO_FIELDS,
     **dataset_name("0,1,0"),
-    "--loss_type": Same("those of ours; others are refused"),
+    "--loss_type": Same("those of ours, one; others are refused", spelled=_one_loss),
+    "--truncation_mode": renamed(
+        "--truncation", "keep_start: right; keep_end: left", words=_TRUNCATION,
+        differs="left cuts the beginning of the prompt, never the response"
+    ),
     "--rpo_alpha": renamed("--sft_coef", differs="the log-likelihood is a mean over each best response's tokens"),
     "--precompute_ref_log_probs": needless_switch(
         "the reference's log-probabilities are read once and kept with the data"
@@ -448,11 +495,11 @@ HF_DPO_FLAGS: dict[str, OldFlag] = {
     "--f_divergence_type": refused("is not built beside the reverse KL", unless=("reverse_kl",)),
     "--max_prompt_length": refused(
         "is not a length of its own here: --max_seq_len bounds prompt and response together, and --truncation left "
-        "cuts the prompt", unless=_NO_VALUE
+        "cuts the prompt", unless=NO_VALUE
     ),
     "--max_completion_length": refused(
         "is not a length of its own here: --max_seq_len bounds prompt and response together, and --truncation right "
-        "cuts the response", unless=_NO_VALUE
+        "cuts the response", unless=NO_VALUE
     ),
     "--generate_during_eval": refused_switch(
         "is not built; `python -m training.evaluate win_rate` compares answers of finished models"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.hf_flags import (
-    HF_FLAGS,
+from training.utils.compat.hf_batches import FORWARD, PROMPTS, is_trls, prompts, rollouts
+from training.utils.compat.hf_field_flags import PPO_FIELDS
+from training.utils.compat.hf_flags import HF_FLAGS, dataset_name, lora, max_steps, zero_stages
+from training.utils.compat.hf_rewards import reward_words, weight_words
+from training.utils.compat.hf_words import (
+    NO_VALUE,
     by_value,
-    dataset_name,
     either_way,
     listed,
-    lora,
-    max_steps,
     needless_switch,
     number,
     refused,
@@ -21,14 +22,8 @@ from training.utils.compat.hf_flags import (
     renamed_switch,
     same,
 )
-from training.utils.compat.old_flags import OldFlag, Same, Words
+from training.utils.compat.old_flags import DEEPSPEED_CHAT, HUGGING_FACE, OldFlag, Same, Words, is_false
 
-_NONE = ("none", "null", "")
-_BATCHES = (
-    "is another count here: --per_device_generation_batch_size prompts with --num_samples_per_prompt responses are a "
-    "rollout, and --per_device_training_batch_size x --gradient_accumulation_steps sequences a minibatch"
-)
-_REFERENCE = "is not built; the reference stays the actor's start"
 _COLOCATE = "vLLM runs beside training on the same GPUs"
 _SERVER = "asks for vLLM's server, and here vLLM runs beside training on the same GPUs; leave it out"
 
@@ -65,6 +60,72 @@ _CHECKPOINTING = either_way(
 )
 
 
+_MODES = {
+    f"{level}_{correction}": ["--mismatch_correction", correction, "--mismatch_level", level]
+    for level in ("token", "sequence")
+    for correction in ("truncate", "mask")
+}
+_AGGREGATION = by_value(
+    {"sum_then_normalize": "rewards are summed by their weights, then made advantages"},
+    "--multi_objective_aggregation expects sum_then_normalize, the one way here, got '{}'",
+)
+
+
+def _counted(value: str, given: Mapping[str, str]) -> list[str] | str:
+    """TRL's counts that decide how many prompts a rollout has."""
+    return "it is so by default" if value.lower() in NO_VALUE else [PROMPTS, str(prompts(given))]
+
+
+def _train_batch(value: str, given: Mapping[str, str]) -> list[str]:
+    return [FORWARD if is_trls(given) else PROMPTS, value]
+
+
+def _max_steps(value: str, given: Mapping[str, str]) -> list[str] | str:
+    words = max_steps(value, given)
+    if not isinstance(words, str) and is_trls(given):
+        words[1] = str(rollouts(int(number("--max_steps", value)), given))
+    return words
+
+
+def _correction(value: str, given: Mapping[str, str]) -> list[str] | str:
+    if not is_false(value) and "--vllm_importance_sampling_mode" in given:
+        return "--vllm_importance_sampling_mode says how"
+    return ["--mismatch_correction", "none" if is_false(value) else "truncate"]
+
+
+def _correction_mode(value: str, given: Mapping[str, str]) -> list[str] | str:
+    if is_false(given.get("--vllm_importance_sampling_correction", "true") or "true"):
+        return "--vllm_importance_sampling_correction is false"
+    if value not in _MODES:
+        raise ThreestepError(f"--vllm_importance_sampling_mode expects one of {', '.join(_MODES)}, got '{value}'")
+    return _MODES[value]
+
+
+def _or_none(flag: str) -> Words:
+    return lambda value, _given: "there is none by default" if value.lower() in NO_VALUE else [flag, value]
+
+
+def _tool_calls(value: str, _given: Mapping[str, str]) -> list[str] | str:
+    if value.lower() in NO_VALUE:
+        return "--max_turns says how many turns the model may take"
+    return ["--max_turns", f"{number('--max_tool_calling_iterations', value) + 1:g}"]
+
+
+def _kl_correction(value: str, given: Mapping[str, str]) -> list[str] | str:
+    if not {"--beta", "--kl_in"} & given.keys():
+        return "it is of the KL in the loss, which --beta asks for"
+    return ["--kl_estimator", "k3" if is_false(value) else "k3+"]
+
+
+def _gathered(value: str, _given: Mapping[str, str]) -> str:
+    if is_false(value):
+        raise ThreestepError(
+            "--no_ds3_gather_for_generation is not built: ZeRO-3 gathers the weights once a rollout; --dry_run true "
+            "tells whether a rank can hold them"
+        )
+    return "ZeRO-3 gathers the weights once a rollout"
+
+
 def _scale_rewards(value: str, _given: Mapping[str, str]) -> list[str]:
     if value.lower() == "batch":
         return ["--norm_adv_by_std", "true", "--norm_adv_over", "batch"]
@@ -81,8 +142,13 @@ def _penalty(value: str, _given: Mapping[str, str]) -> str:
 
 
 HF_PPO_FLAGS: dict[str, OldFlag] = {
-    **same("--temperature --top_k --top_p --min_p --chat_template_kwargs --gamma --lam --vllm_tensor_parallel_size"),
+    **same(
+        "--temperature --top_k --top_p --min_p --chat_template_kwargs --gamma --lam --vllm_tensor_parallel_size "
+        "--entropy_coef"
+    ),
     **HF_FLAGS,
+    **PPO_FIELDS,
+    **zero_stages("--actor_zero_stage", "--critic_zero_stage"),
     **dataset_name("0,0,1"),
     **lora("--actor_lora_dim"),
     "--lora_target_modules": renamed(
@@ -91,18 +157,19 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
     ),
     "--max_steps": renamed(
         "--max_train_steps N --num_train_epochs inf", "it overrides --num_train_epochs; -1 asks for nothing",
-        words=max_steps, overrides=("--num_train_epochs",),
-        differs="step 3 counts rollouts with their updates"
+        words=_max_steps, overrides=("--num_train_epochs",),
+        differs="step 3 counts rollouts with their updates, and a command line of TRL's is converted"
     ),
     "--model_name_or_path": renamed("--actor_model_name_or_path", "the reference too"),
     "--sft_model_path": renamed("--actor_model_name_or_path"),
     "--reward_model_path": renamed("--critic_model_name_or_path", "where a critic is trained, its start too"),
     "--reward_model_name_or_path": renamed("--critic_model_name_or_path", "where a critic is trained, its start too"),
-    "--reward_funcs": refused(
-        "names TRL's functions or models; here --reward NAME:WEIGHT,... names rules, your own as FILE.py:NAME, and "
-        "model, which is --critic_model_name_or_path's", takes_list=True
+    "--reward_funcs": renamed(
+        "--reward NAME:WEIGHT,...",
+        "accuracy_reward: math, on the column solution; think_format_reward: regex; MODULE.NAME: FILE.py:NAME",
+        takes_list=True, words=reward_words
     ),
-    "--reward_weights": refused("stands with the names here: --reward NAME:WEIGHT,...", takes_list=True),
+    "--reward_weights": renamed("--reward NAME:WEIGHT,...", takes_list=True, words=weight_words),
     "--learning_rate": renamed("--actor_learning_rate", "--critic_learning_rate is the critic's"),
     "--weight_decay": renamed("--actor_weight_decay V --critic_weight_decay V", words=_of_both("weight_decay")),
     "--gradient_checkpointing": renamed_switch(
@@ -117,19 +184,56 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
     "--max_completion_length": renamed("--max_answer_seq_len"),
     "--response_length": renamed("--max_answer_seq_len"),
     "--max_length": refused(
-        "is two lengths here: --max_prompt_seq_len of a prompt, --max_answer_seq_len of a response", unless=_NONE
+        "is two lengths here: --max_prompt_seq_len of a prompt, --max_answer_seq_len of a response", unless=NO_VALUE
     ),
-    "--num_generations": renamed("--num_samples_per_prompt", "default: 1, not 8"),
+    "--num_generations": renamed(
+        "--num_samples_per_prompt", "with TRL's name of the model 8 by default, rloo 2; else 1"
+    ),
+    "--per_device_train_batch_size": renamed(
+        FORWARD, "completions of a forward, on a command line that has TRL's name of the model or its counts; without "
+        f"them it is DeepSpeed-Chat's older spelling of {PROMPTS}", words=_train_batch,
+        whose=(DEEPSPEED_CHAT, HUGGING_FACE)
+    ),
     "--num_generations_eval": renamed("--val_samples"),
-    "--generation_batch_size": refused(_BATCHES, unless=_NONE),
-    "--steps_per_generation": refused(_BATCHES, unless=_NONE),
-    "--num_mini_batches": refused(_BATCHES),
+    "--generation_batch_size": renamed(
+        f"{PROMPTS} P", "completions of all ranks; P prompts have as many", words=_counted
+    ),
+    "--steps_per_generation": renamed(
+        f"{PROMPTS} P", "forwards of a rollout; P prompts have as many", words=_counted
+    ),
+    "--num_mini_batches": renamed(
+        f"{PROMPTS} P", "optimizer steps of a rollout, of PPO; P prompts fill them", words=_counted
+    ),
+    "--max_tool_calling_iterations": renamed("--max_turns N+1", "the last turn calls nothing", words=_tool_calls),
+    "--multi_objective_aggregation": renamed(
+        "one way", "sum_then_normalize; normalize_then_sum is refused", words=_AGGREGATION
+    ),
+    "--normalize_advantages": renamed_switch(
+        "--whiten_advantages", reads_false=True,
+        words=either_way(["--whiten_advantages", "true"], ["--whiten_advantages", "false"])
+    ),
+    "--use_bias_correction_kl": renamed_switch(
+        "--kl_estimator k3+", "with --beta; false: k3", words=_kl_correction, reads_false=True,
+        differs="the gradient is that of the policy which drew the rollout"
+    ),
+    "--ds3_gather_for_generation": renamed_switch(
+        "ZeRO-3 gathers", "false is refused", words=_gathered, reads_false=True
+    ),
+    "--disable_dropout": renamed_switch(
+        "--actor_dropout 0.0 --critic_dropout 0.0", reads_false=True,
+        words=either_way(
+            ["--actor_dropout", "0.0", "--critic_dropout", "0.0"], "dropout is 0 unless --actor_dropout says otherwise"
+        ),
+    ),
+    "--shuffle_dataset": renamed_switch(
+        "--shuffle", "by default", words=either_way(["--shuffle", "true"], ["--shuffle", "false"]), reads_false=True
+    ),
     "--num_iterations": renamed("--ppo_epochs"),
     "--num_ppo_epochs": renamed("--ppo_epochs", "default: 1, not 4"),
     "--repetition_penalty": renamed("no penalty", "1 alone; others are refused", words=_penalty),
     "--generation_kwargs": refused(
         "is a dictionary in TRL; here --temperature, --top_k, --top_p, --min_p, --stop and --bad_words are flags",
-        takes_list=True, unless=_NONE
+        takes_list=True, unless=NO_VALUE
     ),
     "--beta": renamed(
         "--kl_coef V --kl_in loss", "GRPO's KL is k3 in the loss; default: 0.1 in the reward", words=_beta
@@ -161,7 +265,6 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
     ),
     "--sapo_temperature_neg": renamed("--sapo_tau_neg"),
     "--sapo_temperature_pos": renamed("--sapo_tau_pos"),
-    "--sync_ref_model": refused_switch(_REFERENCE),
     "--use_vllm": renamed_switch(
         "--rollout_engine vllm", words=either_way(["--rollout_engine", "vllm"], "--rollout_engine says what draws"),
         reads_false=True
@@ -176,10 +279,19 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
         words=either_way(["--vllm_sleep", "true"], ["--vllm_sleep", "false"])
     ),
     "--vllm_importance_sampling_correction": renamed_switch(
-        "--mismatch_correction truncate", "the default with vLLM; false: none", reads_false=True,
-        words=either_way(["--mismatch_correction", "truncate"], ["--mismatch_correction", "none"])
+        "--mismatch_correction truncate", "the default with vLLM; false: none", reads_false=True, words=_correction
     ),
-    "--vllm_importance_sampling_cap": renamed("--mismatch_threshold"),
+    "--vllm_importance_sampling_mode": renamed(
+        "--mismatch_correction --mismatch_level", "truncate or mask, of a token or a sequence; default: token_truncate",
+        words=_correction_mode
+    ),
+    "--vllm_importance_sampling_cap": renamed("--mismatch_threshold", words=_or_none("--mismatch_threshold")),
+    "--vllm_importance_sampling_clip_max": renamed(
+        "--mismatch_threshold", "default: 2, not 3", words=_or_none("--mismatch_threshold")
+    ),
+    "--vllm_importance_sampling_clip_min": renamed(
+        "--mismatch_threshold_lower", words=_or_none("--mismatch_threshold_lower")
+    ),
     "--log_completions": needless_switch(
         "every evaluation writes prompts, answers and scores to OUTPUT_DIR/samples.jsonl"
     ),

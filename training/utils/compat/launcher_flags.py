@@ -6,16 +6,22 @@ its ranks exist already.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from training.utils.base.errors import Mistakes
 from training.utils.compat.old_flags import OldFlag, Refused
 
 RANKS_VARIABLE = "THREESTEP_RANKS"
 HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"
+_PROCESSES = "--num_processes"  # TRL's
 _VARIABLES = {
     "--num_gpus": RANKS_VARIABLE,
     "--num_accelerators": RANKS_VARIABLE,
+    _PROCESSES: RANKS_VARIABLE,
     "--hostfile": HOSTFILE_VARIABLE,
     "--master_addr": "MASTER_ADDR",
     "--master_port": "MASTER_PORT",
@@ -46,7 +52,7 @@ def as_variables(
     mistakes, variables = Mistakes(), dict(environment)
     rest: list[str] = []
     lines: list[str] = []
-    words = list(arguments)
+    words = [*_processes_of_file(arguments), *arguments]
     while words:
         word = words.pop(0)
         flag, has_equals, value = word.partition("=")
@@ -75,6 +81,20 @@ def as_variables(
             lines.append(f"{flag} {value} is read as {variable}={value}")
     mistakes.raise_if_any()
     return rest, variables, lines
+
+
+def _processes_of_file(arguments: Sequence[str]) -> list[str]:
+    """TRL's `num_processes` in the file of settings, as a flag, unless the words have it."""
+    given = [word.partition("=") for word in arguments]
+    if any(flag in (_PROCESSES, *_RANKS) for flag, _, _ in given):
+        return []
+    files = [value for flag, equals, value in given if flag == "--config" and equals]
+    files += [value for word, value in itertools.pairwise(arguments) if word == "--config"]
+    for file in files[-1:]:
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # which the step's program tells
+            found = re.search(r"^num_processes:\s*(\d+)\s*$", Path(file).read_text(encoding="utf-8"), re.MULTILINE)
+            return [_PROCESSES, found[1]] if found else []
+    return []
 
 
 def _is_dry_run(arguments: Sequence[str]) -> bool:

@@ -78,9 +78,11 @@ class Same:
     note: what is worth knowing, such as another default
     spelled: from its words, the words as ours are written; None leaves them
     differs: how the meaning is another one; "" if it is the same
+    takes_value: False for a switch that is on by default there, which --no_ in front turns off
     """
 
     note: str = ""
+    takes_value: bool = True
     spelled: Callable[[list[str]], list[str]] | None = None
     differs: str = ""
     whose: tuple[str, ...] = (HUGGING_FACE,)
@@ -108,7 +110,8 @@ def translated(
     overriding: list[str] = []
     lines: list[str] = []
     read_from: dict[str, tuple[str, list[str]]] = {}  # by today's flag: the one that was typed, and its words
-    for flag, values, typed in _flags(argv):
+    for shown, shown_values, shown_words in _flags(argv):
+        flag, values, typed = _without_no(shown, shown_values, shown_words, old_flags)
         old = old_flags.get(flag)
         if old is None or isinstance(old, Same):
             spelled = values if old is None or old.spelled is None else mistakes.note(old.spelled, values) or values
@@ -120,7 +123,7 @@ def translated(
             continue
         own, rest = _own_values(old, values)
         new, line = _read(flag, old, own, given, mistakes=mistakes)
-        lines += [line] if line else []
+        lines += [line.replace(f"{flag} false", shown).replace(flag, shown) if shown != flag else line] if line else []
         for name, those, written in _flags(new):
             if isinstance(old, Renamed) and name in old.overrides:
                 overriding += written
@@ -138,16 +141,29 @@ def flags_with_values(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _flags(argv: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
-    """Each flag, its words, and both as they were typed; "" with the words before the first."""
+    """Each flag, its words, and both as they were typed; "" with the words before the first. As for argparse, a name
+    may have dashes for underscores."""
     found: list[tuple[str, list[str], list[str]]] = []
     for word in argv:
         if word.startswith("--") or not found:
             flag, has_equals, value = word.partition("=") if word.startswith("--") else ("", True, word)
-            found.append((flag, [value] if has_equals else [], [word]))
+            name = f"--{flag[2:].replace('-', '_')}" if flag else ""
+            found.append((name, [value] if has_equals else [], [word]))
         else:
             found[-1][1].append(word)
             found[-1][2].append(word)
     return found
+
+
+def _without_no(
+    flag: str, values: list[str], typed: list[str], old_flags: Mapping[str, OldFlag]
+) -> tuple[str, list[str], list[str]]:
+    """--no_SWITCH, as transformers' parser of flags makes it for switches that are on, as --SWITCH false."""
+    name = f"--{flag.removeprefix('--no_')}"
+    old = old_flags.get(name)
+    if not flag.startswith("--no_") or flag in old_flags or old is None or old.takes_value:
+        return flag, values, typed
+    return name, ["false", *values], [name, "false", *values]
 
 
 def _own_values(old: Needless | Renamed | Refused, values: list[str]) -> tuple[list[str], list[str]]:

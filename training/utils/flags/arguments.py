@@ -24,7 +24,7 @@ from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, 
 from training.utils.base.typed import typed_command
 from training.utils.compat.deepspeed_chat_flags import old_defaults
 from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
-from training.utils.compat.old_flags import OldFlag, flags_with_values, translated
+from training.utils.compat.old_flags import OldFlag, Renamed, flags_with_values, translated
 from training.utils.flags.flag_names import nearest_flags
 from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
@@ -134,7 +134,7 @@ def parse_arguments(
         if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
             parser.error(f"'{word}': '--' is not a value; leave it out")
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
-    _refuse_unknown_flags(unknown, parser)
+    _refuse_unknown_flags(unknown, parser, _read_as_others(old_flags or {}))
 
     instances = tuple(_instance(group, namespace) for group in groups)
     mistakes = Mistakes()
@@ -277,11 +277,12 @@ def _flags_of(
     """Write YAML values as flags, so that files and flags are checked by the same rules."""
     names = [name for name in _names(parser) if name not in ("config", "help", "h", "local_rank")]
     others = {flag.removeprefix("--") for flag in old_flags}
+    suggested = [*names, *_read_as_others(old_flags)]
     flags: list[str] = []
     mistakes = Mistakes()
     for name, value in values.items():
         if name not in names and name not in others:
-            mistakes.add(f"{path}: unknown setting '{name}'{nearest_flags(str(name), names)}")
+            mistakes.add(f"{path}: unknown setting '{name}'{nearest_flags(str(name), suggested)}")
         elif isinstance(value, dict):
             mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
         elif value != []:
@@ -305,12 +306,17 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
     return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
 
 
-def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    mistakes = Mistakes()
+def _read_as_others(old_flags: Mapping[str, OldFlag]) -> list[str]:
+    """Names of other programs that a flag here stands for, to suggest after ours."""
+    return [flag.removeprefix("--") for flag, old in old_flags.items() if isinstance(old, Renamed)]
+
+
+def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParser, others: Sequence[str] = ()) -> None:
+    mistakes, names = Mistakes(), [name for name in _names(parser) if name != "local_rank"]
     for word in unknown:
         if word.startswith("--"):
             name = word[2:].split("=")[0]
-            mistakes.add(f"unknown flag --{name}{nearest_flags(name, _names(parser))}")
+            mistakes.add(f"unknown flag --{name}{nearest_flags(name, [*names, *others])}")
     if unknown and not mistakes.sentences:
         mistakes.add(f"the command line has words that belong to no flag: {' '.join(unknown)}")
     mistakes.raise_if_any()

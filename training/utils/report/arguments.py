@@ -35,7 +35,11 @@ class ReportArguments:
     )
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
     push_to_hub: bool = flag(False, "Upload OUTPUT_DIR/model with its card to the hub at the end of the run.")
-    hub_model_id: str | None = flag(None, "With --push_to_hub: the repository, OWNER/NAME; made if there is none.")
+    hub_model_id: str | None = flag(
+        None,
+        "With --push_to_hub: the repository, OWNER/NAME; made if there is none. Default: the name of --output_dir, in "
+        "the account that is logged in.",
+    )
     hub_private_repo: bool | None = flag(
         None, "With --push_to_hub: make the repository private; default: the organization's."
     )
@@ -58,10 +62,8 @@ class ReportArguments:
     def validate(self, mistakes: Mistakes) -> None:
         """Collect unknown trackers, missing packages, and an upload without a name."""
         mistakes.require(
-            bool(self.hub_model_id) == self.push_to_hub,
-            "--push_to_hub expects --hub_model_id OWNER/NAME, the repository to upload to, got none; name it"
-            if self.push_to_hub
-            else f"--hub_model_id {self.hub_model_id} is of --push_to_hub, which is off; give it too, or leave it out",
+            self.push_to_hub or not self.hub_model_id,
+            f"--hub_model_id {self.hub_model_id} is of --push_to_hub, which is off; give it too, or leave it out",
         )
         names = [word.strip() for word in self.report_to.split(",")]
         for name in names:

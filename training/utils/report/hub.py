@@ -17,7 +17,7 @@ def open_repository(settings: Mapping[str, Any], api: Any = None) -> None:
     ThreestepError if the hub cannot be reached or refuses. api: huggingface_hub's HfApi, or what stands for it"""
     if not settings.get("push_to_hub"):
         return
-    name = settings["hub_model_id"]
+    name = _named(settings)
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise ThreestepError("--push_to_hub needs the hub, and HF_HUB_OFFLINE is set; unset it, or leave it out")
     try:
@@ -38,8 +38,9 @@ def publish_model(folder: Path, settings: Mapping[str, Any], is_main: bool, api:
     write_card(folder)
     if not settings.get("push_to_hub"):
         return
-    name = settings["hub_model_id"]
+    name = _named(settings)
     try:
+        name = _whole_name(name, _api(api))
         _api(api).upload_folder(repo_id=name, folder_path=str(model), commit_message="Model trained by Threestep")
     except Exception as problem:  # noqa: BLE001 (an upload must not fail the run that it follows)
         log(
@@ -48,6 +49,15 @@ def publish_model(folder: Path, settings: Mapping[str, Any], is_main: bool, api:
         )
         return
     log(f"the model is uploaded to {name}")
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    """The repository, without its owner where none is given: it is then the account's that is logged in."""
+    return settings["hub_model_id"] or Path(settings["output_dir"]).absolute().name
+
+
+def _whole_name(name: str, api: Any) -> str:
+    return name if "/" in name else f"{api.whoami()['name']}/{name}"
 
 
 def _api(given: Any) -> Any:

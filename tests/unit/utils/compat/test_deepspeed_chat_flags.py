@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.support import deepspeed_chat_table
+from tests.support.deepspeed_chat_lines import EVALUATION_LINES
 from training import chat
+from training import evaluate as training_evaluate
 from training.step1_sft import main as sft
 from training.step2_dpo import main as dpo
 from training.step2_reward import evaluate
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.deepspeed_chat_flags import SCORING_OLD_FLAGS
+from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
 from training.utils.compat.old_flags import DEEPSPEED_CHAT, Same, translated
 from training.utils.flags.arguments import parse_arguments, resolved_settings
 
@@ -235,8 +237,23 @@ def test_one_rank_says_the_lines(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_its_evaluation_scripts_are_read(capsys):
+    (program, line), (other, scored) = EVALUATION_LINES.values()
+    parsed = resolved_settings(parse_arguments(training_evaluate.GROUPS, line.split(), "", ANSWERING_OLD_FLAGS))
+    assert (parsed["baseline"], parsed["model_name_or_path"]) == ("XXX", "XXX")
+    assert program.endswith("win_rate") and other == f"python -m {evaluate.__name__}"
+    argv = [*scored.split(), "--data_path", "embedded"]  # which rw_eval.py does not read: it has its pairs inside
+    assert resolved_settings(parse_arguments(evaluate.GROUPS, argv, "", SCORING_OLD_FLAGS))["data_path"] == ["embedded"]
+    with pytest.raises(ThreestepError, match="^--num_beams is not built: answers are drawn one token after the other"):
+        parse_arguments(training_evaluate.GROUPS, [*line.split(), "--num_beams", "4"], "", ANSWERING_OLD_FLAGS)
+    for flag in ("--num_beam_groups 2", "--num_return_sequences 2", "--language Chinese"):
+        with pytest.raises(ThreestepError, match=f"^{flag.split()[0]} (is not built|has six prompts of its own there)"):
+            parse_arguments(training_evaluate.GROUPS, [*line.split(), *flag.split()], "", ANSWERING_OLD_FLAGS)
+
+
 def test_the_document_has_the_tables():
     text = DOCUMENT.read_text()
+    assert deepspeed_chat_table.scripts_as_markdown() in text, "python -m tests.support.deepspeed_chat_table prints it"
     assert deepspeed_chat_table.as_markdown() in text, "python -m tests.support.deepspeed_chat_table prints them"
     part = text.split("## Flags with the same name and meaning")[1].split("Their defaults")[0]
     listed = set(re.findall(r"`(--\w+)`", part))

@@ -13,6 +13,13 @@ import yaml
 
 from tests.support import trl_table
 from training.utils.base.errors import ThreestepError
+from training.utils.compat.hf_field_flags import (
+    DPO_FIELDS,
+    EVERY_STEP_FIELDS,
+    ONE_MODEL_FIELDS,
+    PPO_FIELDS,
+    SFT_FIELDS,
+)
 from training.utils.compat.old_flags import HUGGING_FACE
 from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
@@ -22,6 +29,8 @@ DOCUMENT = Path(__file__).parents[4] / "docs" / "from_trl.md"
 # What is typed, and what becomes of it: settings; SAID, where a line says that it is not needed; or the words of the
 # sentence that refuses it.
 SAID = object()
+# Those without a counterpart; test_hf_field_flags reads each.
+FIELDS = {**EVERY_STEP_FIELDS, **ONE_MODEL_FIELDS, **SFT_FIELDS, **DPO_FIELDS, **PPO_FIELDS}
 EVERY_STEP: dict[str, Any] = {
     "--output_dir out": {"output_dir": "out"},
     "--num_train_epochs 3": {"num_train_epochs": 3.0},
@@ -131,6 +140,8 @@ EVERY_STEP: dict[str, Any] = {
     "--dataloader_drop_last": SAID,
     "--group_by_length": SAID,
     "--train_sampling_strategy random": SAID,
+    "--train_sampling_strategy sequential": {"shuffle": False},
+    "--train_sampling_strategy other": "--train_sampling_strategy expects random, sequential, group_by_length or",
     "--ddp_find_unused_parameters false": SAID,
     "--ddp_backend nccl": SAID,
     "--ddp_timeout 3600": {"rank_timeout": 3600.0},
@@ -146,11 +157,20 @@ EVERY_STEP: dict[str, Any] = {
     "--use_dora": "is not built",
     "--use_dora false": SAID,
     "--push_to_hub --hub_model_id me/mine": {"push_to_hub": True, "hub_model_id": "me/mine"},
-    "--push_to_hub": "--push_to_hub expects --hub_model_id OWNER/NAME",
+    "--push_to_hub": {"push_to_hub": True, "hub_model_id": None},
+    "--router_aux_loss_coef 0.01": {"router_aux_loss_coef": 0.01},
+    "--datasets {'path':'a/b'} {'path':'c/d','name':'n','split':'s'}": {
+        "data_path": ["hub:a/b", "hub:c/d,config=n,split=s"]
+    },
+    "--datasets {'path':'a/b','columns':['text']}": "--datasets expects entries of path, name and split, got {'path'",
+    "--datasets a/b": "--datasets expects a list in a file of settings, got 'a/b'; name one by --dataset_name",
+    "--accelerate_config multi_gpu": SAID,
+    "--accelerate_config mine.yaml": "--accelerate_config expects zero1, zero2, zero3, single_gpu or multi_gpu, got",
     "--hub_model_id me/mine": "is of --push_to_hub, which is off",
     "--hub_private_repo true --push_to_hub --hub_model_id me/mine": {"hub_private_repo": True},
     "--hub_strategy end": SAID,
-    "--hub_strategy every_save": "checkpoints are not uploaded",
+    "--hub_strategy every_save": SAID,
+    "--hub_strategy all_checkpoints": "--hub_strategy expects end or every_save, got 'all_checkpoints'",
     "--load_in_4bit": "lora_dim is 0; give",
     "--load_in_8bit true": "lora_dim is 0; give",
     "--bnb_4bit_quant_type fp4": "--bnb_4bit_quant_type fp4 is of --load_in_4bit, which is off",
@@ -164,6 +184,7 @@ EVERY_STEP: dict[str, Any] = {
 }
 ONE_MODEL: dict[str, Any] = {
     **EVERY_STEP,
+    "--accelerate_config zero2": {"zero_stage": 2},
     "--use_peft": {"lora_dim": 16},
     "--use_peft --lora_r 8": {"lora_dim": 8},
     "--use_peft false --lora_r 8": {"lora_dim": 0},
@@ -204,7 +225,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--truncation_mode keep_end": {"truncation": "left"},
         "--truncation_mode x": "--truncation_mode expects keep_start or keep_end, got 'x'",
         "--neftune_noise_alpha 5": {"neftune_alpha": 5.0},
-        "--activation_offloading": "--gradient_checkpointing keeps a block's input alone",
         "--dataset_name a/b": {"data_split": "1,0,0"},
         "--dataset_name a/b --data_split 6,2,2": {"data_split": "6,2,2"},
     },
@@ -218,6 +238,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         **ONE_MODEL,
         "--beta 0.2": {"beta": 0.2},
         "--loss_type ipo": {"loss_type": "ipo"},
+        "--loss_type sigmoid sft": "--loss_type expects one loss, got sigmoid sft; give the first, and --sft_coef",
+        "--truncation_mode keep_end": {"truncation": "left"},
         "--label_smoothing 0.1": {"label_smoothing": 0.1},
         "--rpo_alpha 1.0": {"sft_coef": 1.0},
         "--precompute_ref_log_probs": SAID,
@@ -239,8 +261,25 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--sft_model_path b": {"actor_model_name_or_path": "b"},
         "--reward_model_path r": {"critic_model_name_or_path": "r"},
         "--reward_model_name_or_path r": {"critic_model_name_or_path": "r"},
-        "--reward_funcs accuracy_reward think": "here --reward NAME:WEIGHT,... names rules, your own as FILE.py:NAME",
-        "--reward_weights 1.0 0.5": "--reward NAME:WEIGHT,...",
+        "--accelerate_config zero3": {"actor_zero_stage": 3, "critic_zero_stage": 3},
+        "--reward_funcs accuracy_reward think_format_reward --reward_weights 1.0 0.5": {
+            "reward": "math:1.0,regex:0.5",
+            "reference_column": "solution",
+            "reward_regex": r"(?s)\A<think>(?!.*<think>).*</think>",
+        },
+        "--reward_funcs accuracy_reward --reference_column answer": {"reference_column": "answer"},
+        "--reward_funcs mine.py:score": {"reward": "mine.py:score:1"},
+        "--reward_funcs think": "--reward_funcs expects accuracy_reward, think_format_reward, or your function as",
+        "--reward_funcs my_lib.rewards.mine": "expects the file my_lib/rewards.py, which does not exist here",
+        "--reward_funcs examples.gsm8k.score": {"reward": "examples/gsm8k.py:score:1"},
+        "--reward_funcs reasoning_accuracy_reward": "has no counterpart: math reads the whole response",
+        "--reward_funcs get_soft_overlong_punishment": "--overlong_buffer_tokens and --overlong_penalty subtract it",
+        "--reward_funcs accuracy_reward --reward_weights 1 2": "expects a number for each of math, got 1 2",
+        "--reward_model_name_or_path r --reward_funcs accuracy_reward --reward_weights 1 2": {
+            "reward": "model:1,math:2",
+            "critic_model_name_or_path": "r",
+        },
+        "--reward_weights 1.0 0.5": "--reward_weights 1.0 0.5 expects --reward_funcs beside it",
         "--learning_rate 1e-6": {"actor_learning_rate": 1e-6, "critic_learning_rate": 5e-6},
         "--weight_decay 0.1": {"actor_weight_decay": 0.1, "critic_weight_decay": 0.1},
         "--gradient_checkpointing": {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
@@ -254,9 +293,38 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--max_length 512": "--max_prompt_seq_len of a prompt, --max_answer_seq_len of a response",
         "--num_generations 8": {"num_samples_per_prompt": 8},
         "--num_generations_eval 4": {"val_samples": 4},
-        "--generation_batch_size 64": "prompts with --num_samples_per_prompt responses are a rollout",
-        "--steps_per_generation 4": "prompts with --num_samples_per_prompt responses are a rollout",
-        "--num_mini_batches 4": "prompts with --num_samples_per_prompt responses are a rollout",
+        # 8 completions of a forward, 8 of a prompt
+        "--generation_batch_size 64": {"per_device_generation_batch_size": 64, "per_device_training_batch_size": 8},
+        "--generation_batch_size 60": "expects a multiple of --per_device_train_batch_size 8 x 1 ranks, got 60",
+        "--steps_per_generation 4 --num_generations 8": {
+            "per_device_generation_batch_size": 4,
+            "num_samples_per_prompt": 8,
+            "per_device_training_batch_size": 8,
+        },
+        "--steps_per_generation 1 --num_generations 5": "a rank draws 8 x 1 completions",
+        "--steps_per_generation 0": "--steps_per_generation expects a whole number above 0, got 0",
+        "--steps_per_generation none --num_generations 8": SAID,
+        "--num_mini_batches 4 --per_device_train_batch_size 2 --gradient_accumulation_steps 3": {
+            "per_device_generation_batch_size": 24,
+            "per_device_training_batch_size": 2,
+            "gradient_accumulation_steps": 3,
+        },
+        "--max_tool_calling_iterations 3": {"max_turns": 4},
+        "--max_tool_calling_iterations none": SAID,
+        "--multi_objective_aggregation sum_then_normalize": SAID,
+        "--multi_objective_aggregation normalize_then_sum": "--multi_objective_aggregation expects sum_then_normalize",
+        "--normalize_advantages": {"whiten_advantages": True},
+        "--normalize_advantages false": {"whiten_advantages": False},
+        "--use_bias_correction_kl": SAID,
+        "--use_bias_correction_kl --beta 0.1": {"kl_estimator": "k3+"},
+        "--use_bias_correction_kl false --beta 0.1": {"kl_estimator": "k3"},
+        "--ds3_gather_for_generation": SAID,
+        "--ds3_gather_for_generation false": "ZeRO-3 gathers the weights once a rollout; --dry_run true tells",
+        "--disable_dropout": {"actor_dropout": 0.0, "critic_dropout": 0.0},
+        "--disable_dropout false": SAID,
+        "--shuffle_dataset": {"shuffle": True},
+        "--shuffle_dataset false": {"shuffle": False},
+        "--entropy_coef 0.01": {"entropy_coef": 0.01},
         "--num_iterations 2": {"ppo_epochs": 2},
         "--num_ppo_epochs 2": {"ppo_epochs": 2},
         "--temperature 0.7": {"temperature": 0.7},
@@ -294,7 +362,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--mask_truncated_completions": {"mask_truncated_responses": True},
         "--sapo_temperature_neg 1.1 --loss_type sapo": {"sapo_tau_neg": 1.1, "policy_loss": "sapo"},
         "--sapo_temperature_pos 1.1 --loss_type sapo": {"sapo_tau_pos": 1.1},
-        "--sync_ref_model": "the reference stays the actor's start",
         "--use_vllm": {"rollout_engine": "vllm"},
         "--use_vllm false": SAID,
         "--vllm_mode colocate": SAID,
@@ -305,6 +372,18 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--vllm_importance_sampling_correction": {"mismatch_correction": "truncate"},
         "--vllm_importance_sampling_correction false": {"mismatch_correction": "none"},
         "--vllm_importance_sampling_cap 3.0": {"mismatch_threshold": 3.0},
+        "--vllm_importance_sampling_correction true --vllm_importance_sampling_mode sequence_mask": {
+            "mismatch_correction": "mask",
+            "mismatch_level": "sequence",
+        },
+        "--vllm_importance_sampling_mode token_truncate": {"mismatch_correction": "truncate"},
+        "--vllm_importance_sampling_mode token_mask --vllm_importance_sampling_correction false": {
+            "mismatch_correction": "none"
+        },
+        "--vllm_importance_sampling_mode soft": "--vllm_importance_sampling_mode expects one of token_truncate,",
+        "--vllm_importance_sampling_clip_max 3.0": {"mismatch_threshold": 3.0},
+        "--vllm_importance_sampling_clip_max none": SAID,
+        "--vllm_importance_sampling_clip_min 0.5": {"mismatch_threshold_lower": 0.5},
         "--log_completions": SAID,
         "--num_completions_to_print 4": {"show_samples": 4},
         "--dataset_name a/b": {"data_split": "0,0,1"},
@@ -317,6 +396,7 @@ STARTS = {
 # With the flag that the line gives, or reads, in the place of the start's.
 REPLACED = {
     "--dataset_name": "data_path",
+    "--datasets {'path':'a/b'} ": "data_path",
     "--model_name_or_path": "actor_model_name_or_path",
     "--sft_model_path": "actor_model_name_or_path",
     "--reward_model": "critic_model_name_or_path",
@@ -363,8 +443,8 @@ def test_every_entry_is_typed_here_and_every_same_name_is_ours():
     for step, lines in FLAGS.items():
         table = known_steps()[step].old_flags
         typed = {re.split("[ =]", line)[0] for line in lines}
-        its = {flag for flag, read in table.items() if HUGGING_FACE in read.whose}
-        assert its <= typed and typed <= its, sorted(its ^ typed)
+        its = {flag for flag, read in table.items() if HUGGING_FACE in read.whose} - FIELDS.keys()
+        assert its <= typed and typed <= its | FIELDS.keys(), sorted(its ^ typed)
     assert len({flag for flags in FLAGS.values() for flag in flags}) > 60
 
 

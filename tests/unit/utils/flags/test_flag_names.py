@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.flags.arguments import defaults_of
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import defaults_of, parse_arguments
 from training.utils.flags.flag_names import _MEANT, nearest_flags
 from training.utils.flags.step import known_steps
 
@@ -30,17 +31,49 @@ PPO = list(defaults_of(known_steps()["step3_ppo"].groups))
         ("samples_per_prompt", PPO, "num_samples_per_prompt"),
         ("warmup", SFT, "warmup_ratio"),
         ("max_new_tokens", PPO, "max_answer_seq_len"),
+        ("micro_train_batch_size", SFT, "per_device_train_batch_size"),
+        ("init_kl_coef", PPO, "kl_coef"),
+        ("eps_clip", PPO, "clip_range"),
+        ("val_set_size", SFT, "eval_fraction"),
+        ("model_id", SFT, "model_name_or_path"),
     ],
 )
 def test_the_right_one_comes_first(typed, names, first):
     assert nearest_flags(typed, names).startswith(f"; did you mean '{first}'")
 
 
-def test_nothing_is_suggested_for_what_resembles_nothing():
-    assert nearest_flags("qqqq", SFT) == ""
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "qqqq",
+        "num_beams",
+        "processing_class",
+        "fallbacks",
+        "callbacks",
+        "compute_metrics",
+        "optimizer",
+        "rope_scaling",
+        "tokenizer",
+    ],
+)
+def test_nothing_is_suggested_for_what_resembles_nothing(typed):
+    assert nearest_flags(typed, [*SFT, "local_rank"]) == ""
+
+
+def test_what_is_meant_stands_alone():
+    """`min_lr_ratio` has the letters, and is not meant."""
+    assert nearest_flags("lr", SFT) == "; did you mean 'learning_rate'?"
+
+
+def test_another_programs_name_is_suggested_too():
+    step = known_steps()["step1_sft"]
+    with pytest.raises(ThreestepError, match="^unknown flag --max_lenght; did you mean 'max_length'?"):
+        parse_arguments(step.groups, ["--max_lenght", "8"], "", step.old_flags)
+    with pytest.raises(ThreestepError, match="^unknown flag --callbacks$"):
+        parse_arguments(step.groups, ["--callbacks", "mine"], "", step.old_flags)
 
 
 def test_what_people_mean_are_flags_of_some_program():
-    known = {*SFT, *PPO, "max_new_tokens"}
+    known = {*SFT, *PPO, *defaults_of(known_steps()["step2_dpo"].groups), "max_new_tokens"}
     assert all(flag in known for flags in _MEANT.values() for flag in flags)
     assert not {name for name in _MEANT if name in SFT and name in PPO}

@@ -83,6 +83,24 @@ def test_a_repository_is_made_and_the_model_is_committed(hub, tmp_path, capsys, 
     assert b"base_model: acme/base" in base64.b64decode(files["README.md"])
 
 
+def test_without_a_name_it_is_the_output_folders_in_the_account_that_is_logged_in(hub, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    folder = tmp_path / "Qwen2-0.5B-SFT"
+    (folder / "model").mkdir(parents=True)
+    (folder / "config.yaml").write_text("model_name_or_path: acme/base\ndata_path: [embedded]\nzero_stage: 0\n")
+    settings = {"push_to_hub": True, "hub_model_id": None, "hub_private_repo": None, "output_dir": str(folder)}
+    monkeypatch.setattr(type(hub), "whoami", lambda _self: {"name": "me"})
+    open_repository(settings, hub)
+    publish_model(folder, settings, True, hub)
+    assert capsys.readouterr().out == "the model is uploaded to me/Qwen2-0.5B-SFT\n"
+    (made,) = [lines[0] for path, lines in Hub.asked if path == "/api/repos/create"]
+    assert made["name"] == "Qwen2-0.5B-SFT" and made.get("organization") is None
+    assert any(path.startswith("/api/models/me/Qwen2-0.5B-SFT/commit/") for path, _ in Hub.asked)
+    with pytest.raises(ThreestepError, match="the repository Qwen2-0.5B-SFT .AttributeError.*; log in by `hf auth"):
+        open_repository(settings, object())
+
+
 def test_nothing_is_asked_unless_it_is_wanted(tmp_path):
     open_repository({"push_to_hub": False}, object())
     (tmp_path / "model").mkdir()

@@ -224,6 +224,8 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
     fits.pop("ranked", None)  # only a flag can say that a list of responses is ordered best first
     if fits.keys() & set(_HOLD_A_PROMPT):
         fits.pop("prompt_only", None)
+    if "rejected" in fits.get("preference", {}) and "a list" in kinds["chosen"]:
+        fits.pop("messages", None)  # UltraFeedback's: the chosen conversation once more
     if len(fits) == 1:
         return next(iter(fits.items()))
     begin = f"{where}: the columns {column_names(kinds)}{_other_separator(kinds)} fit "

@@ -306,13 +306,20 @@ def test_a_list_of_responses_is_ranked_where_a_flag_says_so():
     assert read([{"prompt": "a", "responses": [" b", " c"]}])[0] == "prompt_only"
 
 
+def test_the_chosen_conversation_once_more_is_passed_over():
+    """UltraFeedback's `messages`, beside a pair of whole conversations; a flag still asks for it."""
+    row = {"prompt": "Hi", "prompt_id": "0", "chosen": [HI, HO], "rejected": [HI, NO], "messages": [HI, HO]}
+    assert read([row]) == ("preference", read([{**row, "messages": None}])[1])
+    assert read([row], data_format="messages")[0] == "messages"
+
+
 # --- mistakes
 
 
 @pytest.mark.parametrize(
     ("row", "fits"),
     [
-        ({"messages": [HI, HO], "prompt": "Hi", "chosen": [HI, HO], "rejected": [HI, NO]}, ["preference", "messages"]),
+        ({"messages": [HI, HO], "prompt": "Hi", "chosen": " Ho", "rejected": " No"}, ["preference", "messages"]),
         ({"prompt": "a", "completion": " b", "chosen": " b", "rejected": " c"}, ["preference", "prompt_completion"]),
         ({"messages": [HI], "conversations": [BACK]}, ["messages", "sharegpt"]),
         ({"instruction": "a", "output": "b", "text": "a b"}, ["alpaca", "text"]),
