@@ -88,7 +88,7 @@ def given_flags(options: argparse.Namespace) -> dict[str, str]:
 
 
 def settings_of_e2e(given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a file for all_steps would hold. ThreestepError for a size or kind of machines that has no script."""
+    """Settings of a file for all_steps. ThreestepError for a size or kind of machines that has no script."""
     chosen = {**_DEFAULTS, **{name: value.removeprefix(_FAMILY) for name, value in given.items()}}
     actor, reward, kind = chosen["actor_model"], chosen["reward_model"], chosen["deployment_type"]
     mistakes = Mistakes()
