@@ -49,7 +49,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     nothing = SimpleNamespace(columns={})
     report = SimpleNamespace(train=nothing, eval=nothing)
     phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=report, seen=None)
-    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given: phase)
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given, **by_name: phase)
     ranks = SimpleNamespace(world_size=1, is_main=True)
     monkeypatch.setattr("training.step3_ppo.parts.inputs.saved_stop_tokens", lambda *given: [2])
     monkeypatch.setattr("training.step3_ppo.parts.inputs.reader_of_model", lambda *given: None)
@@ -73,7 +73,7 @@ def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
     rows = type("Rows", (list,), {"manifest": {"fingerprint": "rows"}})(range(80))
     report = SimpleNamespace(train=SimpleNamespace(columns={}), eval=SimpleNamespace(columns={}))
     phase = SimpleNamespace(train=rows, eval=rows, report=report, seen=None)
-    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given: phase)
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given, **by_name: phase)
     tokenizer = chat_tokenizer()
     ids = tokenizer.convert_tokens_to_ids
     letter = tokenizer("a")["input_ids"][0]

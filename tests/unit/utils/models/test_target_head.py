@@ -129,7 +129,9 @@ def test_with_logits_the_same_numbers_and_the_logits():
     head = torch.nn.Linear(8, 11).double()
     hidden_MH = torch.randn(6, 8, generator=generator, dtype=torch.float64)
     targets_M = torch.tensor([0, 10, 3, 3, 7, 1])
-    plain, whole = (TargetHead(head)(hidden_MH, targets_M, 0.7, True, with_logits) for with_logits in (False, True))
+    plain, whole = (
+        TargetHead(head)(hidden_MH, targets_M, 0.7, True, with_logits=with_logits) for with_logits in (False, True)
+    )
     for one, two in zip(plain[:4], whole[:4], strict=True):
         torch.testing.assert_close(one, two)
     assert plain.logits_MV is None
@@ -169,12 +171,12 @@ def test_a_target_that_shares_the_largest_logit_is_no_first_choice(chunk_bytes, 
     with torch.no_grad():
         one_hot_MV = nn.functional.one_hot(head(hidden_MH).argmax(-1), VOCABULARY).bool()
         chosen_M = one_hot_MV.gather(-1, targets_M[:, None])[:, 0]
-        assert read(hidden_MH, targets_M, 1.0, False, with_logits).is_greedy_M.equal(chosen_M)
+        assert read(hidden_MH, targets_M, 1.0, False, with_logits=with_logits).is_greedy_M.equal(chosen_M)
         best_M = head(hidden_MH).argmax(-1)
-        assert bool(read(hidden_MH, best_M, 1.0, False, with_logits).is_greedy_M.all())
+        assert bool(read(hidden_MH, best_M, 1.0, False, with_logits=with_logits).is_greedy_M.all())
         head.weight[1:] = head.weight[0]
         head.bias.zero_()
-        assert not bool(read(hidden_MH, targets_M, 1.0, False, with_logits).is_greedy_M.any())
+        assert not bool(read(hidden_MH, targets_M, 1.0, False, with_logits=with_logits).is_greedy_M.any())
         head.weight[3] = head.weight[4] = 2 * head.weight[0]  # two share it
         up_M = hidden_MH @ head.weight[0] > 0
         assert not bool(read(hidden_MH[up_M], torch.full_like(targets_M, 3)[up_M], 1.0, False).is_greedy_M.any())

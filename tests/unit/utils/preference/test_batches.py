@@ -76,7 +76,7 @@ class Weighed(ResponsesRow):
 def test_numbers_of_rows_stand_at_each_of_their_sequences(packed):
     rows = [Weighed(**vars(row(n, 1 + n % 2)), weight=float(n)) for n in range(4)]
     plan = PlanSettings(1, max_rows_per_micro_batch=3, packed=packed, max_row_tokens=12)
-    batches = list(preference_batches(rows, range(4), plan, ranks(), 0, are_targets=True))
+    batches = list(preference_batches(rows, range(4), plan, ranks(), pad_token_id=0, are_targets=True))
     assert all(batch.columns["weight"].tolist() == batch.row_B.tolist() for batch in batches)
     assert sum(len(batch.row_B) for batch in batches) == 6
 
