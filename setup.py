@@ -39,7 +39,9 @@ TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff
 # The site of the documentation (scripts/docs.sh). Sphinx 9 asks for Python 3.11.
 DOCS_REQUIRES = [f'{name}; python_version >= "3.11"' for name in ("sphinx>=9", "furo", "myst-parser>=5")]
 # What scripts/build_release.sh, scripts/lock.py and the scan for known vulnerabilities run.
-RELEASE_REQUIRES = ["build", "twine", "cyclonedx-bom", "pip-audit", "uv", "pip>=26.1", "setuptools", "wheel"]
+RELEASE_REQUIRES = [
+    "build", "cyclonedx-bom", "packaging", "pip>=26.1", "pip-audit", "setuptools", "twine", "uv", "wheel",
+]  # fmt: skip
 
 setup(
     name="threestep",

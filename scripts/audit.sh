@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Looks for known vulnerabilities in the pinned versions, by pip-audit and the advisories of PyPI and OSV. Ends with 1 where
-# it finds one. Takes no arguments (further words go to pip-audit); needs the environment of scripts/build_release.sh,
-# or a python3 that has pip-audit (THREESTEP_VENV=none).
+# Looks for known vulnerabilities in all pinned versions by pip-audit, which asks PyPI for its advisories. Ends with 1 where
+# there is one. Further words go to pip-audit.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-python="${THREESTEP_VENV_RELEASE:-$root/.venv_release}/bin/python"
-if [ "${THREESTEP_VENV:-}" = none ] || ! [ -x "$python" ]; then python=python3; fi
-exec "$python" -m pip_audit --disable-pip --require-hashes --requirement "$root/constraints-hashed.txt" "$@"
+source "$(dirname "${BASH_SOURCE[0]}")/_release_environment.sh"
+code=0
+for pins in constraints-hashed.txt constraints-hashed-vllm.txt; do
+    "$python" -m pip_audit --disable-pip --require-hashes --requirement "$root/$pins" "$@" || code=1
+done
+exit "$code"

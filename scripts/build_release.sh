@@ -3,13 +3,13 @@
 # wheel needs (CycloneDX), a requirement with the hashes of both, and SHA256SUMS. Built from the last commit in an
 # environment of its own (.venv_release, which --require-hashes fills): two checkouts of a commit give the same bits.
 #     bash scripts/build_release.sh [FOLDER]
-#
-#   THREESTEP_VENV_RELEASE  where the environment is or shall be; default: .venv_release in the checkout
-#   THREESTEP_PYTHON        the Python that makes it; default: python3
+# The environment: scripts/_release_environment.sh.
 set -euo pipefail
 umask 022
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$(dirname "${BASH_SOURCE[0]}")/_release_environment.sh"
 out="${1:-$root/dist}"
+mkdir -p "$out"
+out="$(cd "$out" && pwd)"
 cd "$root"
 
 fail() {
@@ -24,19 +24,6 @@ grep -q "^## \[$version\] - [0-9-]*\$" CHANGELOG.md || fail "CHANGELOG.md has no
 if [ -n "${GITHUB_REF_NAME:-}" ] && [ "${GITHUB_REF_TYPE:-}" = tag ]; then
     [ "$GITHUB_REF_NAME" = "v$version" ] || fail "the tag is $GITHUB_REF_NAME, and training/__init__.py has version $version"
 fi
-
-# The environment of the release, checked by hashes from its first package on.
-venv="${THREESTEP_VENV_RELEASE:-$root/.venv_release}"
-if ! [ "$(cat "$venv/release.stamp" 2>/dev/null)" = "$(sha256sum <constraints-hashed.txt)" ]; then
-    "${THREESTEP_PYTHON:-python3}" -m venv --clear "$venv"
-    sed -n '/^pip==/,/[^\\]$/p' constraints-hashed.txt >"$venv/pip.txt"
-    pip=("$venv/bin/python" -m pip --disable-pip-version-check)
-    "${pip[@]}" install --quiet --require-hashes --requirement "$venv/pip.txt"
-    "${pip[@]}" install --quiet --require-hashes --constraint constraints-hashed.txt \
-        build cyclonedx-bom packaging pip pip-audit setuptools twine uv wheel
-    sha256sum <constraints-hashed.txt >"$venv/release.stamp"
-fi
-python="$venv/bin/python"
 
 # The time in the archives is the commit's, and their files are the commit's, without what lies beside them.
 SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)"
@@ -55,12 +42,12 @@ wheel="$work/made/threestep-$version-py3-none-any.whl"
 "$python" -m twine check --strict "$sdist" "$wheel"
 
 printf '[project]\nname = "threestep"\nversion = "%s"\n' "$version" >"$work/pyproject.toml"
-"$python" -m cyclonedx_py requirements constraints-hashed-base.txt --pyproject "$work/pyproject.toml" \
-    --output-reproducible --output-format JSON --output-file "$work/made/threestep-$version.cdx.json"
+# The root component has no dependencies of its own in this form, of which the program warns.
+"$python" -W ignore::UserWarning -m cyclonedx_py requirements constraints-hashed-base.txt --pyproject "$work/pyproject.toml" \
+    --output-reproducible --output-format JSON --output-file "$work/made/threestep.cdx.json"
 digest() { sha256sum "$1" | cut -d' ' -f1; }
 printf 'threestep==%s --hash=sha256:%s --hash=sha256:%s\n' "$version" "$(digest "$wheel")" "$(digest "$sdist")" \
-    >"$work/made/threestep-$version.requirements.txt"
-(cd "$work/made" && sha256sum threestep-* >SHA256SUMS)
-mkdir -p "$out"
+    >"$work/made/threestep.requirements.txt"
+(cd "$work/made" && sha256sum threestep* >SHA256SUMS)
 cp "$work/made/"* "$out"
 cat "$out/SHA256SUMS"
