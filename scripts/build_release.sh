@@ -6,6 +6,12 @@
 # The environment: scripts/_release_environment.sh.
 set -euo pipefail
 umask 022
+case "${1:-}" in
+    -*)
+        printf 'error: expected a folder, got %s; this script has no flags\n' "$1" >&2
+        exit 1
+        ;;
+esac
 source "$(dirname "${BASH_SOURCE[0]}")/_release_environment.sh"
 out="${1:-$root/dist}"
 mkdir -p "$out"

@@ -264,3 +264,8 @@ def test_a_folder_without_a_commit_is_refused(checkout):
     shutil.rmtree(checkout / ".git")
     said = refused(str(checkout / "scripts" / "build_release.sh"), GIT_CEILING_DIRECTORIES=str(checkout.parent))
     assert "expected a git checkout with a commit in" in said
+
+
+def test_a_flag_is_no_folder():
+    said = refused("build_release.sh", "--help")
+    assert said == "error: expected a folder, got --help; this script has no flags\n"
