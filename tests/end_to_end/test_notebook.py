@@ -66,3 +66,20 @@ def test_the_first_day_on_a_gpu_ends_with_a_text_for_an_issue(tmp_path):
     assert text.startswith("<details><summary>threestep ") and text.rstrip().endswith("</details>")
     assert "# Part 4: Decoding" in text and "| generate, batch 3 | " in text
     assert "not asked for" not in text and str(tmp_path) not in text
+
+
+def cell_on_the_gpu(name: str, wanted: str) -> str:
+    """What this cell prints where there is a pretended GPU."""
+    import contextlib
+    import io
+
+    printed = io.StringIO()
+    (cell,) = [cell for cell in code_cells(name) if cell["id"] == wanted]
+    with contextlib.redirect_stdout(printed):
+        exec("".join(cell["source"]), {})
+    return printed.getvalue()
+
+
+def test_the_first_day_names_the_gpu(on_cuda):
+    printed = on_cuda(cell_on_the_gpu, "gpu_day.ipynb", "gpu")
+    assert printed == "a pretended GPU: 80 GiB, compute capability 9.0\n"
