@@ -2,10 +2,10 @@
 #     make install      the environment alone, in .venv      make check    style, format, types, house rules
 #     make quickstart   all three steps on a small task      make fix      mends style and format where it can
 #     make docs         the site, in build/site              make test     all that, and every test
-#     make wheel        a wheel, in dist/                    make unit     the quick tests alone
+#     make release      wheel and sdist, in dist/            make unit     the quick tests alone
 #     make container    an image for this machine            make long     the long form of the tests: hours
 
-.PHONY: install quickstart docs wheel container check fix test unit long
+.PHONY: install quickstart docs release container check fix test unit long
 
 install:
 	bash -c 'source scripts/_setup.sh && echo "the environment: source $$(dirname "$$PYTHON")/activate"'
@@ -16,8 +16,8 @@ quickstart:
 docs:
 	bash scripts/docs.sh
 
-wheel:
-	bash -c 'source scripts/_setup.sh && "$$PYTHON" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .'
+release:
+	bash scripts/build_release.sh
 
 # DEVICE=cpu or cuda; BUILDER=docker or podman
 DEVICE ?= $(shell command -v nvidia-smi >/dev/null && echo cuda || echo cpu)

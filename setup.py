@@ -38,6 +38,10 @@ INSTALL_REQUIRES = [
 TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"]
 # The site of the documentation (scripts/docs.sh). Sphinx 9 asks for Python 3.11.
 DOCS_REQUIRES = [f'{name}; python_version >= "3.11"' for name in ("sphinx>=9", "furo", "myst-parser>=5")]
+# What scripts/build_release.sh, scripts/lock.py and the scan for known vulnerabilities run.
+RELEASE_REQUIRES = [
+    "build", "cyclonedx-bom", "packaging", "pip>=26.1", "pip-audit", "setuptools", "twine", "uv", "wheel",
+]  # fmt: skip
 
 setup(
     name="threestep",
@@ -65,16 +69,19 @@ setup(
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],
         "trackio": ["trackio"],
-        "mlflow": ["mlflow"],
+        "mlflow": ["mlflow>=3"],
         "web": ["gradio>=6"],
         "openenv": ["openenv>=0.10"],  # environments behind its servers
         "quantized": ["bitsandbytes>=0.50"],  # a CPU build is part of it
+        "notebook": ["nbclient", "ipykernel"],  # executes the notebooks of examples/
+        "release": RELEASE_REQUIRES,
     },
     classifiers=[
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

@@ -5,6 +5,7 @@
 #                     `none` uses the python3 on PATH as it is (a container that has everything).
 #   THREESTEP_PYTHON  the Python that makes the environment; default: python3
 #   THREESTEP_PINS    the file of exact versions, beside setup.py; default: constraints.txt
+#   THREESTEP_TORCH_INDEX  an index that is asked for torch's CPU build alone, before and without any other
 
 THREESTEP_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -50,6 +51,9 @@ threestep_install() {
         threestep_say "an NVIDIA GPU is here: installing the registry's own build of torch $version, with CUDA"
     else
         threestep_say "no NVIDIA GPU here: installing torch $version, the CPU build where a package source offers it"
+    fi
+    if [ -n "${THREESTEP_TORCH_INDEX:-}" ]; then
+        "${pip[@]}" --no-deps --index-url "$THREESTEP_TORCH_INDEX" "torch==$version+cpu"
     fi
     "${pip[@]}" setuptools wheel "$torch"
     threestep_say "installing the packages that $THREESTEP_PINS pins, and this checkout"

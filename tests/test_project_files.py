@@ -30,7 +30,7 @@ def test_the_container_file_is_made_of_instructions_and_what_it_copies_is_here()
     assert {name for name, _ in found} <= KNOWN
     assert [name for name, _ in found][:3] == ["ARG", "FROM", "ARG"]  # an ARG before FROM holds for FROM alone
     declared = {rest.split("=")[0] for name, rest in found if name == "ARG"}
-    assert set(re.findall(r"\$\{?(DEVICE|PYTHON)\b", (ROOT / "Containerfile").read_text())) == declared
+    assert set(re.findall(r"\$\{?(DEVICE|BASE)\b", (ROOT / "Containerfile").read_text())) == declared
     for name, rest in found:
         if name == "COPY":
             *sources, _ = rest.split()
@@ -42,14 +42,16 @@ def test_the_container_file_is_made_of_instructions_and_what_it_copies_is_here()
 
 @pytest.mark.parametrize(
     ("device", "expected", "code"),
-    [("cpu", "--extra-index-url https://download.pytorch.org/whl/cpu", 0), ("cuda", "torch===", 0), ("tpu", "", 1)],
+    [("cpu", "--no-deps --index-url https://download.pytorch.org/whl/cpu", 0), ("cuda", "torch===", 0), ("tpu", "", 1)],
 )
 def test_its_commands_install_torch_for_the_device(device, expected, code, tmp_path):
-    """The steps that call pip, with a pip that prints its words and nothing else on PATH but sed."""
-    (tmp_path / "pip").write_text('#!/bin/sh\necho pip "$@"\n')
-    (tmp_path / "pip").chmod(0o755)
+    """The steps that call pip, with a pip and a Python that print their words and nothing else on PATH but sed."""
+    for name in ("pip", "python"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
     (tmp_path / "sed").symlink_to(shutil.which("sed"))
     steps = "\n".join(rest for name, rest in instructions() if name == "RUN" and "pip install" in rest)
+    steps = steps.replace("/tmp/", f"{tmp_path}/")
     environment = {"PATH": str(tmp_path), "DEVICE": device}
     done = subprocess.run(["/bin/sh", "-euc", steps], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
@@ -59,7 +61,17 @@ def test_its_commands_install_torch_for_the_device(device, expected, code, tmp_p
     else:
         version = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
         assert f"torch{'===' if device == 'cuda' else '=='}{version}{'+cpu' * (device == 'cpu')}" in done.stdout
-        assert "--editable ." in done.stdout
+        calls = [line for line in done.stdout.splitlines() if line.startswith("pip ")]
+        assert all("--require-hashes" in call for call in calls[:-1])
+        assert calls[-1].endswith("--no-build-isolation --no-deps --editable .")
+        assert not any("--extra-index-url" in call for call in calls)  # each call asks one index
+        assert (tmp_path / "pip.txt").read_text().startswith("pip==")
+        assert (tmp_path / "names.txt").read_text() == "python scripts/lock.py --names\n"
+
+
+def test_the_base_of_the_container_has_a_digest():
+    (base,) = [rest for name, rest in instructions() if name == "ARG" and rest.startswith("BASE=")]
+    assert re.fullmatch(r"BASE=docker\.io/library/python:3\.\d+\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base)
 
 
 def test_the_examples_at_its_top_name_commands():

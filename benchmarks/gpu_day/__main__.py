@@ -1,6 +1,7 @@
 """One command for the first hours on a GPU: what no CPU can show, in seven parts.
 
     python -m benchmarks.gpu_day [PART ...] --out runs/gpu_day [--minutes 8] [--only WORD ...] [--tiny]
+    python -m benchmarks.gpu_day --out runs/gpu_day --block    prints the tables of --out as one text for an issue
 
 PART: 1 right, 2 attention, 3 supervised, 4 decoding, 5 steps, 6 memory, 7 largest; without one, all in that order, each
 in a process of its own. A part ends after --minutes with what it has. It writes partN.md (tables) and partN.json (raw
@@ -11,12 +12,15 @@ random and made on the spot; nothing is downloaded. Without a GPU, or with --tin
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+
+import training
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +52,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="of a part")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose name holds one of these")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes also on a GPU: tries the command itself")
+    parser.add_argument("--block", action="store_true", help="print the tables of --out for an issue; measure nothing")
     arguments = parser.parse_args(argv)
+    if arguments.block:
+        print(block(arguments.out.resolve()))
+        return 0
     parts = arguments.parts or list(PARTS)
     if len(parts) == 1:
         return run_part(parts[0], arguments)
@@ -62,6 +70,25 @@ def main(argv: Sequence[str]) -> int:
         for part in parts
     ]
     return int(any(codes))
+
+
+def block(out: Path) -> str:
+    """The tables of `out` as one text that an issue takes, without the rows of cases that nobody wanted."""
+    title, hidden, most = f"threestep {training.__version__}, gpu_day", "skipped: not asked for", 60_000
+    tables, left_out = [], []
+    for path in sorted(out.glob("part*.md")):
+        lines = [line for line in path.read_text().splitlines() if hidden not in line]
+        table = "\n".join(lines).replace(str(out), "OUT").replace(str(Path.home()), "~")
+        if sum(map(len, tables)) + len(table) > most:  # an issue holds 65,536 characters
+            left_out.append(path.name)
+        else:
+            tables.append(table)
+    if not tables:
+        return f"No part has been measured in {out}: `python -m benchmarks.gpu_day --out {out}` measures them."
+    gpu = re.search(r"^- GPU: (.+)$", tables[0], re.MULTILINE)
+    notes = [f"Too long for an issue, attach: {', '.join(left_out)}", ""] if left_out else []
+    summary = f"<details><summary>{title}: {gpu[1] if gpu else 'GPU unknown'}</summary>"
+    return "\n\n".join([summary, *tables, *notes, "</details>"])
 
 
 def _part(word: str) -> int:

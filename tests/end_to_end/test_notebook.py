@@ -1,26 +1,85 @@
-"""The notebook runs from top to bottom in one process, with fewer steps."""
+"""The notebooks run from top to bottom, each in one process, with fewer steps; they are stored without outputs."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 from pathlib import Path
+
+import pytest
 
 from tests.support.forked_programs import ROOT, run_python
 
-NOTEBOOK = ROOT / "examples" / "first_hour.ipynb"
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
-def test_every_cell_runs(tmp_path):
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
-    source = "\n\n".join("".join(cell["source"]) for cell in cells)
-    assert "steps = 60" in source and not any(cell["outputs"] for cell in cells)
-    (tmp_path / "notebook.py").write_text(source.replace("steps = 60", "steps = 1"))
+def code_cells(name: str) -> list[dict]:
+    cells = json.loads((ROOT / "examples" / name).read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def ran(name: str, folder: Path, **changed: str) -> str:
+    """What the notebook's cells print as one program, with these assignments changed."""
+    source = "\n\n".join("".join(cell["source"]) for cell in code_cells(name))
+    for variable, value in changed.items():
+        source, found = re.subn(rf"^{variable} = [^#\n]+", f"{variable} = {value}  ", source, flags=re.MULTILINE)
+        assert found == 1, variable
+    (folder / "notebook.py").write_text(source)
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1", "HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "1", "HOME": str(folder),
     }  # fmt: skip
-    ran = run_python([str(tmp_path / "notebook.py")], environment, folder=tmp_path, timeout_seconds=300)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    done = run_python([str(folder / "notebook.py")], environment, folder=folder, timeout_seconds=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_is_stored_without_outputs(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids)
+    for cell in code_cells(path.name):
+        assert cell["outputs"] == [] and cell["execution_count"] is None
+        ast.parse("".join(cell["source"]))  # no line of the shell, which a program could not run
+
+
+def test_the_first_hour(tmp_path):
+    printed = ran("first_hour.ipynb", tmp_path, steps="1")
     for kind in ("sft", "reward", "ppo"):
-        assert Path(tmp_path, "runs", kind, "model", "config.json").is_file()
+        assert (tmp_path / "runs" / kind / "model" / "config.json").is_file()
+    questions = [line for line in printed.splitlines() if line.startswith("Largest of [")]
+    assert len(questions) == 3
+
+
+def test_the_first_day_on_a_gpu_ends_with_a_text_for_an_issue(tmp_path):
+    """In a checkout, which the cell finds from a folder in it."""
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    (tmp_path / "training").symlink_to(ROOT / "training")
+    printed = ran("gpu_day.ipynb", tmp_path, parts="[4]", minutes="2", only='["generate"]', tiny="True")
+    assert "No GPU: all parts run on tiny shapes" in printed
+    told, text = printed.split("ended with 0\n")
+    assert "part 4: " in told and ": measured\n" in told
+    assert text.startswith("<details><summary>threestep ") and text.rstrip().endswith("</details>")
+    assert "# Part 4: Decoding" in text and "| generate, batch 3 | " in text
+    assert "not asked for" not in text and str(tmp_path) not in text
+
+
+def cell_on_the_gpu(name: str, wanted: str) -> str:
+    """What this cell prints where there is a pretended GPU."""
+    import contextlib
+    import io
+
+    printed = io.StringIO()
+    (cell,) = [cell for cell in code_cells(name) if cell["id"] == wanted]
+    with contextlib.redirect_stdout(printed):
+        exec("".join(cell["source"]), {})
+    return printed.getvalue()
+
+
+def test_the_first_day_names_the_gpu(on_cuda):
+    printed = on_cuda(cell_on_the_gpu, "gpu_day.ipynb", "gpu")
+    assert printed == "a pretended GPU: 80 GiB, compute capability 9.0\n"

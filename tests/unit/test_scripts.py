@@ -105,6 +105,14 @@ def test_the_first_run_installs_and_the_second_does_not(checkout):
     assert calls[-5:] == ALL_CHECKS
 
 
+def test_an_index_of_torch_is_asked_for_torch_alone(checkout):
+    done, calls = run(checkout, "test.sh", THREESTEP_TORCH_INDEX="https://index/cpu")
+    assert done.returncode == 0, done.stderr
+    installs = [call for call in calls if "[pip][install]" in call]
+    assert installs[0].endswith("[--no-deps][--index-url][https://index/cpu][torch==2.13.0+cpu]")
+    assert len(installs) == 3 and not any("--index-url" in call for call in installs[1:])
+
+
 def test_the_oldest_versions_have_an_environment_of_their_own(checkout):
     done, calls = run(checkout, "test.sh", "--oldest", "-k", "cache")
     assert done.returncode == 0, done.stderr

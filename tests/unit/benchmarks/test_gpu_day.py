@@ -63,6 +63,21 @@ def figures(rows: dict[str, dict], name: str) -> dict:
 # --- the record
 
 
+def test_the_tables_become_one_text_for_an_issue(tmp_path, monkeypatch, capsys):
+    """Without rows that nobody asked for and without paths; what is too long is named."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert command.main(["--out", str(tmp_path), "--block"]) == 0
+    assert capsys.readouterr().out.startswith(f"No part has been measured in {tmp_path}: `python -m")
+    rows = f"| a | failed: {tmp_path}/part1/x and {tmp_path}/home/y |\n| b | skipped: not asked for (--only) |\n"
+    (tmp_path / "part1.md").write_text("# Part 1: right\n\n- GPU: L4, 22 GiB, CUDA 13\n\n" + rows)
+    (tmp_path / "part2.md").write_text("# Part 2: attention\n" + 60_000 * "x")
+    assert command.main(["--out", str(tmp_path), "--block"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("<details><summary>threestep ") and "gpu_day: L4, 22 GiB, CUDA 13</summary>" in text
+    assert "| a | failed: OUT/part1/x and OUT/home/y |" in text and "| b |" not in text
+    assert "Too long for an issue, attach: part2.md" in text and "xxx" not in text and len(text) < 65_536
+
+
 def refuse(problem: Exception):
     def measure():
         raise problem

@@ -40,6 +40,8 @@ FOREIGN_FLAGS = {
     "--nproc_per_node": "torchrun",
     "--no-python": "torchrun",
     "--logdir": "tensorboard",
+    "--require-hashes": "pip",
+    "--sign": "git",
 }
 
 
