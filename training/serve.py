@@ -1,11 +1,11 @@
 """Serves one model to programs in OpenAI's form, on this machine: chats and texts, whole or as a stream.
 
-    threestep serve runs/ppo/model
+    python -m training.serve runs/ppo/model
     curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer $KEY"
 
 Chats are asked in the prompt style that is saved with the model. The key is printed when the server starts, unless
---api_key_file or THREESTEP_API_KEY has one. vLLM serves where it is installed, Threestep's own loop otherwise. Ctrl-C
-ends it.
+--api_key_file or THREESTEP_API_KEY has one. An engine that is installed and has a server of its own serves, Threestep's
+own loop otherwise. Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -27,17 +28,17 @@ from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import AUTO, flag, flag_of, settings_of
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import engine_class
+from training.utils.generation.table import WITH_SERVERS, engine_class, server_command_of
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
 from training.utils.serving.door import ADDRESS
 
 if TYPE_CHECKING:
-    from training.inference.endpoint.model import OpenedModel
+    from training.inference.endpoint.model import StyledModel
 
 KEY_VARIABLE = "THREESTEP_API_KEY"
-OURS, VLLM = "ours", "vllm"
+OURS = "ours"
 _ROWS = 32  # of a batch, by default
 _KEY_BYTES = 24
 _OF_TRAINING = (
@@ -59,9 +60,9 @@ class ServeArguments:
     served_name: str | None = flag(None, "Name by which requests ask for the model; default: as it was given.", "name")
     engine: str = flag(
         AUTO,
-        "vllm (its own server, started here), ours (Threestep's own loop), or auto: vllm where it is installed and "
-        "asks the model as it was trained.",
-        choices=(AUTO, OURS, VLLM),
+        f"{', '.join(WITH_SERVERS)} (its own server, started here), {OURS} (Threestep's own loop), or {AUTO}: the "
+        "first where it is installed and asks the model as it was trained.",
+        choices=(AUTO, OURS, *WITH_SERVERS),
     )
     port: int = flag(8000, "Port on 127.0.0.1; 0 takes a free one.", "0 <= port <= 65535")
     api_key_file: str | None = flag(
@@ -69,7 +70,9 @@ class ServeArguments:
         "file",
     )  # fmt: skip
     max_rows: int | None = flag(
-        None, f"Answers that are drawn together; default: {_ROWS}, and vLLM's own number.", "responses >= 1"
+        None,
+        f"Answers that are drawn together; default: {_ROWS}, or an engine's own number.",
+        "responses >= 1",
     )
     max_waiting: int = flag(256, "Answers that wait to be drawn; a request for more is refused.", "responses >= 1")
     max_body_mb: int = flag(4, "Largest body of a request.", "MB >= 1")
@@ -109,12 +112,12 @@ class ServeArguments:
 
     @property
     def sampling(self) -> SamplingArguments:
-        """How answers are drawn where a request leaves it open."""
+        """Settings of drawing for what a request leaves open."""
         return settings_of(SamplingArguments, self, defaults=_OF_PATHS)
 
     @property
     def name(self) -> str:
-        """By which requests ask for the model."""
+        """The name by which requests ask for the model."""
         return self.model_name_or_path if self.served_name is None else self.served_name
 
 
@@ -133,11 +136,11 @@ def main(argv: Sequence[str]) -> None:
     flags = ServeFlags(*parse_arguments(GROUPS, words, __doc__ or "")).serve
     check_model_folder(flags.model_name_or_path)
     key, is_new = key_of(flags.api_key_file)
-    opened = vllm_model(flags)
-    if opened is None:
+    found = with_own_server(flags)
+    if found is None:
         serve_ours(flags, key, is_new)
     else:
-        serve_by_vllm(flags, opened, key, is_new)
+        serve_by_engine(flags, *found, key, is_new)
 
 
 def key_of(file: str | None) -> tuple[str, bool]:
@@ -159,28 +162,29 @@ def key_of(file: str | None) -> tuple[str, bool]:
     return key, False
 
 
-def vllm_model(flags: ServeArguments) -> OpenedModel | None:
-    """The model as vLLM's server is to ask it; None where Threestep's own loop serves, with the reason printed unless
-    it was asked for. ThreestepError where vLLM was asked for and cannot."""
+def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
+    """The engine whose own server is to serve, and the model as it is asked; None where Threestep's own loop serves,
+    with the reason printed unless that was asked for. ThreestepError where an engine was asked for and cannot."""
     if flags.engine == OURS:
         return None
+    name = WITH_SERVERS[0] if flags.engine == AUTO else flags.engine
     try:
-        engine_class(VLLM).check_installed()
+        engine_class(name).check_installed()
     except ThreestepError as missing:
-        if flags.engine == VLLM:
+        if flags.engine != AUTO:
             raise ThreestepError(str(missing).replace("--rollout_engine", "--engine")) from missing
-        note("Threestep's own loop draws: vLLM is not installed here")
+        note(f"Threestep's own loop serves: {name} is not installed here")
         return None
     from training.inference.endpoint.model import open_model
-    from training.inference.endpoint.vllm_server import why_not_vllm
+    from training.inference.endpoint.own_server import why_not_alike
 
     opened = open_model(flags.model_name_or_path, flags.sampling, flags.text)
-    reason = why_not_vllm(opened)
-    if reason is not None and flags.engine == VLLM:
-        raise ThreestepError(f"--engine vllm cannot serve '{flags.model_name_or_path}': {reason}; give --engine ours")
+    reason = why_not_alike(opened)
+    if reason is not None and flags.engine != AUTO:
+        raise ThreestepError(f"--engine {name} cannot serve '{flags.model_name_or_path}': {reason}; give --engine ours")
     if reason is not None:
-        note(f"Threestep's own loop draws: {reason}")
-    return opened if reason is None else None
+        note(f"Threestep's own loop serves, not {name}: {reason}")
+    return (name, opened) if reason is None else None
 
 
 def announce(name: str, port: int, key: str, is_new: bool) -> None:
@@ -189,14 +193,33 @@ def announce(name: str, port: int, key: str, is_new: bool) -> None:
     print(f"key: {key}" if is_new else "key: the given one", flush=True)
 
 
-def serve_by_vllm(flags: ServeArguments, opened: OpenedModel, key: str, is_new: bool) -> None:
-    """Run vLLM's server until it ends. Ends this process with its code if that is not 0."""
-    from training.inference.endpoint.vllm_server import VllmServer
+def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key: str, is_new: bool) -> None:
+    """Run an engine's own server until it ends. Ends this process with its code if that is not 0."""
+    from training.inference.endpoint.own_server import run_server, template_of
+    from training.utils.contracts.server_order import ServerCommand, ServerOrder
 
-    server = VllmServer(opened, flags.name, flags.port, flags.sampling, flags.max_rows)
-    code = server.run(key, lambda: announce(flags.name, flags.port, key, is_new))
+    template = template_of(opened)
+    assert template is not None, "`why_not_alike` has looked"
+    free = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    defaults = {name: own for name, value in free.items() if (own := getattr(flags, name)) != value}
+
+    port = flags.port or free_port()
+
+    def command(file: str) -> ServerCommand:
+        path = flags.model_name_or_path
+        order = ServerOrder(path, flags.name, ADDRESS, port, key, opened.dtype, file, defaults, flags.max_rows)
+        return server_command_of(engine)(order)
+
+    code = run_server(command, template, lambda: announce(flags.name, port, key, is_new))
     if code:
         sys.exit(code if code > 0 else 1)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        return int(probe.getsockname()[1])
 
 
 def serve_ours(flags: ServeArguments, key: str, is_new: bool) -> None:

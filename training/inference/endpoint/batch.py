@@ -58,7 +58,7 @@ class Batch:
 
     @property
     def drawing(self) -> int:
-        """How many answers are being drawn, or wait."""
+        """The number of answers that are being drawn, or wait."""
         with self._changed:
             return sum(not line.is_over for line in (*self._rows.lines, *self._waiting))
 

@@ -203,8 +203,7 @@ def _content(name: str, value: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in (None, "text"):
             raise RefusedRequest(
-                f"'{name}' expects text, got a part of the type {kind!r:.40}: this server answers text alone; "
-                "`threestep chat --image` shows pictures to a model",
+                f"'{name}' expects text, got a part of the type {kind!r:.40}: this server takes text alone",
                 param=name,
             )
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):

@@ -122,10 +122,10 @@ class ServedModel:
 
 
 def load_served(path: str, name: str, flags: SamplingArguments, chat: ChatArguments) -> ServedModel:
-    """Load a finished model as `threestep chat` does. Prints to standard error its prompt style, and why its answers are
-    not drawn in one batch where they are not."""
+    """Load a finished model as `threestep chat` does. Prints to standard error its prompt style, and where its answers
+    are not drawn in one batch, why."""
     rank = start_alone()
-    asked = load_asked_model(path, flags.dtype, DataArguments(chat=chat), rank.device, _started, with_images=False)
+    asked = load_asked_model(path, flags.dtype, DataArguments(chat=chat), rank.device, _started, False)
     own = own_forward_of(asked.model)
     assert own is not None, "a loaded model has been asked"
     reason = why_not_in_turns(asked.model, own, False)
@@ -150,7 +150,7 @@ def _stream(asked: AskedModel, order: Order) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class OpenedModel:
+class StyledModel:
     """All of a model but its weights: how it is asked. prefix: special tokens before any text. template: the chat
     template; None in another style. end_is_saved: whoever reads the folder stops at `end_token`."""
 
@@ -197,7 +197,7 @@ class OpenedModel:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def open_model(path: str, flags: SamplingArguments, chat: ChatArguments) -> OpenedModel:
+def open_model(path: str, flags: SamplingArguments, chat: ChatArguments) -> StyledModel:
     """Read how a finished model is asked. ThreestepError as of `load_served`."""
     from transformers import GenerationConfig
 
@@ -210,4 +210,4 @@ def open_model(path: str, flags: SamplingArguments, chat: ChatArguments) -> Open
     dtype = str(dtype_of(path, flags.dtype)).removeprefix("torch.")
     end_token = folder.tokenizer.convert_ids_to_tokens(folder.end_token_id)
     is_adapter = find_adapter(path) is not None
-    return OpenedModel(path, folder.tokenizer, folder.data, dtype, end_token, folder.end_token_id in ends, is_adapter)
+    return StyledModel(path, folder.tokenizer, folder.data, dtype, end_token, folder.end_token_id in ends, is_adapter)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """Of answer number `place`: a further text with its tokens, and what ended it. begin: characters of the tokens
+    """A further text of answer number `place` with its tokens, and what ended it. begin: characters of the tokens
     before."""
 
     place: int
@@ -25,7 +25,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ReplyForms:
     """One request's answer. word: the text of a token's id. with_logprobs: those of the tokens are told."""
 
     model: str

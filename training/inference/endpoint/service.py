@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from training.inference.endpoint.fields import Asked, read_asked
 from training.inference.endpoint.lines import LENGTH, Event, Line
 from training.inference.endpoint.refusals import RefusedRequest
-from training.inference.endpoint.replies import Piece, Reply
+from training.inference.endpoint.replies import Piece, ReplyForms
 from training.inference.endpoint.text import AnswerText
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.25  # between two looks at whether the client is there
 
 @dataclass(frozen=True)
 class Service:
-    """Answers requests. sampling: for what a request leaves open. created: when the model was loaded, as Unix has it."""
+    """Answers requests. sampling: for what a request leaves open. created: Unix's time of the loading."""
 
     model: ServedModel
     batch: Batch
@@ -57,7 +57,7 @@ class Service:
         seeds = seeds_of(asked, len(prompts) * asked.samples)
         orders = self.model.orders(asked, prompts, self.sampling, seeds)
         lines, events = self.batch.submit(orders)
-        reply = Reply(self.model.name, is_chat, asked.alternatives is not None, self.model.word)
+        reply = ReplyForms(self.model.name, is_chat, asked.alternatives is not None, self.model.word)
         texts = [AnswerText(self.model.decode, self.model.ends, asked.stop, self.model.strips and is_chat)
                  for _ in lines]  # fmt: skip
         return Answering(asked, reply, lines, texts, events, sum(map(len, prompts)))
@@ -74,7 +74,7 @@ class Answering:
     """A request that is being answered. prompt_tokens: of all its prompts."""
 
     asked: Asked
-    reply: Reply
+    reply: ReplyForms
     lines: list[Line]
     texts: list[AnswerText]
     events: SimpleQueue[Event]

@@ -37,7 +37,7 @@ class AnswerText:
             self.finish = STOP
 
     def news(self) -> str:
-        """What is certain of the text and was not returned before."""
+        """Return what is certain of the text and was not returned before."""
         text = self._certain()
         new, self._shown = text[self._shown :], max(self._shown, len(text))
         return new
@@ -55,5 +55,5 @@ class AnswerText:
 
 
 def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of the text begin the stop text."""
+    """The number of characters at the end of the text that begin the stop text."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,28 @@
+"""The command of vLLM's own server, `vllm serve`; serves `threestep serve`, by the table of engines.
+
+Its defaults of sampling are turned off: it would take those of generation_config.json. It refuses no unknown fields of
+requests, and draws answers without a length of their own up to the model's positions.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from training.utils.contracts.server_order import ServerCommand, ServerOrder
+
+_PROGRAM = "vllm.entrypoints.cli.main"  # the command `vllm`, of this Python
+_KEY_VARIABLE = "VLLM_API_KEY"
+
+
+def server_command(order: ServerOrder) -> ServerCommand:
+    """Return the command."""
+    words = [sys.executable, "-m", _PROGRAM, "serve", order.model, "--served-model-name", order.name]
+    words += ["--host", order.address, "--port", str(order.port), "--dtype", order.dtype]
+    words += ["--chat-template", order.template, "--chat-template-content-format", "string"]
+    words += ["--generation-config", "vllm"]
+    if order.defaults:
+        words += ["--override-generation-config", json.dumps(dict(order.defaults))]
+    if order.most_rows is not None:
+        words += ["--max-num-seqs", str(order.most_rows)]
+    return ServerCommand(words, {_KEY_VARIABLE: order.key})
