@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.pages import blocks
 from tests.support.tiny_models import tiny_causal_lm
 
 pytestmark = [
@@ -117,6 +118,22 @@ def test_logprobs(client):
 def test_texts(client):
     answer = client.completions.create(model="tiny", prompt=["Hi", "Sing"], max_tokens=4, temperature=0, logprobs=1)
     assert [choice.index for choice in answer.choices] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["answer.py", "ask.py"])
+def test_the_pages_programs_run(server, folder, name, tmp_path):
+    (tmp_path / "runs" / "ppo").mkdir(parents=True)
+    (tmp_path / "runs" / "ppo" / "model").symlink_to(folder)
+    text = (ROOT / "docs" / "after_training.md").read_text()
+    program = next(block.content for block in blocks(text) if block.label == name)
+    environment = {**os.environ, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": server.key}
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("256", "24")], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = asked(client_of(server), "What is 2 + 3?", temperature=0, max_tokens=24).choices[0].message.content
+    assert done.stdout.strip().startswith(answer.strip()[:8]) and answer
 
 
 def test_mistakes_are_openais_errors(client, server):

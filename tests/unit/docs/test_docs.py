@@ -40,6 +40,10 @@ FOREIGN_FLAGS = {
     "--nproc_per_node": "torchrun",
     "--no-python": "torchrun",
     "--logdir": "tensorboard",
+    "--apply_chat_template": "lm-evaluation-harness",
+    "--default-chat-template-kwargs": "vllm",
+    "--speculative-config": "vllm",
+    "--jinja": "llama.cpp",
 }
 
 
