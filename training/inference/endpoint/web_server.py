@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import select
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 _SILENT_SECONDS = 30.0  # in which a request must be there, whole; between two requests of a connection too
 _ANSWER_SECONDS = 24 * 3600.0
+_STUCK_SECONDS = 60.0  # in which a client reads nothing of what is sent
 _MOST_LEVELS = 64  # of values in values
 
 
@@ -54,6 +56,7 @@ class EndpointServer(BoundedServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = _STUCK_SECONDS
     server_version, sys_version = "Threestep", ""
     server: EndpointServer
 
@@ -199,9 +202,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 def hung_up(connection: socket.socket) -> bool:
     """True if the other side has closed the connection."""
+    looks = select.poll()
+    looks.register(connection, select.POLLIN)
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:  # it is there, and silent
-        return False
+        return bool(looks.poll(0)) and connection.recv(1, socket.MSG_PEEK) == b""
     except OSError:
         return True

