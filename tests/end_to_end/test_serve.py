@@ -164,7 +164,7 @@ def test_a_hundred_at_once_are_those_asked_alone(client):
 def test_a_client_that_hangs_up_frees_its_place(folder):
     server = started(folder, folder.parent / "one_row", "--max_rows", "1", "--max_waiting", "1", "--engine", "ours")
     try:
-        client = client_of(server)
+        client = client_of(server, max_retries=5)  # a hang-up is noticed at the next token
         for _ in range(5):
             stream = asked(client, max_tokens=120, seed=3, stream=True, temperature=1.5)
             next(iter(stream))
