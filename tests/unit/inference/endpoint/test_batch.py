@@ -95,6 +95,7 @@ def test_a_failure_ends_what_is_drawn_and_nothing_else(problem, sentence, capsys
     assert sentence in str(failing.get(timeout=10).failed)
     assert ("a fault" in capsys.readouterr().err) == isinstance(problem, ValueError)
     _, fine = batch.submit([ORDER])
+    assert len(made) == 1  # what failed draws no more
     assert events_of(fine, 6)[-1].ended == "length"
     batch.close(5)
 

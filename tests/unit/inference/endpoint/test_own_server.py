@@ -67,7 +67,7 @@ def test_a_model_that_would_be_asked_otherwise_has_a_reason(save_model, tmp_path
 CHILD = """
 import os, signal, sys, time
 print(open(sys.argv[1]).read(), os.environ["ITS_KEY"], flush=True)
-signal.signal(signal.SIGTERM, lambda *_: (print("ended", flush=True), sys.exit(0)))
+signal.signal(signal.SIGTERM, lambda *_: (print("ended", flush=True), sys.exit(5)))
 if sys.argv[2] == "waits":
     while True:
         time.sleep(0.05)
