@@ -35,7 +35,7 @@ INSTALL_REQUIRES = [
     "pyyaml",
     "xxhash",  # which datasets needs too
 ]
-TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"]
+TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "openai", "ruff", "mypy"]
 # The site of the documentation (scripts/docs.sh). Sphinx 9 asks for Python 3.11.
 DOCS_REQUIRES = [f'{name}; python_version >= "3.11"' for name in ("sphinx>=9", "furo", "myst-parser>=5")]
 # What scripts/build_release.sh, scripts/lock.py and the scan for known vulnerabilities run.

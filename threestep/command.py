@@ -45,6 +45,7 @@ PROGRAMS = {
     "rloo": Program("training.step3_ppo.main", "ppo --advantage rloo", LAUNCHED, flags=("--advantage", "rloo")),
     "all": Program("training.all_steps", "several steps from one YAML file", HANDED_ON),
     "chat": Program("training.chat", "talk with one model, or with two side by side"),
+    "serve": Program("training.serve", "one model for programs, as an endpoint in OpenAI's form"),
     "evaluate": Program("training.evaluate", "win rate, reward, GSM8K or perplexity of a model", LAUNCHED, ranks=1),
     "preview": Program("training.preview", "the rows of a run, as a model is fed them"),
     "inspect": Program("training.inspect", "what data are taken for, before training"),

@@ -39,7 +39,8 @@ _PARSING_FUNCTIONS = ("parse_arguments", "_parse")  # a program's own, where it 
 
 # Programs that are not ours, and are not asked.
 FOREIGN = {"cd", "source", "git", "pip", "ssh", "apt-get", "tensorboard", "kill", "wait", "cat", "pre-commit", "curl",
-           "vllm", "head", "ls", "sudo", "pytest", "scp", "squeue", "scancel", "export"}  # fmt: skip
+           "vllm", "head", "ls", "sudo", "pytest", "scp", "squeue", "scancel", "export", "lm_eval"}  # fmt: skip
+FOREIGN_FILES = {"llama.cpp/convert_hf_to_gguf.py"}
 FOREIGN_MODULES = {"pytest", "pip", "venv", "http.server", "ruff", "mypy"}
 
 # What a page writes where the reader has something of his own, and a value that the parser takes for it.
@@ -214,6 +215,8 @@ def _check_python(rest: list[str]) -> None:
     if rest[:1] == ["-m"]:
         return check_module(rest[1], rest[2:])
     _require(bool(rest) and rest[0].endswith(".py"), f"python {' '.join(rest)}: a module or a file is expected")
+    if rest[0] in FOREIGN_FILES:
+        return None
     _require(Path(rest[0]).is_file(), f"there is no file {rest[0]}, here or as a block of the page")
 
 

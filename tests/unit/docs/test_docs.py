@@ -42,6 +42,10 @@ FOREIGN_FLAGS = {
     "--logdir": "tensorboard",
     "--require-hashes": "pip",
     "--sign": "git",
+    "--apply_chat_template": "lm-evaluation-harness",
+    "--default-chat-template-kwargs": "vllm",
+    "--speculative-config": "vllm",
+    "--jinja": "llama.cpp",
 }
 
 

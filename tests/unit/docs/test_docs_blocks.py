@@ -22,6 +22,8 @@ RUN_ELSEWHERE = {
     ("docs/data.md", "my_dataset.py"),
     ("docs/add_a_step.md", "__init__.py"),  # tests/end_to_end/test_add_a_step.py
     ("docs/add_a_step.md", "main.py"),
+    ("docs/after_training.md", "answer.py"),  # tests/end_to_end/test_serve.py
+    ("docs/after_training.md", "ask.py"),
 }
 BLOCKS = [
     (page_name(path), block)

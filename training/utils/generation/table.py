@@ -14,7 +14,10 @@ from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_named
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.contracts.server_order import ServerCommand, ServerOrder
 
 _Kind = TypeVar("_Kind")
 
@@ -27,12 +30,14 @@ class EngineEntry:
     flags: of the dataclass of its own flags (`arguments` of the class), in a module that is cheap to import.
     note: on it, for `--help`.
     other_logprobs: another program computes its log-probabilities (not `logprobs_are_trained_models` of the class).
+    server: of what returns the command of its own server for a `ServerOrder`; None where it has none.
     """
 
     place: str
     flags: str | None = None
     note: str = ""
     other_logprobs: bool = False
+    server: str | None = None
 
 
 ENGINES = {
@@ -45,8 +50,10 @@ ENGINES = {
         flags="training.utils.generation.vllm.arguments:VllmArguments",
         note="the package vllm, docs/vllm.md",
         other_logprobs=True,
+        server="training.utils.generation.vllm.server:server_command",
     ),
 }
+WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)
 WITH_OTHER_LOGPROBS = tuple(name for name, entry in ENGINES.items() if entry.other_logprobs)
 FLAG = "--rollout_engine"
 _NOTES = "; ".join(f"{name}: {ENGINES[name].note}" for name in reversed(ENGINES) if ENGINES[name].note)
@@ -90,6 +97,13 @@ def engine_class(given: str) -> type[RolloutEngine]:
         near = nearest_names(given, ENGINES)
         raise ThreestepError(f"{FLAG} expects one of {', '.join(ENGINES)} or FILE.py:NAME, got '{given}'{near}")
     return _at(ENGINES[given].place)
+
+
+def server_command_of(name: str) -> Callable[[ServerOrder], ServerCommand]:
+    """Return what makes the command of an engine's own server. name: one of WITH_SERVERS."""
+    place = ENGINES[name].server
+    assert place is not None, f"{name} has no server of its own"
+    return _at(place)
 
 
 def supporting(what: str) -> list[str]:

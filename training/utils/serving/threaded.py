@@ -20,15 +20,21 @@ MOST_SECONDS = 30.0  # of a connection, from its first byte to the last one of i
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Serves at most `MOST_CONNECTIONS` at once, each for at most `seconds`; one more is closed unanswered. port 0
+    """Serves at most `most` connections at once, each for at most `seconds`; one more is closed unanswered. port 0
     takes a free one."""
 
     daemon_threads = True
     block_on_close = False  # a reader that does not read ends with the program
-    request_queue_size = MOST_CONNECTIONS
 
-    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler], seconds: float = MOST_SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(
+        self,
+        port: int,
+        handler: type[BaseHTTPRequestHandler],
+        seconds: float = MOST_SECONDS,
+        most: int = MOST_CONNECTIONS,
+    ) -> None:
+        self._seconds, self._most = seconds, most
+        self.request_queue_size = most
         self._open: dict[Any, float] = {}  # each connection, and when it ends
         self._lock = threading.Lock()
         super().__init__((ADDRESS, port), handler)
@@ -36,10 +42,16 @@ class BoundedServer(ThreadingHTTPServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Admit a connection while there is room for one more."""
         with self._lock:
-            if len(self._open) >= MOST_CONNECTIONS:
+            if len(self._open) >= self._most:
                 return False
             self._open[request] = time.monotonic() + self._seconds
         return True
+
+    def allow(self, request: Any, seconds: float | None = None) -> None:
+        """Let a connection go on for so long from now; by default as long as at its beginning."""
+        with self._lock:
+            if request in self._open:
+                self._open[request] = time.monotonic() + (self._seconds if seconds is None else seconds)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:

@@ -1,0 +1,261 @@
+"""Serves one model to programs in OpenAI's form, on this machine: chats and texts, whole or as a stream.
+
+    python -m training.serve runs/ppo/model
+    curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer $KEY"
+
+Chats are asked in the prompt style that is saved with the model. The key is printed when the server starts, unless
+--api_key_file or THREESTEP_API_KEY has one. An engine that is installed and has a server of its own serves, Threestep's
+own loop otherwise. Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.flags import AUTO, flag, flag_of, settings_of
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.table import WITH_SERVERS, engine_class, server_command_of
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.arguments import ModelArguments
+from training.utils.run.program import run_program
+from training.utils.serving.door import ADDRESS
+
+if TYPE_CHECKING:
+    from training.inference.endpoint.model import StyledModel
+
+KEY_VARIABLE = "THREESTEP_API_KEY"
+OURS = "ours"
+_ROWS = 32  # of a batch, by default
+_KEY_BYTES = 24
+_OF_TRAINING = (
+    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
+    "parallel_tags", "parallel_thinking", "train_turns",
+)  # fmt: skip
+_OF_PATHS = ("parallel_paths", "max_path_tokens", "rollout_engine")
+
+
+@dataclass
+class ServeArguments:
+    """The model to serve, what a request leaves open, and the bounds of the server."""
+
+    topic: ClassVar[str] = "task"
+
+    model_name_or_path: str = flag_of(
+        ModelArguments, "A model folder or hub name (required); may come first, without the flag.", aliases=["--path"]
+    )
+    served_name: str | None = flag(None, "Name by which requests ask for the model; default: as it was given.", "name")
+    engine: str = flag(
+        AUTO,
+        f"{', '.join(WITH_SERVERS)} (its own server, started here), {OURS} (Threestep's own loop), or {AUTO}: the "
+        "first where it is installed and asks the model as it was trained.",
+        choices=(AUTO, OURS, *WITH_SERVERS),
+    )
+    port: int = flag(8000, "Port on 127.0.0.1; 0 takes a free one.", "0 <= port <= 65535")
+    api_key_file: str | None = flag(
+        None, f"File with the key that requests must have; default: {KEY_VARIABLE}, or a new one, which is printed.",
+        "file",
+    )  # fmt: skip
+    max_rows: int | None = flag(
+        None,
+        f"Answers that are drawn together; default: {_ROWS}, or an engine's own number.",
+        "responses >= 1",
+    )
+    max_waiting: int = flag(256, "Answers that wait to be drawn; a request for more is refused.", "responses >= 1")
+    max_body_mb: int = flag(4, "Largest body of a request.", "MB >= 1")
+    grace_seconds: float = flag(
+        20.0, "Time for answers that are being drawn when the server is asked to end.", "seconds >= 0"
+    )
+    prompt_style: str = flag_of(
+        ChatArguments,
+        "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the style saved with the model, "
+        "otherwise the chat template if the tokenizer has one.",
+    )
+    chat_template_kwargs: str | None = flag_of(
+        ChatArguments, "Further variables for the chat template, as a JSON object; default: those saved with the model."
+    )
+    end_of_conversation_token: str | None = flag_of(
+        ChatArguments,
+        "Token that ends an answer; default: the one saved with the model, the chat template's, or the "
+        "tokenizer's eos.",
+    )
+    max_new_tokens: int = flag_of(
+        SamplingArguments, "Maximum length of an answer, of requests that name none.", topic="rollout"
+    )
+    temperature: float = flag_of(SamplingArguments, "Temperature of requests that name none.", topic="rollout")
+    top_k: int = flag_of(SamplingArguments, "top_k of requests that name none; 0 draws from all.", topic="rollout")
+    top_p: float = flag_of(SamplingArguments, "top_p of requests that name none; 1 draws from all.", topic="rollout")
+    min_p: float = flag_of(SamplingArguments, "min_p of requests that name none; 0 draws from all.", topic="rollout")
+    dtype: str | None = flag_of(SamplingArguments)
+
+    def validate(self, mistakes: Mistakes) -> None:
+        mistakes.require(bool(self.model_name_or_path), "expected a model, got none: MODEL before the flags")
+        self.text.validate(mistakes)
+
+    @property
+    def text(self) -> ChatArguments:
+        """The settings by which messages become text."""
+        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
+
+    @property
+    def sampling(self) -> SamplingArguments:
+        """Settings of drawing for what a request leaves open."""
+        return settings_of(SamplingArguments, self, defaults=_OF_PATHS)
+
+    @property
+    def name(self) -> str:
+        """The name by which requests ask for the model."""
+        return self.model_name_or_path if self.served_name is None else self.served_name
+
+
+GROUPS = (ServeArguments,)
+
+
+class ServeFlags(NamedTuple):
+    """All settings, in the order of GROUPS."""
+
+    serve: ServeArguments
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load, serve."""
+    words = ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    flags = ServeFlags(*parse_arguments(GROUPS, words, __doc__ or "")).serve
+    check_model_folder(flags.model_name_or_path)
+    key, is_new = key_of(flags.api_key_file)
+    found = with_own_server(flags)
+    if found is None:
+        serve_ours(flags, key, is_new)
+    else:
+        serve_by_engine(flags, *found, key, is_new)
+
+
+def key_of(file: str | None) -> tuple[str, bool]:
+    """The key, and whether it is a new one. ThreestepError for a file that cannot be read, and a key that no header can
+    have."""
+    if file is not None:
+        where = f"--api_key_file {file}"
+        try:
+            key = Path(file).expanduser().read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = getattr(problem, "strerror", None) or "it is not text"
+            raise ThreestepError(f"{where} expects a file with a key, got: {reason}; give another path") from problem
+    elif KEY_VARIABLE in os.environ:
+        where, key = KEY_VARIABLE, os.environ[KEY_VARIABLE].strip()
+    else:
+        return f"sk-{secrets.token_hex(_KEY_BYTES)}", True
+    if not key or not all("!" <= character <= "~" for character in key):
+        raise ThreestepError(f"{where} expects a key of printable ASCII characters without spaces; write another one")
+    return key, False
+
+
+def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
+    """The engine whose own server is to serve, and the model as it is asked; None where Threestep's own loop serves,
+    with the reason printed unless that was asked for. ThreestepError where an engine was asked for and cannot."""
+    if flags.engine == OURS:
+        return None
+    name = WITH_SERVERS[0] if flags.engine == AUTO else flags.engine
+    try:
+        engine_class(name).check_installed()
+    except ThreestepError as missing:
+        if flags.engine != AUTO:
+            raise ThreestepError(str(missing).replace("--rollout_engine", "--engine")) from missing
+        note(f"Threestep's own loop serves: {name} is not installed here")
+        return None
+    from training.inference.endpoint.model import open_model
+    from training.inference.endpoint.own_server import why_not_alike
+
+    opened = open_model(flags.model_name_or_path, flags.sampling, flags.text)
+    reason = why_not_alike(opened)
+    if reason is not None and flags.engine != AUTO:
+        raise ThreestepError(f"--engine {name} cannot serve '{flags.model_name_or_path}': {reason}; give --engine ours")
+    if reason is not None:
+        note(f"Threestep's own loop serves, not {name}: {reason}")
+    return (name, opened) if reason is None else None
+
+
+def announce(name: str, port: int, key: str, is_new: bool) -> None:
+    """Print the address, and a new key, which is not shown again."""
+    print(f"'{name}' at http://{ADDRESS}:{port}/v1 (Ctrl-C ends)", flush=True)
+    print(f"key: {key}" if is_new else "key: the given one", flush=True)
+
+
+def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key: str, is_new: bool) -> None:
+    """Run an engine's own server until it ends. Ends this process with its code if that is not 0."""
+    from training.inference.endpoint.own_server import run_server, template_of
+    from training.utils.contracts.server_order import ServerCommand, ServerOrder
+
+    template = template_of(opened)
+    assert template is not None, "`why_not_alike` has looked"
+    free = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    defaults = {name: own for name, value in free.items() if (own := getattr(flags, name)) != value}
+
+    port = flags.port or free_port()
+
+    def command(file: str) -> ServerCommand:
+        path = flags.model_name_or_path
+        order = ServerOrder(path, flags.name, ADDRESS, port, key, opened.dtype, file, defaults, flags.max_rows)
+        return server_command_of(engine)(order)
+
+    code = run_server(command, template, lambda: announce(flags.name, port, key, is_new))
+    if code:
+        sys.exit(code if code > 0 else 1)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        return int(probe.getsockname()[1])
+
+
+def serve_ours(flags: ServeArguments, key: str, is_new: bool) -> None:
+    """Serve by Threestep's own loop until the program is asked to end."""
+    from training.inference.endpoint.batch import Batch
+    from training.inference.endpoint.model import load_served
+    from training.inference.endpoint.service import Service
+    from training.inference.endpoint.web_server import EndpointServer
+
+    model, rows = load_served(flags.model_name_or_path, flags.name, flags.sampling, flags.text), flags.max_rows or _ROWS
+    batch = Batch(model.make_rows, rows, flags.max_waiting)
+    service = Service(model, batch, flags.sampling, int(time.time()))
+    try:
+        server = EndpointServer(flags.port, service, key, flags.max_body_mb * 2**20, rows + flags.max_waiting + 16)
+    except OSError as problem:
+        raise ThreestepError(f"--port {flags.port}: {problem.strerror}; give another port") from problem
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: _end(ending))
+    batch.start()
+    thread = threading.Thread(target=server.serve_forever, name="serving", daemon=True)
+    thread.start()
+    announce(flags.name, server.port, key, is_new)
+    ending.wait()
+    note(f"ending: {batch.drawing} answers are being drawn or wait, for at most {flags.grace_seconds:g} s")
+    batch.close(flags.grace_seconds)
+    server.shutdown()
+    server.close_when_quiet()
+
+
+def _end(ending: threading.Event) -> None:
+    """Ask the server to end; the second time, at once."""
+    if ending.is_set():
+        raise KeyboardInterrupt
+    ending.set()
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

