@@ -91,6 +91,7 @@ def run_one_model(
         images = with_kept_features(images, flags.model.kept_image_features_mb, model, engine, read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks, tokenizer.pad_token_id)
+        loop = replace(loop, eval_interval=run.plan.settings["eval_interval"])
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""

@@ -69,6 +69,8 @@ class PlannedRun:
         model, dtype: of the model that is trained. predicts_tokens: False for a reward model
         """
         plan = self.plan.decided({"prompt_style": prompt_style})
+        if plan.settings["eval_interval"] is None:  # a run from before this default keeps its own
+            plan = plan.decided({"eval_interval": plan.began_with("eval_interval")})
         if predicts_tokens:
             plan = with_head_chunk(plan, model, dtype, self.ranks)
         folder = start_run(self.flags.run, plan.flags_in_use, self.ranks)

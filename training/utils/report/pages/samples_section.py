@@ -30,6 +30,24 @@ def samples_section(steps: Sequence[StepRun]) -> str:
     return without + "".join(_kind(of_kind, len(by_kind) > 1) for of_kind in by_kind.values())
 
 
+def first_sample(steps: Sequence[StepRun]) -> str:
+    """The first sample of the last step that has some, before and after training, as a part of the page's top; "" of
+    runs without."""
+    with_samples = sorted((step for step in steps if step.samples), key=lambda step: step.place)
+    last = [step for step in with_samples if step.declaration is with_samples[-1].declaration]
+    if not last:
+        return ""
+    if judges(last[0]):
+        judged = judged_rows(last)
+        row = next((row for row in judged if row.why == "The first"), judged[0])
+        card = _judged_card(row, last[0].declaration.sample_score)
+    else:
+        card = _answers_card(sampled_rows(last)[0])
+    label = last[0].declaration.label
+    title = f'<p class="soft">A held-out sample of {escape(label)}; <a href="#samples">all samples</a></p>'
+    return f'<div class="short">{title}{card}</div>'
+
+
 def _kind(steps: Sequence[StepRun], several: bool) -> str:
     declaration = steps[0].declaration
     cards = _judged(steps) if judges(steps[0]) else _side_by_side(steps)

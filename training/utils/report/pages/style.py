@@ -80,6 +80,11 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans",
 .dashed { stroke-dasharray: 5 4; }
 .area { fill: currentColor; fill-opacity: .3; stroke: currentColor; stroke-width: 1.3; }
 .mark { fill: currentColor; stroke: var(--card); stroke-width: 1; }
+.best { fill: none; stroke: currentColor; stroke-width: 1.8; }
+.short { margin-top: 16px; } .short .sample { margin-top: 4px; } .short .text { max-height: 4.6em; }
+.note { display: block; font-size: 13px; overflow-wrap: anywhere; }
+.sentences { margin-top: 14px; font-size: 14px; } .sentences p:last-child { margin: 0; }
+tr.chosen td { background: var(--mark); font-weight: 650; }
 .dot { fill: currentColor; opacity: .55; }
 .rule { stroke: var(--soft); stroke-dasharray: 2 3; }
 .range { fill: var(--c0); fill-opacity: .15; }
