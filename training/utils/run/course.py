@@ -1,4 +1,4 @@
-"""The course of an evaluated figure over a run: its best value, and whether training on made it worse. Numbers in,
+"""The course of an evaluated figure over a run: its best value, and whether further training made it worse. Numbers in,
 sentences out; knows no step and no model."""
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Course:
         gain, loss = (abs(one[1] - self.best[1]) for one in (self.first, self.last))
         return loss > max(_OF_GAIN * gain, _OF_BEST * abs(self.best[1]), 2 * error)
 
-    def sentence(self, error: float = 0.0) -> str:
-        """That training on made it worse, and what to do; "" if it did not. error: as in `lost`."""
+    def sentence(self, error: float = 0.0, meanwhile: str = "") -> str:
+        """That further training made it worse, and what to do; "" if it did not. error: as in `lost`. meanwhile: what
+        else happened since the best."""
         if not self.lost(error):
             return ""
         name = self.metric.rpartition("/")[2].replace("_", " ")
@@ -44,11 +45,12 @@ class Course:
         course = (
             f"the held-out {name} was {word} {when(step)} ({value:.4g}) and is {self.last[1]:.4g} {when(self.last[0])}"
         )
+        course += f" ({meanwhile})" if meanwhile else ""
         if step == 0:
-            return f"{course}: training made the model worse; lower the learning rate, or look at the rows"
+            return f"{course}: training made it worse; lower the learning rate, or look at the rows"
         return (
-            f"{course}: training on made the model worse; --load_best_model_at_end ends with the best one, and "
-            f"--max_train_steps {step} ends there"
+            f"{course}: further training made it worse; --load_best_model_at_end ends with the best one, "
+            f"--max_train_steps {step} stops there"
         )
 
 

@@ -32,7 +32,7 @@ def drawing_of(chart: Chart) -> dict[str, Any] | None:
 
 def in_words(chart: Chart) -> str:
     """The values of a chart whose lines have one or two each, which a sentence says better; "" for other charts."""
-    if not isinstance(chart, LineChart) or any(len(line.known) > 2 for line in chart.lines):
+    if not isinstance(chart, LineChart) or any(len(line.points) > 2 for line in chart.lines):
         return ""
     lines = known_lines(chart)
     named = len(lines) > 1 or any(line.is_evaluation for line in lines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.utils.report.figures.numbers import shown
 from training.utils.report.figures.reading import finite
-from training.utils.run.course import JUDGED, Course, course_of, when
+from training.utils.run.course import JUDGED, Course, course_of, greater_wins, when
 
 if TYPE_CHECKING:
     from training.utils.report.figures.reading import StepRun
@@ -18,7 +18,8 @@ _FEWEST = 3  # evaluations that have a best one: of two, both are shown
 @dataclass(frozen=True)
 class HeadlineFigure:
     """A headline metric before and after training; after: None if there was one evaluation. error: standard error of
-    the gain. note: what the best evaluation has, if that is not the last one."""
+    the gain. note: the value at the best evaluation, if that is not the last one. got_worse: it is what the run is
+    judged by, and got worse."""
 
     title: str
     before: float | None
@@ -29,59 +30,67 @@ class HeadlineFigure:
 
 
 def judged_course(step: StepRun) -> Course | None:
-    """The course of what the run is judged by (--metric_for_best_model): its last value is that of the model."""
-    metric = _judged_metric(step)
+    """The course of what the run is judged by (--metric_for_best_model). Its last value is the model's, which is that
+    of the best evaluation after --load_best_model_at_end."""
+    given = step.settings.get("metric_for_best_model")
+    spellings = (given, f"eval/{given}", f"eval/{str(given).removeprefix('eval_')}") if given else ()
+    metric = next((name for name in (*spellings, *JUDGED) if name in step.names), None)
     if metric is None:
         return None
     greater, points = step.settings.get("greater_is_better"), step.points(metric)
-    course = course_of(metric, points, greater if isinstance(greater, bool) else None)
-    if course is None or not (step.settings.get("load_best_model_at_end") and step.summary):
-        return course
+    greater = greater if isinstance(greater, bool) else None
+    course = course_of(metric, points, greater)
     trained = course_of(metric, [point for point in points if point[0]], greater)
-    return course if trained is None else replace(course, last=trained.best)
+    took_best = step.summary and step.settings.get("load_best_model_at_end")
+    return replace(course, last=trained.best) if course and trained and took_best else course
 
 
 def worse_sentence(step: StepRun) -> str:
-    """The sentence of a run that training on made worse; "" for others."""
+    """The sentence of a run that further training made worse; "" for others."""
     course = judged_course(step)
-    return course.sentence(_error_of(step, course.metric) or 0.0) if course else ""
+    if course is None:
+        return ""
+    better = []
+    for line in step.declaration.headlines:
+        values = dict(step.points(line.metric))
+        then, now = (values.get(at) for at in (course.best[0], course.last[0]))
+        if line.metric != course.metric and then is not None and now is not None:
+            if now > then if greater_wins(line.metric) else now < then:
+                better.append(f"{line.title.lower()} got better, {shown(then)} to {shown(now)}")
+    return course.sentence(_error_of(step, course.metric) or 0.0, "; ".join(better))
 
 
 def best_step(step: StepRun) -> int | None:
     """The step of the best evaluation; None if there were fewer than three."""
     course = judged_course(step)
-    if course is None or len({at for at, _ in step.points(course.metric)}) < _FEWEST:
-        return None
-    return course.best[0]
+    has_best = course is not None and len(dict(step.points(course.metric))) >= _FEWEST
+    return course.best[0] if has_best and course is not None else None
 
 
 def headline(step: StepRun) -> list[HeadlineFigure]:
     """A step's headline figures."""
     figures = []
-    course, best = judged_course(step), best_step(step)
-    got_worse = bool(worse_sentence(step))
+    course, best, got_worse = judged_course(step), best_step(step), bool(worse_sentence(step))
     for line in step.declaration.headlines:
         points = step.points(line.metric)
         if not points:
             continue
-        by_step = dict(points)
-        last = points[-1][0] if course is None else course.last[0]
-        after = by_step.get(last, points[-1][1]) if len(points) > 1 else None
+        values, last = dict(points), points[-1][0]
+        at = course.last[0] if course is not None and course.last[0] in values else last
+        is_judged = course is not None and line.metric == course.metric
+        after = values[at] if len(points) > 1 else None
         note = ""
-        if best is not None and best in by_step and course is not None:
-            its = shown(by_step[best])
-            note = f"best: {its} {when(best)}" if line.metric == course.metric else f"{its} at the best step, {best:,}"
-            if best == last:  # the model is the best: the run ended with it, or chose it
-                note = "best at the end" if best == points[-1][0] else f"of the best step, {best:,}"
-        figures.append(HeadlineFigure(line.title, points[0][1], after, _error_of(step, line.metric), note, got_worse))
+        if best is not None and best in values:
+            its = shown(values[best])
+            if best == at:  # the run ended with its best, or took it
+                note = "best at the end" if best == last else f"of the best step, {best:,}"
+            elif is_judged:
+                note = f"best: {its} {when(best)}" if best else "best before training"
+            elif best and its != shown(after):
+                note = f"{its} at the best step, {best:,}"
+        error = _error_of(step, line.metric)
+        figures.append(HeadlineFigure(line.title, points[0][1], after, error, note, is_judged and got_worse))
     return figures
-
-
-def _judged_metric(step: StepRun) -> str | None:
-    given = step.settings.get("metric_for_best_model")
-    names = step.names
-    spellings = (given, f"eval/{given}", f"eval/{str(given).removeprefix('eval_')}") if given else ()
-    return next((name for name in (*spellings, *JUDGED) if name in names), None)
 
 
 def _error_of(step: StepRun, metric: str) -> float | None:

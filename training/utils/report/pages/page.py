@@ -7,6 +7,7 @@ alone.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -27,6 +28,7 @@ from training.utils.run.course import when
 if TYPE_CHECKING:
     from training.utils.report.figures.reading import ReportedRun, StepRun
 
+_FLAG = re.compile(r"--\w+( \d+)?")  # which no line may break
 _NO_SCRIPT = (
     '<noscript><p class="warning">The charts need JavaScript; the figures under "Every metric" do not.</p></noscript>'
 )
@@ -131,10 +133,16 @@ def _title(steps: Sequence[StepRun]) -> str:
 
 def _warnings(steps: Sequence[StepRun]) -> str:
     sentences = [f"{step.path.name}: {problem}" for step in steps for problem in step.problems]
-    sentences += [f"{step.path.name}: {sentence}" for step in steps if (sentence := worse_sentence(step))]
+    several = len({step.run for step in steps}) > 1
+    for step in steps:
+        if sentence := worse_sentence(step):
+            label = step.declaration.label
+            name = _label(step, True) if several else label[0].upper() + label[1:]
+            sentences.append(f"{name}: {sentence}")
     unfinished = "has no summary.json: the run continues, or it was stopped before its end"
     sentences += [f"{step.path.name} {unfinished}" for step in steps if not step.summary]
-    return "".join(f'<p class="warning">{escape(sentence)}</p>' for sentence in sentences)
+    whole_flags = (_FLAG.sub(r"<code>\g<0></code>", escape(sentence)) for sentence in sentences)
+    return "".join(f'<p class="warning">{sentence}</p>' for sentence in whole_flags)
 
 
 # --- the top: what came out
@@ -268,7 +276,7 @@ def _line_notes(chart: LineChart) -> list[str]:
     marked = [line for line in chart.lines if line.marked]
     alone = len({line.best for line in marked}) == 1
     notes = [f"bold: mean of {' or '.join(str(window) for window in windows)} steps around"] if windows else []
-    notes += [f"ring: the best step{', ' + f'{line.best:,.0f}' if alone else ''}" for line in marked[:1]]
+    notes += [f"ring: the best, {when(line.best or 0)}" if alone else "ring: the best" for line in marked[:1]]
     for line in chart.lines:
         gaps = len(line.points) - len(line.known)
         if gaps:
@@ -385,15 +393,13 @@ def _settings(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) ->
                 f'<li title="default: {escape(default)}"><span>{escape(name)}</span> <b>{escape(value)}</b></li>'
                 for name, value, default in changed
             )
-            title = (
-                f"{_title(steps)}: {len(changed)} that {'is no default' if len(changed) == 1 else 'are no defaults'}"
-            )
+            title = f"{_title(steps)}: {len(changed)} setting{'s' if len(changed) > 1 else ''} changed"
             body = f'<div class="card"><ul class="set">{items}</ul></div>'
             parts.append(f"<details><summary>{escape(title)}</summary>{body}</details>")
         differ, same = settings_rows(steps)
         if same:
             rest = table([], [(name, values[0]) for name, values in same])
-            word = "the same in all" if differ else f"{len(same)} settings"
+            word = "the same in all" if differ else f"all {len(same)} settings"
             title = f"{_title(steps)}: {word}"
             parts.append(f'<details><summary>{escape(title)}</summary><div class="card">{rest}</div></details>')
     return "".join(parts)

@@ -31,8 +31,8 @@ def samples_section(steps: Sequence[StepRun]) -> str:
 
 
 def first_sample(steps: Sequence[StepRun]) -> str:
-    """The first sample of the last step that has some, before and after training, as a part of the page's top; "" of
-    runs without."""
+    """A sample of the last step that has some, before and after training, for the page's top: the first whose response
+    changed, if one did. "" without samples."""
     with_samples = sorted((step for step in steps if step.samples), key=lambda step: step.place)
     last = [step for step in with_samples if step.declaration is with_samples[-1].declaration]
     if not last:
@@ -42,9 +42,11 @@ def first_sample(steps: Sequence[StepRun]) -> str:
         row = next((row for row in judged if row.why == "The first"), judged[0])
         card = _judged_card(row, last[0].declaration.sample_score)
     else:
-        card = _answers_card(sampled_rows(last)[0])
+        rows = sampled_rows(last)
+        changed = (row for row in rows if len({answer.text for answer in row.answers}) > 1)
+        card = _answers_card(next(changed, rows[0]))
     label = last[0].declaration.label
-    title = f'<p class="soft">A held-out sample of {escape(label)}; <a href="#samples">all samples</a></p>'
+    title = f'<p class="soft">A held-out sample ({escape(label)}); <a href="#samples">all samples</a></p>'
     return f'<div class="short">{title}{card}</div>'
 
 

@@ -32,6 +32,7 @@ nav { display: flex; flex-wrap: wrap; gap: 6px 16px; margin: 14px 0 0; font-size
 a { color: var(--link); text-decoration: none; }
 a:hover { text-decoration: underline; }
 .warning { background: var(--mark); border-radius: 8px; padding: 8px 12px; margin: 12px 0 0; font-size: 14px; }
+.warning code { font: inherit; white-space: nowrap; }
 .tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); margin-top: 22px; }
 .tile, figure, .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; }
 .tile { padding: 12px 14px; }
