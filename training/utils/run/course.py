@@ -10,9 +10,9 @@ from dataclasses import dataclass
 # What a run is judged by unless --metric_for_best_model names another, the first that it has.
 JUDGED = ("eval/reward", "eval/loss")
 _LESS_IS_BETTER = ("loss", "perplexity")
-# A loss is worse if it lost more than these shares of what the best had gained on the first, and of the best itself.
-# Less happens by itself: evaluations of the same rows differ in the third digit from one optimizer step to the next.
-_OF_GAIN, _OF_BEST = 0.05, 0.01
+# A run got worse if it lost more than both of these shares: of what its best had gained on the first, and of the best
+# itself. Evaluations differ by less from one optimizer step to the next.
+_OF_GAIN, _OF_BEST = 0.01, 0.02
 
 
 def greater_wins(metric: str, given: bool | None = None) -> bool:
@@ -29,6 +29,10 @@ class Course:
     best: tuple[int, float]
     last: tuple[int, float]
 
+    @property
+    def name(self) -> str:
+        return self.metric.rpartition("/")[2].replace("_", " ")
+
     def lost(self, error: float = 0.0) -> bool:
         """True if the last value is notably worse than the best. error: standard error of a gain."""
         gain, loss = (abs(one[1] - self.best[1]) for one in (self.first, self.last))
@@ -39,13 +43,10 @@ class Course:
         else happened since the best."""
         if not self.lost(error):
             return ""
-        name = self.metric.rpartition("/")[2].replace("_", " ")
         word = "greatest" if self.best[1] > self.last[1] else "lowest"
         step, value = self.best
-        course = (
-            f"the held-out {name} was {word} {when(step)} ({value:.4g}) and is {self.last[1]:.4g} {when(self.last[0])}"
-        )
-        course += f" ({meanwhile})" if meanwhile else ""
+        last = f"{self.last[1]:.4g} {when(self.last[0])}{f' ({meanwhile})' if meanwhile else ''}"
+        course = f"the held-out {self.name} was {word} {when(step)} ({value:.4g}) and is {last}"
         if step == 0:
             return f"{course}: training made it worse; lower the learning rate, or look at the rows"
         return (

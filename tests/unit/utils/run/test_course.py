@@ -26,10 +26,12 @@ def test_best_is_the_first_of_the_best_and_what_is_not_finite_does_not_count():
 @pytest.mark.parametrize(
     ("first", "best", "last", "lost"),
     [
-        (4.5, 2.0, 2.1, False),  # 0.1 of a gain of 2.5 is 4 %
-        (4.5, 2.0, 2.2, True),
-        (2.01, 2.0, 2.015, False),  # more than it gained, but within 1 % of the best
-        (2.01, 2.0, 2.03, True),
+        (4.5, 2.0, 2.03, False),
+        (4.5, 2.0, 2.05, True),
+        (6.0, 0.01, 0.05, False),  # five times the best, and within 1 % of what was gained
+        (6.0, 0.01, 0.1, True),
+        (2.01, 2.0, 2.03, False),  # more than it gained, and within 2 % of the best
+        (2.01, 2.0, 2.05, True),
         (4.5, 2.0, 2.0, False),
     ],
 )

@@ -274,9 +274,9 @@ def _may_be_log(chart: Chart) -> bool:
 def _line_notes(chart: LineChart) -> list[str]:
     windows = sorted({line.window for line in chart.lines if line.window > 1})
     marked = [line for line in chart.lines if line.marked]
-    alone = len({line.best for line in marked}) == 1
+    bests = {line.best or 0 for line in marked}
     notes = [f"bold: mean of {' or '.join(str(window) for window in windows)} steps around"] if windows else []
-    notes += [f"ring: the best, {when(line.best or 0)}" if alone else "ring: the best" for line in marked[:1]]
+    notes += [f"ring: the best evaluation{f', {when(*bests)}' if len(bests) == 1 else ''}"] if marked else []
     for line in chart.lines:
         gaps = len(line.points) - len(line.known)
         if gaps:

@@ -41,7 +41,7 @@ def test_the_best_step_is_beside_the_last(step_of):
     assert best_step(step) == 20
     assert headline(step) == [
         HeadlineFigure("SFT loss", 4.0, 1.9, None, "best: 1.5 after step 20", got_worse=True),
-        HeadlineFigure("Token accuracy", 0.1, 0.65, None, "0.6 at the best step, 20"),
+        HeadlineFigure("Token accuracy", 0.1, 0.65, None, "0.6 at the best loss, step 20"),
     ]
     assert worse_sentence(step).startswith(
         "the held-out loss was lowest after step 20 (1.5) and is 1.9 after step 30 (token accuracy got better, 0.6 to "
@@ -88,4 +88,4 @@ def test_a_run_without_evaluations_has_no_outcome(step_of):
 def test_pairs_are_judged_by_their_loss(step_of, program):
     step = step_of(program=program, accuracy="accuracy")
     assert best_step(step) == 20 and "pair accuracy got better, 0.6 to 0.65" in worse_sentence(step)
-    assert headline(step)[0].note == "0.6 at the best step, 20"
+    assert headline(step)[0].note == "0.6 at the best loss, step 20"

@@ -134,7 +134,7 @@ def test_one_or_two_values_are_a_sentence(ppo_run):
         "2 after step 2",
     ):
         assert words in reader.texts, words
-    assert set(drawings(text)) == set(re.findall(r'<figure data-chart="([^"]*)"', text)) == {"ppo-6", "ppo-7"}
+    assert set(drawings(text)) == set(re.findall(r'<figure data-chart="([^"]*)"', text)) == {"ppo-4", "ppo-5"}
 
 
 def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
@@ -148,7 +148,7 @@ def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     )
     assert "<code>--max_train_steps 2</code>" in text and '<span class="note bad">best: 2 after step 2</span>' in text
     assert [line.get("best") for line in drawings(text)["sft-0"]["lines"]] == [None, [2.0, 2.0]]
-    assert "nats a token; ring: the best, after step 2" in reader.texts
+    assert "nats a token; ring: the best evaluation, after step 2" in reader.texts
     assert "Every evaluation: the best is after step 2" in reader.texts
     assert re.findall(r'<tr class="chosen"><td>([^<]*)</td><td class="number">([^<]*)<', text) == [("2 (best)", "2")]
     compared, _ = read(folder, sft_run("other"))
