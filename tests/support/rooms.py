@@ -54,7 +54,7 @@ environments: generation data.chat contracts flags base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 report.figures: images.data run flags base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
-report.pages: report.figures images.data
+report.pages: report.figures images.data run
 rewards.calling: engine.ranks contracts base
 images.run: engine loading data.build images.data models images.models data.rows run models.tensors layout contracts
     models.families images base
