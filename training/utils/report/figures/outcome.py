@@ -1,4 +1,4 @@
-"""What came out of a step: the evaluation that was best, the one that the model is of, and whether it got worse."""
+"""The outcome of a step: the evaluation that was best, the one that the model is of, and whether it got worse."""
 
 from __future__ import annotations
 
@@ -46,17 +46,21 @@ def judged_course(step: StepRun) -> Course | None:
 
 
 def worse_sentence(step: StepRun) -> str:
-    """The sentence of a run that further training made worse; "" for others."""
+    """The sentence of a run that further training made worse; "" for others, also where the loss is no headline figure
+    and all of these got better: a model that ranks better, and is too sure of what it ranks wrong."""
     course = judged_course(step)
     if course is None:
         return ""
+    lines = {line.metric: line for line in step.declaration.headlines if step.points(line.metric)}
     better = []
-    for line in step.declaration.headlines:
-        values = dict(step.points(line.metric))
+    for metric, line in lines.items():
+        values = dict(step.points(metric))
         then, now = (values.get(at) for at in (course.best[0], course.last[0]))
-        if line.metric != course.metric and then is not None and now is not None:
-            if now > then if greater_wins(line.metric) else now < then:
-                better.append(f"{line.title.lower()} got better, {shown(then)} to {shown(now)}")
+        if metric != course.metric and then is not None and now is not None:
+            if now > then if greater_wins(metric) else now < then:
+                better.append(f"{line.title} got better, {shown(then)} to {shown(now)}")
+    if 0 < len(lines) == len(better):
+        return ""
     return course.sentence(_error_of(step, course.metric) or 0.0, "; ".join(better))
 
 

@@ -44,7 +44,7 @@ def test_the_best_step_is_beside_the_last(step_of):
         HeadlineFigure("Token accuracy", 0.1, 0.65, None, "0.6 at the best loss, step 20"),
     ]
     assert worse_sentence(step).startswith(
-        "the held-out loss was lowest after step 20 (1.5) and is 1.9 after step 30 (token accuracy got better, 0.6 to "
+        "the held-out loss was lowest after step 20 (1.5) and is 1.9 after step 30 (Token accuracy got better, 0.6 to "
         "0.65): further training made it worse; "
     )
 
@@ -87,5 +87,11 @@ def test_a_run_without_evaluations_has_no_outcome(step_of):
 @pytest.mark.parametrize("program", ["training.step2_reward.main", "training.step2_dpo.main"])
 def test_pairs_are_judged_by_their_loss(step_of, program):
     step = step_of(program=program, accuracy="accuracy")
-    assert best_step(step) == 20 and "pair accuracy got better, 0.6 to 0.65" in worse_sentence(step)
-    assert headline(step)[0].note == "0.6 at the best loss, step 20"
+    assert best_step(step) == 20 and headline(step)[0].note == "0.6 at the best loss, step 20"
+    assert worse_sentence(step) == ""  # pairs are ranked better
+    assert worse_sentence(step_of((*OVERFIT[:3], (30, 1.9, 0.6)), program, "accuracy")) != ""
+    gap = {"training.step2_reward.main": "score_gap", "training.step2_dpo.main": "reward_margin"}[program]
+    with open(step.path / "metrics.jsonl", "a") as file:
+        file.writelines(json.dumps({"step": at, f"eval/{gap}": 3.0 + at}) + "\n" for at in (20, 30))
+    [step] = read_runs([step.path])[0].steps
+    assert " got better, 23 to 33): further training made it worse; " in worse_sentence(step)
