@@ -149,8 +149,8 @@ def _warnings(steps: Sequence[StepRun]) -> str:
 
 
 def _results(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
-    """The first screen of a phone: the run in a line, warnings, held-out figures, a sample; of several runs the settings
-    that differ too."""
+    """The first screen of a phone: the run in a line, warnings, held-out figures, a sample; of several runs also the
+    settings that differ."""
     steps = [step for run in runs for step in run.steps]
     facts = dict(facts_of(runs[0])) if len(runs) == 1 else {}
     line = " · ".join(facts[name] for name in ("Model", "Data", "Duration") if name in facts)
