@@ -201,7 +201,7 @@ def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -
     head = ["", *(run.name for run in runs)]
     body = [[title, *(values.get(run.name, "–") for run in runs)] for title, values in rows.items()]
     note = '<p class="soft">held-out figures before → after training (± standard error of the gain)</p>'
-    figures = note + table(head, body, numbers=range(1, len(head)))
+    figures = note + table(head, body, numbers=())  # which may wrap: a phone shows two runs
     return scrolled(figures, "held-out figures") if rows else ""
 
 

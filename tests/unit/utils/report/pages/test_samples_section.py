@@ -87,5 +87,5 @@ def test_the_top_has_the_first_response_that_changed(ppo_run, sft_run, pair_run)
     html = top(sft_run(), ppo_run("a", samples), pair_run("pairs", PAIRS))
     assert "p1" in html and "r0" in html and "r9" in html and "p0" not in html and "(PPO)" in html
     assert "p0" in top(ppo_run("same", [{**sample, "response": "r"} for sample in samples]))
-    assert "<b>0.25 → -1</b>" in top(pair_run("judged", PAIRS)) or "margin" in top(pair_run("more", PAIRS))
+    assert '<b class="bad">0.25 → -2</b>' in top(pair_run("judged", PAIRS))  # the first after those judged worst
     assert top(sft_run("none")) == ""
