@@ -212,7 +212,8 @@ class TrainingLoop:
         if settings.eval_interval is None and not settings.eval_epochs:
             rows = total * settings.items_per_step
             return evaluates_by_default(step, total, rows, len(self._run.eval_rows))
-        by_steps = bool(settings.eval_interval) and step % settings.eval_interval == 0
+        interval = settings.eval_interval or 0
+        by_steps = interval > 0 and step % interval == 0
         return by_steps or completes_epochs(step, settings.eval_epochs, self._run.steps_per_epoch)
 
     def record(self, step: int, figures: dict[str, float], taken: Sequence[int]) -> None:
