@@ -21,7 +21,10 @@ from typing import Any
 
 FORMS = ("asked", "ahead")
 _DATA = "--data_path embedded --data_split 1,0,0 --max_seq_len 128 --max_eval_rows 8 --num_workers 1"
-_RUN = "--learning_rate 1e-3 --dtype fp32 --report_mfu false --report_to none --report false --num_train_epochs 50"
+_RUN = (
+    "--learning_rate 1e-3 --dtype fp32 --report_mfu false --report_to none --report false --num_train_epochs 50 "
+    "--eval_interval 0"
+)
 
 
 def main() -> None:

@@ -365,7 +365,7 @@ def _threestep(
     program = [sys.executable, "-m", "benchmarks.competitors.threestep", "--step", step, "--unit", unit]
     program += ["--samples", str(samples)] if samples else []
     shared = ["--model_name_or_path", str(model or workload.model), "--dtype", arguments.dtype, "--zero_stage", "1"]
-    shared += ["--max_train_steps", str(arguments.steps), "--max_eval_rows", "8"]
+    shared += ["--max_train_steps", str(arguments.steps), "--max_eval_rows", "8", "--eval_interval", "0"]
     shared += ["--max_seq_len", str(arguments.max_seq_len), "--attn_implementation", arguments.attn_implementation]
     shared += ["--data_output_path", str(workload.folder / "cache")]
     return [*program, "--output_dir", output, "--", *shared, *flags]

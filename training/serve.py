@@ -140,7 +140,8 @@ def main(argv: Sequence[str]) -> None:
     if found is None:
         serve_ours(flags, key, is_new)
     else:
-        serve_by_engine(flags, *found, key, is_new)
+        engine, opened = found
+        serve_by_engine(flags, engine, opened, key, is_new=is_new)
 
 
 def key_of(file: str | None) -> tuple[str, bool]:
@@ -193,7 +194,7 @@ def announce(name: str, port: int, key: str, is_new: bool) -> None:
     print(f"key: {key}" if is_new else "key: the given one", flush=True)
 
 
-def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key: str, is_new: bool) -> None:
+def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key: str, *, is_new: bool) -> None:
     """Run an engine's own server until it ends. Ends this process with its code if that is not 0."""
     from training.inference.endpoint.own_server import run_server, template_of
     from training.utils.contracts.server_order import ServerCommand, ServerOrder
@@ -233,7 +234,9 @@ def serve_ours(flags: ServeArguments, key: str, is_new: bool) -> None:
     batch = Batch(model.make_rows, rows, flags.max_waiting)
     service = Service(model, batch, flags.sampling, int(time.time()))
     try:
-        server = EndpointServer(flags.port, service, key, flags.max_body_mb * 2**20, rows + flags.max_waiting + 16)
+        server = EndpointServer(
+            flags.port, service, key, flags.max_body_mb * 2**20, most_connections=rows + flags.max_waiting + 16
+        )
     except OSError as problem:
         raise ThreestepError(f"--port {flags.port}: {problem.strerror}; give another port") from problem
     ending = threading.Event()

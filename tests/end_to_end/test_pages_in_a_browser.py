@@ -93,6 +93,26 @@ def test_charts_are_drawn_zoomed_and_read(browser, tmp_path):
     judged(browser)
 
 
+def test_a_phone_shows_results_first_and_charts_have_a_ring_at_the_best(browser, tmp_path):
+    folder = make_run(tmp_path / "run", 30)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.writelines(json.dumps({"step": at, "eval/loss": loss}) + "\n" for at, loss in ((31, 0.5), (40, 2.0)))
+    samples = [{"step": at, "prompt": LONG_WORD, "response": f"{at} {LONG_WORD}", "loss": 1.0} for at in (0, 40)]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    browser.show(write_report([folder], tmp_path / "report.html").as_uri(), width=390, height=844)
+    browser.wait(f"document.querySelector('{LOSS} svg')")
+    places = [".warning", ".tile", ".short .prompt", ".short .answer:last-child .text", "nav", ".facts", "#settings"]
+    found = [browser.evaluate(f"document.querySelector('{place}').getBoundingClientRect().top") for place in places]
+    assert found == sorted(found) and found[3] < 844 < found[5]
+    ring = f"document.querySelectorAll('{LOSS} circle.best').length"
+    assert browser.evaluate(ring) == 1
+    browser.evaluate("document.querySelector('[data-zoom=\"0.5\"]').click()")
+    assert browser.evaluate(ring) == 1  # in the later half
+    browser.evaluate(f"document.querySelector('{LOSS} [data-line=\"1\"]').click()")
+    assert browser.evaluate(ring) == 0  # with its line
+    judged(browser)
+
+
 @pytest.mark.long  # writing the run and its page takes seconds
 def test_a_hundred_thousand_steps_open_in_two_seconds(browser, tmp_path):
     page = write_report([make_run(tmp_path / "run", 100_000)], tmp_path / "report.html")

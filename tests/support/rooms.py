@@ -44,7 +44,7 @@ report.figures: run contracts flags base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention models.tensors layout contracts flags models.families base
-report.pages: report.figures
+report.pages: report.figures run
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts images base
 images.data: data.chat data.rows contracts data.sources.formats images data.files base

@@ -110,7 +110,7 @@ def _alternatives(read: Mapping[str, Any], is_chat: bool) -> int | None:
 # Readers: the name of a field and its value -> what is read of it.
 
 
-def _number(name: str, value: Any, least: float, most: float, above: bool = False) -> float:
+def _number(name: str, value: Any, least: float, most: float, *, above: bool = False) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value > most or value < least or (above and value == least):
         beginning = "more than " if above else "a number from "

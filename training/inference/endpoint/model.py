@@ -15,7 +15,7 @@ import torch
 
 from training.inference.endpoint.lines import AloneRows, Order, Rows, TogetherRows
 from training.inference.endpoint.refusals import RefusedRequest
-from training.inference.model import AskedModel, dtype_of, load_asked_model, open_asked, prompt_of, start_alone
+from training.inference.model import ChatModel, dtype_of, load_chat_model, open_chat_folder, prompt_of, start_alone
 from training.utils.base.console import note
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.data.build.arguments import DataArguments
@@ -45,7 +45,7 @@ class ServedModel:
     """A loaded model. name: by which requests ask for it. make_rows: what draws. has_logprobs: of its tokens."""
 
     name: str
-    asked: AskedModel
+    chat_model: ChatModel
     make_rows: Callable[[], Rows]
     has_logprobs: bool
     _lock: Any
@@ -53,35 +53,35 @@ class ServedModel:
     @property
     def strips(self) -> bool:
         """Spaces around an answer belong to the prompt style."""
-        return self.asked.data.chat.prompt_style != CHAT_TEMPLATE
+        return self.chat_model.data.chat.prompt_style != CHAT_TEMPLATE
 
     @property
     def ends(self) -> frozenset[int]:
         """Each ends an answer."""
-        return frozenset(self.asked.chat_ends)
+        return frozenset(self.chat_model.chat_ends)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of an answer's tokens."""
-        return self.asked.tokenizer.decode(ids)
+        return self.chat_model.tokenizer.decode(ids)
 
     def word(self, token: int) -> str:
         """The text of one token."""
-        return self.asked.tokenizer.decode([token])
+        return self.chat_model.tokenizer.decode([token])
 
-    def prompts(self, asked: Asked) -> list[tuple[int, ...]]:
+    def prompts(self, chat_model: Asked) -> list[tuple[int, ...]]:
         """The ids of a request's prompts, a chat's as in training. ThreestepError for those that cannot be made."""
         with self._lock:  # tokenizers are changed while they encode
-            if asked.messages is not None:
-                return [self._chat_ids(asked.messages)]
-            return [self._text_ids(prompt) for prompt in asked.prompts]
+            if chat_model.messages is not None:
+                return [self._chat_ids(chat_model.messages)]
+            return [self._text_ids(prompt) for prompt in chat_model.prompts]
 
     def _chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return tuple(prompt_of(self.asked, messages).flipped_prompt_ids[::-1].tolist())
+        return tuple(prompt_of(self.chat_model, messages).flipped_prompt_ids[::-1].tolist())
 
     def _text_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
-        tokenizer = self.asked.tokenizer
+        tokenizer = self.chat_model.tokenizer
         if isinstance(prompt, str):
-            end = tokenizer.convert_ids_to_tokens(self.asked.end_token_id)
+            end = tokenizer.convert_ids_to_tokens(self.chat_model.end_token_id)
             [ids] = TextTokenizer(tokenizer, end).encode_prompts([prompt])
         else:
             ids = prompt
@@ -94,22 +94,22 @@ class ServedModel:
         return tuple(ids)
 
     def orders(
-        self, asked: Asked, prompts: Sequence[tuple[int, ...]], flags: SamplingArguments, seeds: Sequence[int]
+        self, chat_model: Asked, prompts: Sequence[tuple[int, ...]], flags: SamplingArguments, seeds: Sequence[int]
     ) -> list[Order]:
         """The answers to draw, those to one prompt adjacent. flags: for what the request leaves open. seeds: of each.
         RefusedRequest for answers longer than the model's positions, and log-probabilities that there are not."""
-        if asked.alternatives is not None and not self.has_logprobs:
+        if chat_model.alternatives is not None and not self.has_logprobs:
             raise RefusedRequest("'logprobs' is not honoured for models of this family; leave it out", param="logprobs")
-        flags = replace(flags, **asked.sampling)
+        flags = replace(flags, **chat_model.sampling)
         found = list[Order]()
         for ids in prompts:
-            most = self._room_behind(len(ids), asked.most_tokens, flags.max_new_tokens)
-            sampling = self.asked.sampling(replace(flags, max_new_tokens=most))
-            found += [Order(ids, sampling, self.ends, 0, asked.alternatives)] * asked.samples
+            most = self._room_behind(len(ids), chat_model.most_tokens, flags.max_new_tokens)
+            sampling = self.chat_model.sampling(replace(flags, max_new_tokens=most))
+            found += [Order(ids, sampling, self.ends, 0, chat_model.alternatives)] * chat_model.samples
         return [replace(order, seed=seed) for order, seed in zip(found, seeds, strict=True)]
 
     def _room_behind(self, prompt_tokens: int, most: int | None, default: int) -> int:
-        room = (self.asked.positions or LONGEST_TOKENS) - prompt_tokens
+        room = (self.chat_model.positions or LONGEST_TOKENS) - prompt_tokens
         if room < 1 or (most is not None and most > room):
             raise RefusedRequest(
                 f"the prompt has {prompt_tokens} tokens and the model {room + prompt_tokens} positions, which leaves "
@@ -125,14 +125,17 @@ def load_served(path: str, name: str, flags: SamplingArguments, chat: ChatArgume
     """Load a finished model as `threestep chat` does. Prints to standard error its prompt style, and where its answers
     are not drawn in one batch, why."""
     rank = start_alone()
-    asked = load_asked_model(path, flags.dtype, DataArguments(chat=chat), rank.device, _started, False)
-    own = own_forward_of(asked.model)
+    data = DataArguments(chat=chat)
+    chat_model = load_chat_model(path, flags.dtype, data, rank.device, start_engine=_started, with_media=False)
+    own = own_forward_of(chat_model.model)
     assert own is not None, "a loaded model has been asked"
-    reason = why_not_in_turns(asked.model, own, False)
+    reason = why_not_in_turns(chat_model.model, own, False)
     if reason is not None:
         note(f"{path}: answers are drawn one beside the other, not in one batch, and without logprobs: {reason}")
-        return ServedModel(name, asked, lambda: AloneRows(lambda order: _stream(asked, order)), False, threading.Lock())
-    return ServedModel(name, asked, lambda: TogetherRows(asked.model), True, threading.Lock())
+        return ServedModel(
+            name, chat_model, lambda: AloneRows(lambda order: _stream(chat_model, order)), False, threading.Lock()
+        )
+    return ServedModel(name, chat_model, lambda: TogetherRows(chat_model.model), True, threading.Lock())
 
 
 def _started(model: PreTrainedModel) -> RolloutEngine:
@@ -143,10 +146,10 @@ def _started(model: PreTrainedModel) -> RolloutEngine:
     return engine
 
 
-def _stream(asked: AskedModel, order: Order) -> Iterator[int]:
-    ids_P = torch.tensor(order.ids, device=asked.model.device)
+def _stream(chat_model: ChatModel, order: Order) -> Iterator[int]:
+    ids_P = torch.tensor(order.ids, device=chat_model.model.device)
     request = RolloutRequest.of_prompt(ids_P, order.sampling, order.seed)
-    return asked.engine.stream(asked.model, request, order.ends)
+    return chat_model.engine.stream(chat_model.model, request, order.ends)
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,8 @@ class StyledModel:
     def ids_of(self, messages: Sequence[Message]) -> list[int]:
         """The prompt of a chat, as in training."""
         unloaded: Any = None
-        asked = AskedModel(self.name, unloaded, unloaded, self.tokenizer, self.data, 0, frozenset())
-        return prompt_of(asked, messages).flipped_prompt_ids[::-1].tolist()
+        chat_model = ChatModel(self.name, unloaded, unloaded, self.tokenizer, self.data, 0, frozenset())
+        return prompt_of(chat_model, messages).flipped_prompt_ids[::-1].tolist()
 
     def rendered(self, template: str, messages: Sequence[Message]) -> list[int]:
         """The prompt of a chat as a server makes it that has the template alone."""
@@ -201,7 +204,7 @@ def open_model(path: str, flags: SamplingArguments, chat: ChatArguments) -> Styl
     """Read how a finished model is asked. ThreestepError as of `load_served`."""
     from transformers import GenerationConfig
 
-    folder = open_asked(path, DataArguments(chat=chat))
+    folder = open_chat_folder(path, DataArguments(chat=chat))
     try:
         saved: Any = GenerationConfig.from_pretrained(path)
     except OSError:  # it has no generation_config.json

@@ -47,25 +47,25 @@ class Service:
 
     def begun(self, body: Any, is_chat: bool) -> Answering:
         """Begin to answer a request. RefusedRequest for what cannot be answered."""
-        asked = read_asked(body, is_chat, self.model.name)
+        chat_model = read_asked(body, is_chat, self.model.name)
         try:
-            prompts = self.model.prompts(asked)
+            prompts = self.model.prompts(chat_model)
         except RefusedRequest:
             raise
         except ThreestepError as mistake:
             raise RefusedRequest(str(mistake), param="messages" if is_chat else "prompt") from mistake
-        seeds = seeds_of(asked, len(prompts) * asked.samples)
-        orders = self.model.orders(asked, prompts, self.sampling, seeds)
+        seeds = seeds_of(chat_model, len(prompts) * chat_model.samples)
+        orders = self.model.orders(chat_model, prompts, self.sampling, seeds)
         lines, events = self.batch.submit(orders)
-        reply = ReplyForms(self.model.name, is_chat, asked.alternatives is not None, self.model.word)
-        texts = [AnswerText(self.model.decode, self.model.ends, asked.stop, self.model.strips and is_chat)
+        reply = ReplyForms(self.model.name, is_chat, chat_model.alternatives is not None, self.model.word)
+        texts = [AnswerText(self.model.decode, self.model.ends, chat_model.stop, self.model.strips and is_chat)
                  for _ in lines]  # fmt: skip
-        return Answering(asked, reply, lines, texts, events, sum(map(len, prompts)))
+        return Answering(chat_model, reply, lines, texts, events, sum(map(len, prompts)))
 
 
-def seeds_of(asked: Asked, count: int) -> list[int]:
+def seeds_of(chat_model: Asked, count: int) -> list[int]:
     """One seed for each answer; the first is the request's own, so that a request for more begins with the same."""
-    seed = secrets.randbits(62) if asked.seed is None else asked.seed
+    seed = secrets.randbits(62) if chat_model.seed is None else chat_model.seed
     return [derived_seed(seed, "served", place) for place in range(count)]
 
 
@@ -73,7 +73,7 @@ def seeds_of(asked: Asked, count: int) -> list[int]:
 class Answering:
     """A request that is being answered. prompt_tokens: of all its prompts."""
 
-    asked: Asked
+    chat_model: Asked
     reply: ReplyForms
     lines: list[Line]
     texts: list[AnswerText]
@@ -118,7 +118,7 @@ class Answering:
                 told[place], is_told[place] = len(text.tokens), text.finish is not None
                 begins[place] += sum(len(self.reply.word(each.token)) for each in piece.tokens)
                 yield self.reply.chunk(piece)
-        if self.asked.include_usage:
+        if self.chat_model.include_usage:
             yield self.reply.last(self.prompt_tokens, self.drawn_tokens)
 
     def _changes(self, is_gone: Callable[[], bool]) -> Iterator[set[int] | None]:

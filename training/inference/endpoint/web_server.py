@@ -31,7 +31,7 @@ _MOST_LEVELS = 64  # of values in values
 class EndpointServer(BoundedServer):
     """Serves a model to whoever has the key. most_bytes: of a request's body. most_connections: at once."""
 
-    def __init__(self, port: int, service: Service, key: str, most_bytes: int, most_connections: int) -> None:
+    def __init__(self, port: int, service: Service, key: str, most_bytes: int, *, most_connections: int) -> None:
         """port 0 takes a free one. OSError where it is taken."""
         super().__init__(port, _Handler, _SILENT_SECONDS, most_connections)
         self.service, self._key, self.most_bytes = service, key, most_bytes
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.allow(self.connection, _ANSWER_SECONDS)
         answering = self._begun(given, path == CHAT)
         try:
-            if answering.asked.stream:
+            if answering.chat_model.stream:
                 self._stream(answering)
             else:
                 whole = answering.whole(partial(hung_up, self.connection))

@@ -143,6 +143,7 @@ class PpoArguments:
     eval_interval: int = flag_of(
         EngineArguments,
         "Rollouts between evaluations; 0: only after training (and before, see --val_before_train).",
+        default=0,
         takes="rollouts >= 0",
     )
     eval_epochs: float = flag_of(EngineArguments)

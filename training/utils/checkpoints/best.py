@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.utils.base.errors import ThreestepError, nearest_names
-
-# Of a run whose --metric_for_best_model is left out, the first that it has: step 3's, then that of the others.
-_DEFAULTS = ("eval/reward", "eval/loss")
-_LESS_IS_BETTER = ("loss", "perplexity")
+from training.utils.run.course import JUDGED
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ def metric_in(figures: Mapping[str, float], given: str | None) -> str:
             "--eval_fraction, name data with evaluation rows, or leave it out"
         )
     if given is None:
-        return next((name for name in _DEFAULTS if name in figures), sorted(figures)[0])
+        return next((name for name in JUDGED if name in figures), sorted(figures)[0])
     for name in (given, f"eval/{given}", f"eval/{given.removeprefix('eval_')}"):
         # Until November 2026 the best of k was named pass@k where all values were 0 or 1.
         for known in (name, name.replace("_pass@", "_best@")):
@@ -51,8 +48,3 @@ def is_better(value: float, best: Best | None, greater: bool) -> bool:
     if not math.isfinite(value):
         return False
     return best is None or (value > best.value if greater else value < best.value)
-
-
-def greater_wins(metric: str, given: bool | None) -> bool:
-    """True if a greater value of `metric` is better: as the flag says, otherwise unless it is a loss."""
-    return not metric.endswith(_LESS_IS_BETTER) if given is None else given

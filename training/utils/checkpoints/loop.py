@@ -21,7 +21,7 @@ from training.utils.base.disk_errors import disk_errors
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import flush_to_disk, new_rescue_folder
 from training.utils.base.typed import WHOLE_RUN_VARIABLE, resuming_command
-from training.utils.checkpoints.best import Best, greater_wins, is_better, metric_in
+from training.utils.checkpoints.best import Best, is_better, metric_in
 from training.utils.checkpoints.expiry import Deadline, expiry_of
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
@@ -33,6 +33,7 @@ from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.report.arguments import trackers_in
 from training.utils.report.tracking import open_trackers
+from training.utils.run.course import greater_wins
 from training.utils.run.metrics import MetricsWriter
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ _FORWARD = 8  # and of per_device_train_batch_size
 
 
 def is_trls(given: Mapping[str, str]) -> bool:
-    """Whether a command line of step 3 counts as TRL does. given: its flags as they were typed"""
+    """Return True if a command line of step 3 counts as TRL does. given: its flags as they were typed"""
     return any(flag in given for flag in _ITS)
 
 

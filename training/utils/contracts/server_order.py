@@ -1,4 +1,4 @@
-"""What an engine's own server is started with, and the command that starts it."""
+"""An order for an engine's own server, and the command that starts it."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ import sys
 
 import numpy as np
 
+MOST_EVALUATIONS = 10  # of a run that is not told when to evaluate, besides the one before training
+
 
 class ShuffledStream:
     """An endless stream of epochs of `rows` row numbers, each in an order of its own; all ascending if not
@@ -52,3 +54,13 @@ def completes_epochs(step: int, epochs: float, steps_per_epoch: float) -> bool:
         return False
     every = epochs * steps_per_epoch
     return int(step / every + 1e-6) > int((step - 1) / every + 1e-6)
+
+
+def evaluates_by_default(step: int, total_steps: int, trained_rows: int, eval_rows: int) -> bool:
+    """Return True if a run evaluates after `step`, from 1 on, where no flag says when: at `MOST_EVALUATIONS` evenly spaced
+    steps, or at fewer if these would read more rows than training does; always after the last step.
+
+    trained_rows: that the whole run trains on, each as often as it does
+    """
+    count = max(1, min(MOST_EVALUATIONS, trained_rows // max(eval_rows, 1)))
+    return step * count // total_steps > (step - 1) * count // total_steps

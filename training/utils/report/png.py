@@ -9,6 +9,7 @@ from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.report.figures.charts import Chart, HistogramChart, LineChart, ScatterChart, running_mean
+from training.utils.report.figures.drawing import in_words
 from training.utils.report.figures.reading import ReportedRun, read_runs
 from training.utils.report.pages.page import step_charts
 
@@ -34,10 +35,12 @@ def write_pngs(folders: Sequence[str | Path], out: Path) -> Iterator[Path]:
 
 
 def named_charts(runs: Sequence[ReportedRun]) -> list[tuple[str, Chart]]:
-    """(file name without its ending, chart) of everything the report draws."""
+    """(file name without its ending, chart) of everything the report draws; not of one or two values."""
     by_name: dict[str, Chart] = {}
     for kind, charts in step_charts(runs).items():
         for chart in charts:
+            if in_words(chart):
+                continue
             name = re.sub(r"[^a-z0-9]+", "_", f"{kind} {chart.title}".lower()).strip("_")[:100]
             while name in by_name:
                 name += "_"
@@ -76,6 +79,8 @@ def _lines(chart: LineChart, axes: Any) -> None:
             mean = running_mean(line.points, line.window)
             xs, ys = [x for x, _ in mean], [y for _, y in mean]
         axes.plot(xs, ys, color=colour, label=_plain(line.label), **style)
+        if line.marked:
+            axes.plot(*line.marked, color=colour, marker="o", markersize=10, fillstyle="none", linestyle="")
     axes.set_ylabel(_plain(chart.note), fontsize="small")
 
 

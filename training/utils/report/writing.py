@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
+from training.utils.report.figures.outcome import worse_sentence
 from training.utils.report.figures.reading import read_runs
 from training.utils.report.hub import publish_model
 from training.utils.report.pages.page import page
@@ -40,6 +41,19 @@ def close_run(folder: RunFolder, settings: Mapping[str, Any], has_model: bool = 
     report_at_end(folder.path, settings["report"] and folder.is_main_rank)
     if has_model:
         publish_model(folder.path, settings, folder.is_main_rank)
+
+
+def worse_at_end(folder: RunFolder) -> str:
+    """End of a run's last line if further training made it worse, on the main rank alone; "" if it did not, or its
+    files cannot be read."""
+    if not folder.is_main_rank:
+        return ""
+    try:
+        [run] = read_runs([folder.path])
+    except (ThreestepError, OSError):
+        return ""
+    sentences = [worse_sentence(step) for step in run.steps if step.path == run.path]
+    return "".join(f"; warning: {sentence}" for sentence in sentences if sentence)
 
 
 def report_at_end(folder: Path, is_wanted: bool) -> None:

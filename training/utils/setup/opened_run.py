@@ -20,7 +20,7 @@ from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.processors import write_beside
 from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
-from training.utils.report.writing import close_run
+from training.utils.report.writing import close_run, worse_at_end
 from training.utils.run.run_folder import BAD_STEPS, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
 from training.utils.setup.setup import start_run, with_head_chunk
@@ -69,6 +69,8 @@ class PlannedRun:
         model, dtype: of the model that is trained. predicts_tokens: False for a reward model
         """
         plan = self.plan.decided({"prompt_style": prompt_style})
+        if plan.settings["eval_interval"] is None:  # a run from before this default keeps its own
+            plan = plan.decided({"eval_interval": plan.began_with("eval_interval")})
         if predicts_tokens:
             plan = with_head_chunk(plan, model, dtype, self.ranks)
         folder = start_run(self.flags.run, plan.flags_in_use, self.ranks)
@@ -130,7 +132,7 @@ class OpenedRun:
             self.folder.write_figures(name, content)
         close_run(self.folder, self.flags.settings, self.flags.trains)
         final.check()
-        log(closing, self.folder.is_main_rank)
+        log(closing + worse_at_end(self.folder), self.folder.is_main_rank)
 
 
 def start_digests(paths: Mapping[str, str], cache_dir: str) -> dict[str, Callable[[], str]]:

@@ -13,7 +13,7 @@ from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.contracts.guests import Guests
 from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.layout.order import ShuffledStream, completes_epochs
+from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
@@ -50,6 +50,7 @@ class LoopSettings:
 
     items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
     eval_interval: in optimizer steps; eval_epochs: in epochs; both 0: evaluates only before and after training.
+        eval_interval None, without eval_epochs: as `evaluates_by_default`.
     meter: None if MFU is not reported.
     shuffle: epochs have an order of their own, each; otherwise that of the rows.
     """
@@ -58,7 +59,7 @@ class LoopSettings:
     items_per_step: int
     train_plan: PlanSettings
     eval_plan: PlanSettings
-    eval_interval: int
+    eval_interval: int | None
     pad_token_id: int
     seed: int
     meter: ComputeMeter | None = None
@@ -208,8 +209,12 @@ class TrainingLoop:
         return plain and record_of(lambda **fields: self._evaluation_from(fields), plain, f"the evaluation {name}")
 
     def _evaluates_after(self, step: int) -> bool:
-        settings = self._run.settings
-        by_steps = settings.eval_interval > 0 and step % settings.eval_interval == 0
+        settings, total = self._run.settings, self._run.settings.total_steps
+        if settings.eval_interval is None and not settings.eval_epochs:
+            rows = total * settings.items_per_step
+            return evaluates_by_default(step, total, rows, len(self._run.eval_rows))
+        interval = settings.eval_interval or 0
+        by_steps = interval > 0 and step % interval == 0
         return by_steps or completes_epochs(step, settings.eval_epochs, self._run.steps_per_epoch)
 
     def record(self, step: int, figures: dict[str, float], taken: Sequence[int]) -> None:

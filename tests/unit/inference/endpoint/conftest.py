@@ -64,7 +64,7 @@ class Client:
 def serving(model: ServedModel, rows: int = 8, waiting: int = 128, start: bool = True) -> Iterator[Client]:
     """A client of a server of `model`. start: it draws."""
     batch = Batch(model.make_rows, rows, waiting)
-    server = EndpointServer(0, Service(model, batch, SAMPLING, 0), KEY, 2**16, rows + waiting + 16)
+    server = EndpointServer(0, Service(model, batch, SAMPLING, 0), KEY, 2**16, most_connections=rows + waiting + 16)
     if start:
         batch.start()
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.checkpoints.best import Best, greater_wins, is_better, metric_in
+from training.utils.checkpoints.best import Best, is_better, metric_in
 
 FIGURES = {"eval/loss": 1.0, "eval/accuracy": 0.5, "eval_greedy/reward": 2.0}
 
@@ -34,11 +34,5 @@ def test_step_threes_default_is_the_reward():
 
 def test_better_is_strictly_better_and_finite():
     best = Best(1, "eval/loss", 1.0)
-    assert [greater_wins(name, None) for name in ("eval/loss", "eval/perplexity", "eval/reward")] == [
-        False,
-        False,
-        True,
-    ]
-    assert greater_wins("eval/loss", True)
     assert is_better(0.5, best, False) and not is_better(1.0, best, False) and not is_better(1.0, best, True)
     assert is_better(5.0, None, False) and not is_better(float("inf"), None, True)

@@ -67,7 +67,7 @@ EVERY_STEP: dict[str, Any] = {
     "--torch_dtype auto": SAID,
     "--tf32 true": "NVIDIA_TF32_OVERRIDE=1",
     "--eval_strategy no": {"eval_interval": 0, "eval_epochs": 0.0},
-    "--eval_strategy epoch": {"eval_interval": 0, "eval_epochs": 1.0},
+    "--eval_strategy epoch": {"eval_interval": None, "eval_epochs": 1.0},
     "--eval_strategy steps": {"eval_interval": 500},
     "--eval_strategy steps --logging_steps 25": {"eval_interval": 25},
     "--eval_strategy steps --eval_steps 20": {"eval_interval": 20},

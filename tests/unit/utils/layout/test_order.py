@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.forked_programs import run_python
-from training.utils.layout.order import ShuffledStream, completes_epochs, steps_in
+from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default, steps_in
 
 rows = st.integers(1, 40)
 seeds = st.integers(0, 2**63 - 1)
@@ -88,3 +88,23 @@ def test_no_epochs_are_never_complete():
     assert [step for step in range(1, 9) if completes_epochs(step, 1, 2.5)] == [3, 5, 8]
     assert not any(completes_epochs(step, 0, 2.5) for step in range(9))
     assert steps_in(10, float("inf"), 3) > 10**9
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 500), st.integers(1, 64), st.integers(0, 4000))
+def test_ten_evenly_spaced_evaluations_that_read_no_more_than_training(total, per_step, eval_rows):
+    trained = total * per_step
+    due = [step for step in range(1, total + 1) if evaluates_by_default(step, total, trained, eval_rows)]
+    fitting = max(1, min(10, trained // max(eval_rows, 1)))
+    assert due == sorted({-(-total * part // fitting) for part in range(1, fitting + 1)})
+    assert due[-1] == total and len(due) <= 10 and (len(due) == 1 or len(due) * eval_rows <= trained)
+
+
+def test_evaluations_of_a_usual_run_a_short_one_and_a_costly_one():
+    def due(total: int, eval_rows: int) -> list[int]:
+        return [step for step in range(1, total + 1) if evaluates_by_default(step, total, total * 8, eval_rows)]
+
+    assert due(100, 10) == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    assert due(4, 3) == [1, 2, 3, 4]
+    assert due(100, 250) == [34, 67, 100]
+    assert due(100, 10_000) == [100] == due(100, 801)

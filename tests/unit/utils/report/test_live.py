@@ -50,7 +50,7 @@ def test_only_what_changed_is_sent(sft_run):
     update = json.loads(text)
     assert (status, update["version"], update["reload"]) == (200, 2, False)
     assert set(update["charts"]) == {"sft-0"} and update["charts"]["sft-0"]["lines"][0]["ys"][-1] == 1.25
-    assert {"sft", "time", "top"} <= set(update["parts"]) and "settings" not in update["parts"]
+    assert {"results", "sft", "time", "run"} <= set(update["parts"]) and "settings" not in update["parts"]
     assert asked(followed, "/update?have=2")[0] == 204
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.utils.report.conftest import write_lines
 from training.utils.base.errors import ThreestepError
 from training.utils.report.figures.reading import read_runs
 from training.utils.report.png import named_charts, write_pngs
@@ -11,7 +12,9 @@ from training.utils.report.png import named_charts, write_pngs
 
 def test_every_chart_has_a_picture(tmp_path, ppo_run):
     folder = ppo_run("$x_{$")  # no mathematics for matplotlib
-    (folder / "metrics.jsonl").write_text('{"step": 1, "rollout/score": 0.5}\n{"step": 2, "rollout/score": null}\n')
+    lines = [{"step": step, "rollout/score": score} for step, score in ((1, 0.5), (2, None), (3, 0.7))]
+    lines += [{"step": step, "eval/check": 0.5} for step in (0, 3)]  # two values are no curve
+    write_lines(folder / "metrics.jsonl", lines)
     paths = list(write_pngs([folder], tmp_path / "pictures"))
     assert [path.name for path in paths] == [
         "ppo_reward.png", "ppo_rewards_of_held_out_prompts.png", "ppo_length_and_reward.png"

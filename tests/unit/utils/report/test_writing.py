@@ -6,7 +6,8 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.report import writing
-from training.utils.report.writing import report_at_end, write_report
+from training.utils.report.writing import report_at_end, worse_at_end, write_report
+from training.utils.run.run_folder import RunFolder
 
 
 def test_the_page_is_written(tmp_path, ppo_run):
@@ -41,3 +42,15 @@ def test_a_failure_at_the_end_warns(sft_run, capsys, monkeypatch):
     report_at_end(folder, is_wanted=True)
     said = capsys.readouterr().out
     assert said.startswith("warning: no report was written (ZeroDivisionError: of course)") and said.count("\n") == 1
+
+
+def test_a_run_that_got_worse_ends_its_last_line_so(sft_run, capsys):
+    folder = sft_run()
+    assert worse_at_end(RunFolder(folder, True)) == ""
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "eval/loss": 5.5}\n')
+    assert worse_at_end(RunFolder(folder, True)).startswith(
+        "; warning: the held-out loss was lowest after step 3 (2.4) and is 5.5 after step 3: "
+    )
+    assert worse_at_end(RunFolder(folder, False)) == ""  # one rank prints it
+    assert worse_at_end(RunFolder(folder / "empty", True)) == ""

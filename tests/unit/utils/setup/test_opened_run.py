@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 
 from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.checkpoints.folder import MANIFEST
 from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.checkpoints.plan import CheckpointPlan
 from training.utils.engine.ranks.startup import Ranks
+from training.utils.models.settings import ModelSettings
 from training.utils.run.run_folder import RunFolder
 from training.utils.setup import opened_run
 from training.utils.setup.flags import RunFlags
-from training.utils.setup.opened_run import OpenedRun, start_digests
+from training.utils.setup.opened_run import OpenedRun, PlannedRun, start_digests
 
 
 class Noted:
@@ -88,3 +92,35 @@ def test_a_model_that_is_not_read_again_has_the_digest_of_nothing(tmp_path):
     read, unread = (start_digests({"flag": path}, str(tmp_path / "cache")) for path in (str(tmp_path), ""))
     assert list(read) == list(unread) == ["flag"]
     assert read["flag"]() != unread["flag"]() == start_digests({"flag": ""}, "elsewhere")["flag"]()
+
+
+@pytest.mark.parametrize(
+    ("began_with", "given", "settled"),
+    [
+        (None, None, None),  # a new run
+        ({}, None, None),
+        ({"eval_interval": 0}, None, 0),  # written when that was the default
+        ({"eval_interval": 0}, 3, 3),
+        ({"eval_interval": 5}, None, 5),
+    ],
+)
+def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, given, settled):
+    settings = {"eval_interval": given, "head_chunk_mb": 0, "program": "p", "ranks": 1}
+    if began_with is not None:
+        (tmp_path / MANIFEST).write_text(json.dumps({"settings": began_with}))
+    nothing: Any = None
+    plan = CheckpointPlan(CheckpointArguments(), nothing, settings, tmp_path if began_with is not None else None)
+    written: list[dict] = []
+    monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks: written.append(settings))
+    ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
+    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, {})
+    opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
+    assert opened.plan.settings["eval_interval"] == written[0]["eval_interval"] == settled
+
+
+def test_the_last_line_says_that_the_run_got_worse(tmp_path, monkeypatch, capsys):
+    lines = [{"step": at, "eval/loss": loss} for at, loss in ((0, 4.0), (2, 2.0), (4, 3.0))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    finished(Noted("model"), tmp_path, monkeypatch, model="words")
+    said = capsys.readouterr().out
+    assert said.startswith("the end; warning: the held-out loss was lowest after step 2 (2) and is 3 after step 4: ")

@@ -110,9 +110,10 @@ class EngineArguments:
     max_train_steps: int | None = flag(
         None, "Stop after this many optimizer steps; default: no limit.", "steps >= 1", topic="batch", may_change=True
     )
-    eval_interval: int = flag(
-        0,
-        "Optimizer steps between evaluations; 0: only before and after training.",
+    eval_interval: int | None = flag(
+        None,
+        "Optimizer steps between evaluations; 0: only before and after training. Default, without --eval_epochs: ten "
+        "evaluations, evenly spaced, or fewer if ten would read more rows than training does.",
         "steps >= 0",
         topic="evaluation",
         may_change=True,

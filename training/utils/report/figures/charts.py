@@ -15,18 +15,25 @@ _WINDOWS = 30  # a running mean spans about 1/30 of a curve's points
 @dataclass(frozen=True)
 class ChartLine:
     """One curve. colour: its place in the palette; is_evaluation: few, precise points, drawn with marks; is_smooth:
-    without minibatch noise, so that it needs no running mean."""
+    without minibatch noise, so that it needs no running mean; best: the step of the run's best evaluation, which is
+    marked."""
 
     label: str
     points: Points
     colour: int
     is_evaluation: bool = False
     is_smooth: bool = False
+    best: float | None = None
 
     @property
     def known(self) -> list[tuple[float, float]]:
         """The points that can be drawn."""
         return [(x, y) for x, y in self.points if y is not None]
+
+    @property
+    def marked(self) -> tuple[float, float] | None:
+        """The point at the best step."""
+        return next(((x, y) for x, y in self.known if x == self.best), None)
 
     @property
     def window(self) -> int:

@@ -16,6 +16,7 @@ from training.utils.report.figures.charts import (
     thinned,
 )
 from training.utils.report.figures.numbers import shown
+from training.utils.run.course import when
 
 COLOURS = 8
 _MOST_POINTS = 2000  # of a curve: the least and the greatest of each part, so that zooming in finds every spike
@@ -27,6 +28,18 @@ def drawing_of(chart: Chart) -> dict[str, Any] | None:
     if isinstance(chart, LineChart):
         return _lines(chart)
     return _histogram(chart) if isinstance(chart, HistogramChart) else _scatter(chart)
+
+
+def in_words(chart: Chart) -> str:
+    """The values of a chart whose lines have one or two each, which a sentence says better; "" for other charts."""
+    if not isinstance(chart, LineChart) or any(len(line.points) > 2 for line in chart.lines):
+        return ""
+    lines = known_lines(chart)
+    named = len(lines) > 1 or any(line.is_evaluation for line in lines)
+    return "; ".join(
+        f"{f'{line.label} ' if named else ''}{', '.join(f'{shown(y)} {when(x)}' for x, y in line.known)}"
+        for line in lines
+    )
 
 
 def known_lines(chart: LineChart) -> list[ChartLine]:
@@ -49,6 +62,7 @@ def _lines(chart: LineChart) -> dict[str, Any] | None:
                 "held": line.is_evaluation,
                 **_columns(thinned(line.points, _MOST_POINTS)),
                 "mean": _mean(line),
+                **({"best": list(line.marked)} if line.marked else {}),
             }
             for line in lines
         ],

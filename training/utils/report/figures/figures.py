@@ -1,4 +1,4 @@
-"""A step's charts, times and headline figures, from its metrics, samples and STEP declaration.
+"""A step's charts and times, from its metrics, samples and STEP declaration.
 
 A metric without a chart is not lost: the report lists every metric with its first and last value.
 """
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.utils.report.figures.charts import Chart, ChartLine, HistogramChart, LineChart, ScatterChart, histogram_of
+from training.utils.report.figures.outcome import best_step
 from training.utils.report.figures.reading import StepRun, finite
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ def _parts(curve: Curve) -> list[Curve]:
 
 def _lines(step: StepRun, curve: Curve, place: int, several: bool) -> list[ChartLine]:
     present = [(label, points) for label, name in curve.metrics.items() if (points := step.points(name))]
-    lines = []
+    lines, best = [], best_step(step)
     for index, (label, points) in enumerate(present):
         named = label if not several else f"{step.run}: {label}" if len(curve.metrics) > 1 else step.run
         colour = place if several else index
-        lines.append(ChartLine(named, points, colour, label.startswith("held-out"), curve.is_smooth))
+        held_out = label.startswith("held-out")
+        lines.append(ChartLine(named, points, colour, held_out, curve.is_smooth, best if held_out else None))
     return lines
 
 
@@ -124,19 +126,6 @@ def phase_name(metric: str) -> str | None:
     """The phase that a metric times, in words; None for other metrics."""
     match = _PHASE.match(metric)
     return match["name"].replace("_", " ").replace("/", " ") if match else None
-
-
-def headline(step: StepRun) -> list[tuple[str, float | None, float | None, float | None]]:
-    """(title, before, after, standard error of the gain) of a step's headline figures; after is None if there was only
-    one evaluation."""
-    figures = []
-    for line in step.declaration.headlines:
-        values = [value for _, value in step.points(line.metric)]
-        if values:
-            after = values[-1] if len(values) > 1 else None
-            error = finite(step.summary.get(line.standard_error)) if line.standard_error else None
-            figures.append((line.title, values[0], after, error))
-    return figures
 
 
 def _reported_by(line: dict[str, Any]) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.report.figures.outcome import best_step
 from training.utils.report.figures.reading import StepRun, finite
 from training.utils.report.figures.sample_media import sample_media
 
+_MOST_EVALUATIONS = 40  # lines of their table
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
 _LONGEST_TEXT = 4000  # characters of one text
 
@@ -188,6 +190,21 @@ def metric_rows(step: StepRun) -> list[tuple[str, list[float | None], int]]:
         extremes = [min(known), max(known)] if known else [None, None]
         rows.append((name, [values[0], values[-1], *extremes], len(values) - len(known)))
     return rows
+
+
+def evaluations(step: StepRun) -> tuple[list[str], list[tuple[int, list[float | None]]]]:
+    """(metrics, [(step, values)]) of the evaluations, evenly spaced ones if there are many; nothing of fewer than
+    three. The metrics are those that the report draws or sums up."""
+    drawn = [name for curve in step.declaration.curves for name in curve.metrics.values()]
+    named = dict.fromkeys([*(line.metric for line in step.declaration.headlines), *drawn])
+    metrics = [name for name in named if name.startswith("eval/") and step.points(name)]
+    by_metric = {name: dict(step.points(name)) for name in metrics}
+    steps = sorted({int(at) for points in by_metric.values() for at in points})
+    if len(steps) < 3:
+        return [], []
+    apart = -(-len(steps) // _MOST_EVALUATIONS)
+    kept = {*steps[::apart], steps[-1], *(at for at in steps if at == best_step(step))}
+    return metrics, [(at, [by_metric[name].get(at) for name in metrics]) for at in sorted(kept)]
 
 
 def _count(value: Any) -> str:

@@ -7,24 +7,28 @@ alone.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from training.utils.report.figures.charts import Chart, HistogramChart, LineChart
-from training.utils.report.figures.drawing import COLOURS, drawing_of, known_lines
-from training.utils.report.figures.figures import curves_of, headline, phase_seconds, sample_charts, score_charts
+from training.utils.report.figures.drawing import COLOURS, drawing_of, in_words, known_lines
+from training.utils.report.figures.figures import curves_of, phase_seconds, sample_charts, score_charts
 from training.utils.report.figures.numbers import duration, shown, sparkline
+from training.utils.report.figures.outcome import HeadlineFigure, best_step, headline, worse_sentence
 from training.utils.report.figures.overview import changed_settings, facts_of
-from training.utils.report.figures.tables import left_out, metric_rows, settings_rows
+from training.utils.report.figures.tables import evaluations, left_out, metric_rows, settings_rows
 from training.utils.report.pages.document import document, scrolled, table
-from training.utils.report.pages.samples_section import samples_section
+from training.utils.report.pages.samples_section import first_sample, samples_section
 from training.utils.report.pages.script import PACKAGE, SCRIPT, library
+from training.utils.run.course import when
 
 if TYPE_CHECKING:
     from training.utils.report.figures.reading import ReportedRun, StepRun
 
+_FLAG = re.compile(r"--\w+( \d+)?")  # which no line may break
 _NO_SCRIPT = (
     '<noscript><p class="warning">The charts need JavaScript; the figures under "Every metric" do not.</p></noscript>'
 )
@@ -32,8 +36,8 @@ _NO_SCRIPT = (
 
 @dataclass(frozen=True)
 class PageParts:
-    """The parts of a page. sections: (anchor, title) in order; html: of each part, by its name: "top", "headlines" and
-    the sections; drawings: the script's data for each chart, by its id."""
+    """The parts of a page. sections: (anchor, title) in order; html: of each part, by its name: "results" and the
+    sections; drawings: the script's data for each chart, by its id."""
 
     sections: tuple[tuple[str, str], ...]
     html: dict[str, str]
@@ -59,8 +63,8 @@ def page(runs: Sequence[ReportedRun], written: datetime.datetime, live: dict[str
     footer = f"{source} by Threestep, from the files in the runs' folders."
     return document(
         name,
-        f"<header><h1>{escape(name)}</h1>{following}<nav>{links}</nav>{warning}{_part('top', parts)}</header>"
-        f"<main>{_part('headlines', parts)}{bodies}</main>"
+        f"<header><h1>{escape(name)}</h1>{following}{warning}{_part('results', parts)}<nav>{links}</nav></header>"
+        f"<main>{bodies}</main>"
         f"<footer>{footer[0].upper() + footer[1:]}</footer>",
         scripts=(d3, SCRIPT) if d3 else (),
         data={"charts": parts.drawings, **({"live": live} if live else {})} if d3 else None,
@@ -76,16 +80,17 @@ def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
     for (kind, own), charts in zip(by_kind.items(), step_charts(runs).values(), strict=True):
         drawn = {f"{kind}-{place}": (chart, drawing_of(chart)) for place, chart in enumerate(charts)}
         known = {name: (chart, drawing) for name, (chart, drawing) in drawn.items() if drawing is not None}
-        drawings |= {name: drawing for name, (_, drawing) in known.items()}
+        drawings |= {name: drawing for name, (chart, drawing) in known.items() if not in_words(chart)}
         sections.append((kind, _title(own), _step_section(own, {name: chart for name, (chart, _) in known.items()})))
     sections += [
         ("samples", "Samples", samples_section(steps)),
         ("time", "Time", _time(runs)),
         ("left-out", "Cut and left out", _left_out(steps, len(runs) > 1)),
-        ("settings", "Settings", _settings(by_kind)),
+        ("run", "What was run", _facts(runs)),
+        ("settings", "Settings", _settings(runs, by_kind)),
     ]
     present = [(anchor, title, body) for anchor, title, body in sections if body]
-    html = {"top": _top(runs, by_kind) + _warnings(steps), "headlines": _headlines(runs, by_kind)}
+    html = {"results": _results(runs, by_kind)}
     html |= {anchor: body for anchor, _, body in present}
     return PageParts(tuple((anchor, title) for anchor, title, _ in present), html, drawings)
 
@@ -128,30 +133,46 @@ def _title(steps: Sequence[StepRun]) -> str:
 
 def _warnings(steps: Sequence[StepRun]) -> str:
     sentences = [f"{step.path.name}: {problem}" for step in steps for problem in step.problems]
+    several = len({step.run for step in steps}) > 1
+    for step in steps:
+        if sentence := worse_sentence(step):
+            label = step.declaration.label
+            name = _label(step, True) if several else label[0].upper() + label[1:]
+            sentences.append(f"{name}: {sentence}")
     unfinished = "has no summary.json: the run continues, or it was stopped before its end"
     sentences += [f"{step.path.name} {unfinished}" for step in steps if not step.summary]
-    return "".join(f'<p class="warning">{escape(sentence)}</p>' for sentence in sentences)
+    whole_flags = (_FLAG.sub(r"<code>\g<0></code>", escape(sentence)) for sentence in sentences)
+    return "".join(f'<p class="warning">{sentence}</p>' for sentence in whole_flags)
 
 
-# --- the top: what was run
+# --- the top: what came out
 
 
-def _top(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
-    """Facts and settings of one run; for several runs a table of their facts, and the settings that differ."""
+def _results(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
+    """The first screen of a phone: the run in a line, warnings, held-out figures, a sample; of several runs also the
+    settings that differ."""
+    steps = [step for run in runs for step in run.steps]
+    facts = dict(facts_of(runs[0])) if len(runs) == 1 else {}
+    line = " · ".join(facts[name] for name in ("Model", "Data", "Duration") if name in facts)
+    return (
+        (f'<p class="soft">{escape(line)}</p>' if line else "")
+        + _warnings(steps)
+        + _headlines(runs, by_kind)
+        + (_differences(by_kind) if len(runs) > 1 else "")
+        + first_sample(steps)
+    )
+
+
+def _facts(runs: Sequence[ReportedRun]) -> str:
     facts = [dict(facts_of(run)) for run in runs]
     names = list(dict.fromkeys(name for of_run in facts for name in of_run))
+    if not names:
+        return ""
     if len(runs) > 1:
         rows = [[name, *(of_run.get(name, "–") for of_run in facts)] for name in names]
-        return scrolled(table(["", *(run.name for run in runs)], rows), "the runs") + _differences(by_kind)
+        return scrolled(table(["", *(run.name for run in runs)], rows), "the runs")
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(facts[0][name])}</dd>" for name in names)
-    for step in runs[0].steps:
-        changed = "".join(
-            f'<li title="default: {escape(default)}"><span>{escape(name)}</span> <b>{escape(value)}</b></li>'
-            for name, value, default in changed_settings(step)
-        )
-        label = f"{step.declaration.label} settings" if len(runs[0].steps) > 1 else "Settings"
-        lines += f'<dt>{escape(label)}</dt><dd><ul class="set">{changed}</ul></dd>' if changed else ""
-    return f'<dl class="card facts">{lines}</dl>' if lines else ""
+    return f'<dl class="card facts">{lines}</dl>'
 
 
 def _differences(by_kind: dict[str, list[StepRun]]) -> str:
@@ -170,41 +191,52 @@ def _differences(by_kind: dict[str, list[StepRun]]) -> str:
 
 def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
     if len(runs) == 1:
-        tiles = "".join(_tile(*figure) for steps in by_kind.values() for step in steps for figure in headline(step))
+        tiles = "".join(_tile(figure) for steps in by_kind.values() for step in steps for figure in headline(step))
         return f'<div class="tiles">{tiles}</div>' if tiles else ""
     rows: dict[str, dict[str, str]] = {}
     for steps in by_kind.values():
         for step in steps:
-            for title, before, after, error in headline(step):
-                rows.setdefault(title, {})[step.run] = _before_after(before, after, error)
+            for figure in headline(step):
+                rows.setdefault(figure.title, {})[step.run] = _before_after(figure)
     head = ["", *(run.name for run in runs)]
     body = [[title, *(values.get(run.name, "–") for run in runs)] for title, values in rows.items()]
     note = '<p class="soft">held-out figures before → after training (± standard error of the gain)</p>'
-    figures = note + table(head, body, numbers=range(1, len(head)))
+    figures = note + table(head, body, numbers=())  # which may wrap: a phone shows two runs
     return scrolled(figures, "held-out figures") if rows else ""
 
 
-def _tile(title: str, before: float | None, after: float | None, error: float | None) -> str:
-    value = shown(before) if after is None else f"<i>{shown(before)} →</i> {shown(after)}"
-    under = f'<span class="soft">gain ± {shown(error)} (s.e.)</span>' if error is not None else ""
-    return f'<div class="tile"><span class="soft">{escape(title)}</span><b>{value}</b>{under}</div>'
+def _tile(figure: HeadlineFigure) -> str:
+    before, after = shown(figure.before), shown(figure.after)
+    value = before if figure.after is None else f"<i>{before} →</i> {after}"
+    under = f'<span class="soft">gain ± {shown(figure.error)} (s.e.)</span>' if figure.error is not None else ""
+    kind = "bad" if figure.got_worse else "soft"
+    under += f'<span class="note {kind}">{escape(figure.note)}</span>' if figure.note else ""
+    return f'<div class="tile"><span class="soft">{escape(figure.title)}</span><b>{value}</b>{under}</div>'
 
 
-def _before_after(before: float | None, after: float | None, error: float | None) -> str:
-    text = shown(before) if after is None else f"{shown(before)} → {shown(after)}"
-    return text + (f" (± {shown(error)})" if error is not None else "")
+def _before_after(figure: HeadlineFigure) -> str:
+    before, after, error = shown(figure.before), shown(figure.after), figure.error
+    text = before if figure.after is None else f"{before} → {after}"
+    notes = ([f"± {shown(error)}"] if error is not None else []) + ([figure.note] if figure.note else [])
+    return text + (f" ({'; '.join(notes)})" if notes else "")
 
 
 # --- one kind of step
 
 
 def _step_section(steps: Sequence[StepRun], charts: dict[str, Chart]) -> str:
-    body = "".join(_figure(name, chart) for name, chart in charts.items())
-    zooms = any(isinstance(chart, LineChart) for chart in charts.values())
-    grid = (
-        f'{_TOOLS if zooms else ""}<div class="charts">{body}</div>' if body else '<p class="soft">No metrics yet.</p>'
+    drawn = {name: chart for name, chart in charts.items() if not in_words(chart)}
+    body = "".join(_figure(name, chart) for name, chart in drawn.items())
+    zooms = any(isinstance(chart, LineChart) for chart in drawn.values())
+    grid = f'{_TOOLS if zooms else ""}<div class="charts">{body}</div>' if body else ""
+    said = "".join(
+        f"<p><b>{escape(chart.title)}</b>{escape(f' ({chart.note})' if chart.note else '')}: {escape(words)}</p>"
+        for chart in charts.values()
+        if (words := in_words(chart))
     )
-    return grid + "".join(_every_metric(step, len(steps) > 1) for step in steps)
+    sentences = f'<div class="card sentences">{said}</div>' if said else ""
+    tables = "".join(_every_evaluation(step, len(steps) > 1) + _every_metric(step, len(steps) > 1) for step in steps)
+    return (grid + sentences or '<p class="soft">No metrics yet.</p>') + tables
 
 
 _TOOLS = (
@@ -241,7 +273,10 @@ def _may_be_log(chart: Chart) -> bool:
 
 def _line_notes(chart: LineChart) -> list[str]:
     windows = sorted({line.window for line in chart.lines if line.window > 1})
+    marked = [line for line in chart.lines if line.marked]
+    bests = {line.best or 0 for line in marked}
     notes = [f"bold: mean of {' or '.join(str(window) for window in windows)} steps around"] if windows else []
+    notes += [f"ring: the best evaluation{f', {when(*bests)}' if len(bests) == 1 else ''}"] if marked else []
     for line in chart.lines:
         gaps = len(line.points) - len(line.known)
         if gaps:
@@ -270,6 +305,27 @@ def _swatch(mark: tuple[str, int, str]) -> str:
 
 def _switch(place: int, mark: tuple[str, int, str]) -> str:
     return f'<button type="button" data-line="{place}" aria-pressed="true">{_swatch(mark)}</button>'
+
+
+def _every_evaluation(step: StepRun, several: bool) -> str:
+    """The evaluations in a table, the best of them marked."""
+    metrics, rows = evaluations(step)
+    if not rows:
+        return ""
+    best = best_step(step)
+    head = "".join(f'<th class="number">{escape(name.removeprefix("eval/"))}</th>' for name in metrics)
+    best_row, best_mark = '<tr class="chosen"><td>', " (best)"
+    body = "".join(
+        f"{best_row if at == best else '<tr><td>'}{at:,}{best_mark if at == best else ''}</td>"
+        + "".join(f'<td class="number">{shown(value)}</td>' for value in values)
+        + "</tr>"
+        for at, values in rows
+    )
+    title = f"Every evaluation{f' of {step.run}' if several else ''}" + (
+        f": the best is {when(best)}" if best is not None else ""
+    )
+    figures = scrolled(f"<table><tr><th>step</th>{head}</tr>{body}</table>", title)
+    return f"<details><summary>{escape(title)}</summary>{figures}</details>"
 
 
 def _every_metric(step: StepRun, several: bool) -> str:
@@ -326,14 +382,24 @@ def _blocks(blocks: Sequence[tuple[str, str]]) -> str:
     return f'<div class="blocks">{cards}</div>' if cards else ""
 
 
-def _settings(by_kind: dict[str, list[StepRun]]) -> str:
-    """Every resolved value; for several runs those that are the same, as the others stand at the top."""
+def _settings(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
+    """Those that are not defaults, and every resolved value; for several runs those that are the same, as the others
+    stand at the top."""
     parts = []
     for steps in by_kind.values():
+        changed = changed_settings(steps[0]) if len(runs) == 1 else []
+        if changed:
+            items = "".join(
+                f'<li title="default: {escape(default)}"><span>{escape(name)}</span> <b>{escape(value)}</b></li>'
+                for name, value, default in changed
+            )
+            title = f"{_title(steps)}: {len(changed)} setting{'s' if len(changed) > 1 else ''} changed"
+            body = f'<div class="card"><ul class="set">{items}</ul></div>'
+            parts.append(f"<details><summary>{escape(title)}</summary>{body}</details>")
         differ, same = settings_rows(steps)
         if same:
             rest = table([], [(name, values[0]) for name, values in same])
-            word = "the same in all" if differ else f"{len(same)} settings"
+            word = "the same in all" if differ else f"all {len(same)} settings"
             title = f"{_title(steps)}: {word}"
             parts.append(f'<details><summary>{escape(title)}</summary><div class="card">{rest}</div></details>')
     return "".join(parts)

@@ -81,6 +81,8 @@ function lines(svg, chart, figure, width) {
       for (const i of known.filter((_, place) => place % Math.ceil(known.length / 60) === 0 || place === known.length - 1))
         body.append("circle").attr("class", `mark ${colour}`).attr("cx", x(line.xs[i])).attr("cy", y(line.ys[i])).attr("r", 3);
   }
+  for (const line of on) if (line.best && fits(line.best[1]) && line.best[0] >= domain[0] && line.best[0] <= domain[1])
+    svg.append("circle").attr("class", `best c${line.colour}`).attr("cx", x(line.best[0])).attr("cy", y(line.best[1])).attr("r", 7);
   const cursor = body.append("g").attr("class", "cursor");
   views.set(figure, {chart, x, y, all, domain, cursor, fits});
 }

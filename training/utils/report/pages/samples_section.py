@@ -36,6 +36,26 @@ def samples_section(steps: Sequence[StepRun]) -> str:
     return without + "".join(_kind(of_kind, len(by_kind) > 1) for of_kind in by_kind.values())
 
 
+def first_sample(steps: Sequence[StepRun]) -> str:
+    """A sample of the last step that has some, before and after training, for the page's top: the first whose response
+    changed, if one did. "" without samples."""
+    with_samples = sorted((step for step in steps if step.samples), key=lambda step: step.place)
+    last = [step for step in with_samples if step.declaration is with_samples[-1].declaration]
+    if not last:
+        return ""
+    if has_ranked_samples(last[0]):
+        judged = ranked_samples(last)
+        row = next((row for row in judged if row.why == "The first"), judged[0])
+        card = _ranked_card(row, last[0].declaration.sample_score)
+    else:
+        rows = sampled_rows(last)
+        changed = (row for row in rows if len({answer.text for answer in row.answers}) > 1)
+        card = _answers_card(next(changed, rows[0]))
+    label = last[0].declaration.label
+    title = f'<p class="soft">A held-out sample ({escape(label)}); <a href="#samples">all samples</a></p>'
+    return f'<div class="short">{title}{card}</div>'
+
+
 def _kind(steps: Sequence[StepRun], several: bool) -> str:
     declaration = steps[0].declaration
     cards = _ranked(steps) if has_ranked_samples(steps[0]) else _side_by_side(steps)

@@ -37,6 +37,7 @@ nav { display: flex; flex-wrap: wrap; gap: 6px 16px; margin: 14px 0 0; font-size
 a { color: var(--link); text-decoration: none; }
 a:hover { text-decoration: underline; }
 .warning { background: var(--mark); border-radius: 8px; padding: 8px 12px; margin: 12px 0 0; font-size: 14px; }
+.warning code { font: inherit; white-space: nowrap; }
 .tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); margin-top: 22px; }
 .tile, figure, .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; }
 .tile { padding: 12px 14px; }
@@ -85,6 +86,11 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans",
 .dashed { stroke-dasharray: 5 4; }
 .area { fill: currentColor; fill-opacity: .3; stroke: currentColor; stroke-width: 1.3; }
 .mark { fill: currentColor; stroke: var(--card); stroke-width: 1; }
+.best { fill: none; stroke: currentColor; stroke-width: 1.8; }
+.short { margin-top: 16px; } .short .sample { margin-top: 4px; } .short .text { max-height: 4.6em; }
+.note { display: block; font-size: 13px; overflow-wrap: anywhere; }
+.sentences { margin-top: 14px; font-size: 14px; } .sentences p:last-child { margin: 0; }
+tr.chosen td { background: var(--mark); font-weight: 650; }
 .dot { fill: currentColor; opacity: .55; }
 .rule { stroke: var(--soft); stroke-dasharray: 2 3; }
 .range { fill: var(--c0); fill-opacity: .15; }

@@ -6,7 +6,7 @@ import json
 import math
 
 from training.utils.report.figures.charts import ChartLine, HistogramChart, LineChart, ScatterChart
-from training.utils.report.figures.drawing import drawing_of
+from training.utils.report.figures.drawing import drawing_of, in_words
 
 
 def test_a_short_curve_is_all_its_values_with_its_gaps():
@@ -40,6 +40,26 @@ def test_a_histogram_and_a_cloud():
     assert drawn["kinds"][1]["shares"] == [100.0, 0.0]
     cloud = drawing_of(ScatterChart("", (("a", ((1.25, 1.0), (2.0, 3.0))), ("b", ())), "x", "y"))["clouds"]
     assert [(own["xs"], own["ys"]) for own in cloud] == [([1.25, 2], [1.0, 3.0]), ([], [])]
+
+
+def test_the_best_is_a_point_of_its_line():
+    held = ChartLine("held-out", [(0, 7.0), (3, 2.0), (6, 3.0)], 0, is_evaluation=True, best=3)
+    [drawn] = drawing_of(LineChart("Loss", (held,)))["lines"]
+    assert drawn["best"] == [3, 2.0]
+    unknown = ChartLine("held-out", [(0, 7.0), (3, None), (6, 3.0)], 0, is_evaluation=True, best=3)
+    assert "best" not in drawing_of(LineChart("Loss", (unknown,)))["lines"][0]
+
+
+def test_two_values_are_words():
+    held, one = ChartLine("held-out", [(0, 7.0), (1200, 2.0)], 0, is_evaluation=True), ChartLine("rate", [(1, 0.5)], 0)
+    assert in_words(LineChart("", (held,))) == "held-out 7 before training, 2 after step 1,200"
+    assert in_words(LineChart("", (one,))) == "0.5 after step 1"
+    assert (
+        in_words(LineChart("", (one, held))) == "rate 0.5 after step 1; held-out 7 before training, 2 after step 1,200"
+    )
+    longer = ChartLine("training", [(1, 1.0), (2, None), (3, 2.0)], 0)  # a curve with a gap, which its chart shows
+    assert in_words(LineChart("", (held, longer))) == "" == in_words(LineChart("", ()))
+    assert in_words(HistogramChart("", (0.0, 1.0), (("a", (1,)),), "")) == ""
 
 
 def test_nothing_to_draw_is_no_drawing():

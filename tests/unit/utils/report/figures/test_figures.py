@@ -8,7 +8,6 @@ import pytest
 
 from training.utils.report.figures.figures import (
     curves_of,
-    headline,
     phase_name,
     phase_seconds,
     sample_charts,
@@ -110,8 +109,3 @@ def test_phases_that_lie_inside_others_take_no_time_twice(tmp_path):
     line = {"step": 1, "seconds": 4.0, "time/rollout": 3.0, "time/1_generate": 2.0, "rollout/score": 1.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line))
     assert phase_seconds(*steps_of(tmp_path)) == ([("rollout", 3.0), ("1 generate", 2.0)], 4.0)
-
-
-def test_headlines(ppo_run, sft_run):
-    assert headline(*steps_of(ppo_run())) == [("Mean reward", 1.0, 2.0, 0.25), ("Checker", 0.5, 0.75, None)]
-    assert headline(*steps_of(sft_run())) == [("SFT loss", 4.5, 2.4, None)]

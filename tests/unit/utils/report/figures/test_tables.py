@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tests.unit.utils.report.conftest import write_lines
 from training.utils.report.figures.reading import read_runs
-from training.utils.report.figures.tables import clipped, left_out, metric_rows, sampled_rows, settings_rows
+from training.utils.report.figures.tables import (
+    clipped,
+    evaluations,
+    left_out,
+    metric_rows,
+    sampled_rows,
+    settings_rows,
+)
 from training.utils.report.pages.samples_section import samples_section
 
 
@@ -95,3 +102,14 @@ def test_every_metric_is_listed(sft_run):
     assert set(rows) == {
         "eval/loss", "eval/perplexity", "train/loss", "train/tokens_per_second", "train/learning_rate", "train/skipped"
     }  # fmt: skip
+
+
+def test_evaluations_keep_their_best_however_many_there_are(tmp_path):
+    (tmp_path / "config.yaml").write_text("program: training.step1_sft.main")
+    lines = [{"step": at, "eval/loss": abs(at - 77) + 1.0, "eval/perplexity": 2.0} for at in range(100)]
+    write_lines(tmp_path / "metrics.jsonl", [*lines, {"step": 5, "eval/token_accuracy": 0.5}])
+    metrics, rows = evaluations(*steps_of(tmp_path))
+    assert metrics == ["eval/loss", "eval/token_accuracy"]  # what the report draws
+    assert (77, [1.0, None]) in rows and rows[-1] == (99, [23.0, None]) and 30 < len(rows) <= 42
+    write_lines(tmp_path / "metrics.jsonl", lines[:2])
+    assert evaluations(*steps_of(tmp_path)) == ([], [])

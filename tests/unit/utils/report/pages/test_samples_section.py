@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.utils.report.conftest import PAIRS, SAMPLES, pair_sample
 from training.utils.report.figures.reading import read_runs
-from training.utils.report.pages.samples_section import samples_section
+from training.utils.report.pages.samples_section import first_sample, samples_section
 
 
 def section(*folders) -> str:
@@ -74,3 +74,18 @@ def test_turns_of_conversations_stand_apart(ppo_run):
 
 def test_without_samples(sft_run):
     assert section(sft_run()) == '<p class="soft">No samples of SFT: its folder has no samples.jsonl.</p>'
+
+
+def test_the_top_has_the_first_response_that_changed(ppo_run, sft_run, pair_run):
+    def top(*folders) -> str:
+        return first_sample([step for run in read_runs(folders) for step in run.steps])
+
+    samples = [
+        {"step": step, "uid": f"{index}", "prompt": f"p{index}", "response": f"r{step * index}", "reward": 1.0}
+        for step in (0, 9) for index in range(3)
+    ]  # fmt: skip
+    html = top(sft_run(), ppo_run("a", samples), pair_run("pairs", PAIRS))
+    assert "p1" in html and "r0" in html and "r9" in html and "p0" not in html and "(PPO)" in html
+    assert "p0" in top(ppo_run("same", [{**sample, "response": "r"} for sample in samples]))
+    assert '<b class="bad">0.25 → -2</b>' in top(pair_run("judged", PAIRS))  # the first after those judged worst
+    assert top(sft_run("none")) == ""

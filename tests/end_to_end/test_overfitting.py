@@ -1,0 +1,88 @@
+"""A run that overfits: its report marks the best step, its last line says that it got worse, and the model that it can
+end with instead is the best one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.compared import figures
+from tests.end_to_end.conftest import Ran, run_step, save_start
+from training.utils.report.figures.numbers import shown
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
+STEPS = 30
+FLAGS = (
+    f"--max_train_steps {STEPS} --num_train_epochs inf --per_device_train_batch_size 8 --learning_rate 5e-3 "
+    "--dtype fp32 --max_seq_len 64 --report_mfu false --eval_fraction 0.25 --lr_scheduler_type constant"
+)
+
+
+@pytest.fixture(scope="module")
+def ran(place: Path) -> dict[str, tuple[Path, Ran]]:
+    """Answers that no prompt tells: what is learned of the training rows is wrong for the others."""
+    root = place / "overfitting"
+    root.mkdir()
+    words = "red blue green dog cat house tree river".split()
+    rows = [
+        {"prompt": f"Human: {words[n % 8]} {words[n // 8]}? Assistant:", "chosen": f" {words[n * n * 7 % 11 % 8]}"}
+        for n in range(32)
+    ]
+    rows = [{**row, "rejected": " none"} for row in rows]
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--model_name_or_path", save_start(root / "start"), "--data_path", f"jsonl:{root}/rows.jsonl"]
+    flags += ["--data_split", "1,0,0", "--data_output_path", root / "cache", *FLAGS.split()]
+    wanted = {"last": flags, "best": [*flags, "--load_best_model_at_end"], "ends": [*flags, "--eval_interval", 0]}
+    ended = {name: (root / name, run_step(1, [*own, "--output_dir", root / name])) for name, own in wanted.items()}
+    assert all(one.code == 0 for _, one in ended.values()), [one.words for _, one in ended.values()]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def runs(ran) -> dict[str, Path]:
+    return {name: folder for name, (folder, _) in ran.items()}
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {line["step"]: line["eval/loss"] for line in figures(folder) if "eval/loss" in line}
+
+
+def test_ten_evaluations_show_where_it_began_to_overfit(runs):
+    by_step = losses(runs["last"])
+    assert list(by_step) == list(range(0, STEPS + 1, STEPS // 10))
+    best = min(by_step, key=by_step.__getitem__)
+    assert 0 < best < STEPS and by_step[STEPS] > 1.05 * by_step[best]
+    assert list(losses(runs["ends"])) == [0, STEPS] and losses(runs["ends"])[STEPS] == by_step[STEPS]
+
+
+def test_the_report_marks_the_best_step_and_says_that_it_got_worse(runs):
+    by_step = losses(runs["last"])
+    best = min(by_step, key=by_step.__getitem__)
+    text = (runs["last"] / "report.html").read_text()
+    top = text.partition("<nav>")[0]
+    said = (
+        f"SFT: the held-out loss was lowest after step {best} ({by_step[best]:.4g}) and is {by_step[STEPS]:.4g} after"
+    )
+    assert said in top and f"<code>--max_train_steps {best}</code> stops there" in top
+    assert f'<span class="note bad">best: {shown(by_step[best])} after step {best}</span>' in top
+    [held] = re.findall(r'"best":\[(\d+),([\d.]+)\]', text)[:1]
+    assert (int(held[0]), float(held[1])) == (best, pytest.approx(by_step[best], rel=1e-5))
+    assert f'<tr class="chosen"><td>{best} (best)</td>' in text
+
+
+def test_the_last_line_says_so_too(ran):
+    assert "; warning: the held-out loss was lowest after step " in ran["last"][1].stdout.splitlines()[-1]
+    assert "made it worse" not in ran["best"][1].stdout
+
+
+def test_the_best_model_can_be_kept(runs):
+    by_step = losses(runs["best"])
+    assert by_step == losses(runs["last"])
+    best = min(by_step, key=by_step.__getitem__)
+    assert json.loads((runs["best"] / "summary.json").read_text())["eval_loss_after"] == by_step[best]
+    text = (runs["best"] / "report.html").read_text()
+    assert "made it worse" not in text and f"of the best step, {best}" in text
