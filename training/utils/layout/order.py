@@ -57,8 +57,8 @@ def completes_epochs(step: int, epochs: float, steps_per_epoch: float) -> bool:
 
 
 def evaluates_by_default(step: int, total_steps: int, trained_rows: int, eval_rows: int) -> bool:
-    """Return True if a run evaluates after `step`, from 1 on, where no flag says when: at `MOST_EVALUATIONS` evenly spaced
-    steps, or at fewer if these would read more rows than training does; always after the last step.
+    """Return True if a run evaluates after `step`, from 1 on, where no flag says when: at `MOST_EVALUATIONS` evenly
+    spaced steps, or at fewer if these would read more rows than training does; always after the last step.
 
     trained_rows: that the whole run trains on, each as often as it does
     """
