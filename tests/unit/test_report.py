@@ -15,8 +15,8 @@ def run(tmp_path):
     def make(name: str):
         folder = tmp_path / name
         folder.mkdir()
-        line = {"step": 1, "seconds": 1.0, "train/loss": 1.5, "eval/perplexity": 2.0}
-        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        lines = [{"step": step, "seconds": 1.0, "train/loss": 1.5, "eval/perplexity": 2.0} for step in (1, 2, 3)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "config.yaml").write_text("neftune_alpha: 0.0\n")
         return str(folder)
 

@@ -75,7 +75,7 @@ def test_a_body_without_its_length_is_refused(client):
 
 def test_a_chat_is_asked_as_in_training(client, served):
     answer = client.chat("Hi there", max_tokens=3)
-    prompt = prompt_of(served.asked, [{"role": "user", "content": "Hi there"}])
+    prompt = prompt_of(served.chat_model, [{"role": "user", "content": "Hi there"}])
     assert answer["usage"]["prompt_tokens"] == len(prompt.flipped_prompt_ids)
     assert served.decode(prompt.flipped_prompt_ids[::-1].tolist()) == "Human: Hi there Assistant:"
     text = client.send(TEXT, {"model": "tiny", "prompt": "Human: Hi there Assistant:", "temperature": 0})[1]
