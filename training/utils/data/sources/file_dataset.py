@@ -41,7 +41,7 @@ _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
 class FileDataset(PromptRawDataset):
     """The files, or the hub's dataset, of one `--data_path` entry; listed now, opened when rows are read."""
 
-    def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str) -> None:
+    def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str | None) -> None:
         self.dataset_name = name
         self.dataset_clean_name = name.replace("/", "_").replace(":", "_")
         self.output_path = output_path
