@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, source: SourceArguments) -> None:
-    """ThreestepError if the folder holds a finished run, or if the data cannot serve the step. Nothing for a dry run."""
+    """ThreestepError if the folder holds a finished run, or if the data cannot serve the step; a dry run may."""
     if run.dry_run:
         return
     if checkpoints.resume is None and not checkpoints.overwrite:

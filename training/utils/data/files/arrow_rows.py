@@ -14,7 +14,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import mapped, open_local, open_stream, spool_file
@@ -99,7 +99,7 @@ def read_csv(path: str, expected: Expected | None = None, spool_dir: str | None 
 
     lines = array("q")
     with open_stream(path) as file:
-        records = _csv_records(file, path, _csv_form(path))
+        records = _csv_records(io.BufferedReader(file, _START_BYTES), path)  # type: ignore[arg-type]
         _, names = next(records)
         schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names])
         table = _spooled(schema, _csv_batches(records, schema, lines), spool_dir)
@@ -114,9 +114,7 @@ class _CsvForm(NamedTuple):
     lines_before: int = 0
 
 
-def _csv_form(path: str) -> _CsvForm:
-    with open_stream(path) as file:
-        start = file.read(_START_BYTES)
+def _csv_form(start: bytes, path: str) -> _CsvForm:
     encoding = "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     text = start.decode(encoding, "ignore")
     named = _NAMES_DELIMITER.match(text)
@@ -128,9 +126,10 @@ def _csv_form(path: str) -> _CsvForm:
     return _CsvForm(encoding, next((mark for mark in _DELIMITERS if mark in first_line), ","))
 
 
-def _csv_records(file: BinaryIO, path: str, form: _CsvForm) -> Iterator[tuple[int, list[str]]]:
+def _csv_records(file: io.BufferedReader, path: str) -> Iterator[tuple[int, list[str]]]:
     """The line on which each record begins, and its values; the column names first."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts of 128 KiB
+    form = _csv_form(file.peek(_START_BYTES), path)
     text = io.TextIOWrapper(file, form.encoding, newline="")
     for _ in range(form.lines_before):
         text.readline()

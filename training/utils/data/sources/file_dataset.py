@@ -66,9 +66,8 @@ class FileDataset(PromptRawDataset):
     def _opened(self) -> tuple[Rows | TreeRows, Rows | TreeRows | None]:
         train, held_out = self._stored.open()
         if not len(train):
-            beside = " (it has rows for evaluation alone)" if held_out else ""
             raise ThreestepError(
-                f"{self._address} is empty: it holds no rows to train on{beside}; expected one row or more"
+                f"dataset '{self.dataset_name}' is empty: it has no training rows; expected one row or more"
             )
         if not holds_trees(train.kinds) or self._named_format not in (None, "messages") or self._columns.deciding:
             return train, held_out
