@@ -32,8 +32,8 @@ def nearest_format(kinds: Iterable[str], needs: Mapping[str, str]) -> str:
             if column not in by_folded
         }
         if len(near) < len(columns.split(", ")) and all(near.values()):
-            meant = " and ".join(f"'{by_folded[given[0]]}' its '{column}'" for column, given in near.items())
-            return f"; the nearest is {name}: is {meant}?"
+            meant = " and ".join(f"'{by_folded[given[0]]}' is its '{column}'" for column, given in near.items())
+            return f"; the nearest is {name}, if {meant}"
     return ""
 
 
