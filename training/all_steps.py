@@ -223,7 +223,8 @@ def refuse_finished_steps(plan: Plan) -> None:
             try:
                 refuse_earlier_run(CheckpointFolder(plan.output_dir / step))
             except ThreestepError as refusal:
-                raise ThreestepError(f"{step}: {refusal}") from refusal
+                also = "" if "--resume" in str(refusal) else ", or --resume to leave finished steps out"
+                raise ThreestepError(f"{step}: {refusal}{also}") from refusal
 
 
 def run_plan(
@@ -231,6 +232,7 @@ def run_plan(
     config_files: Mapping[str, Path],
     finished: Sequence[str] = (),
     resume_command: str = "",
+    *,
     overwrite: bool = False,
 ) -> dict[str, float]:
     """Run the programs in order; return each step's seconds, those of earlier parts of a resumed run included. The

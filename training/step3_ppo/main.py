@@ -22,6 +22,7 @@ def main(argv: Sequence[str]) -> None:
     for path in (flags.roles.actor_model_name_or_path, flags.roles.critic_model_name_or_path):
         if path:
             check_model_folder(path)
+    flags.reward.check_files()
     look_first(STEP, flags.run, flags.saving, flags.data.source)
 
     from training.step3_ppo.flags.checks import checked_components

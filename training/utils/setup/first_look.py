@@ -1,4 +1,4 @@
-"""What a run is refused for before libraries load and ranks start: an earlier run in its folder, data that do not fit.
+"""Checks of a run before libraries load and ranks start: an earlier run in its folder, data that do not fit.
 
 Cheap to import.
 """

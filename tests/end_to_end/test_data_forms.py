@@ -1,4 +1,4 @@
-"""The table of data forms in docs/data.md is what the readers do today, and each form that is read teaches the answer."""
+"""The table of data forms in docs/data.md is what readers do today, and each form that is read teaches the answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import form_table
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "data.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "data.md"
 
 
 @pytest.fixture(scope="module")
