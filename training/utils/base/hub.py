@@ -48,7 +48,7 @@ def _problem_reaching(address: str) -> str | None:
     def ask() -> None:
         try:
             request = urllib.request.Request(address, method="HEAD")  # noqa: S310 (the hub's, or the user's own)
-            urllib.request.urlopen(request, timeout=_SECONDS).close()  # noqa: S310
+            urllib.request.urlopen(request, timeout=2 * _SECONDS).close()  # noqa: S310
         except urllib.error.HTTPError:
             pass
         except (OSError, ValueError) as problem:
