@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training.utils.base.errors import ThreestepError, first_line
 
-_SECONDS = 8.0
+_SECONDS = 6.0
 _DEFAULT = "https://huggingface.co"
 
 
