@@ -44,7 +44,7 @@ class FileDataset(PromptRawDataset):
     def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str | None) -> None:
         self.dataset_name = name
         self.dataset_clean_name = name.replace("/", "_").replace(":", "_")
-        self.output_path = output_path
+        self.output_path = output_path or ""
         stored = stored_rows(name, "data_path", output_path)
         assert stored is not None, f"{name} names no reader"
         self._stored = stored
