@@ -150,13 +150,14 @@ def _models_as_flags(
 def _resumes(folder: Path, settings: Mapping[str, Any]) -> bool:
     """True if the call resumes a run that has checkpoints. ThreestepError if it would overwrite a run."""
     from training.utils.checkpoints.arguments import CheckpointArguments
-    from training.utils.checkpoints.earlier_run import refuse_earlier_run
+    from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
     from training.utils.checkpoints.folder import CheckpointFolder
 
     resume = settings.get("resume")
     wanted = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None
-    if not wanted and not settings.get("overwrite"):
-        refuse_earlier_run(CheckpointFolder(folder))
+    if not settings.get("overwrite"):
+        refuse = refuse_without_checkpoints if wanted else refuse_earlier_run
+        refuse(CheckpointFolder(folder))
     return wanted and bool(CheckpointFolder(folder).steps())
 
 

@@ -30,6 +30,16 @@ def refuse_earlier_run(folder: CheckpointFolder) -> None:
         )
 
 
+def refuse_without_checkpoints(folder: CheckpointFolder) -> None:
+    """ThreestepError if a run that is to be resumed is finished and left no checkpoints: it would start again."""
+    run = folder.path.parent
+    if not folder.steps() and (run / _SUMMARY).exists():
+        raise ThreestepError(
+            f"--resume: {run} holds a finished run ({_SUMMARY}) and no checkpoint to resume from: give another "
+            "--output_dir, or --overwrite to replace that run"
+        )
+
+
 def remove_earlier_run(folder: CheckpointFolder) -> None:
     """Remove the checkpoints and closing figures of an earlier run. A new run replaces its other files, the model at
     its end."""

@@ -13,7 +13,7 @@ from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import KEPT_AS_BEGUN, LATEST, PER_STEP, PLACEMENT, CheckpointArguments
-from training.utils.checkpoints.earlier_run import refuse_earlier_run
+from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
 from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
 from training.utils.checkpoints.records import check_keys
@@ -106,6 +106,8 @@ def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
     if flags.resume != LATEST:
         return _named(Path(flags.resume), folder)
     if not steps:
+        if not flags.overwrite:
+            refuse_without_checkpoints(folder)
         log(f"--resume: no checkpoint in {folder.path} yet, the run starts from the beginning")
         return None
     found, problems = folder.latest_undamaged()

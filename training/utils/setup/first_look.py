@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.utils.checkpoints.earlier_run import refuse_earlier_run
+from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.data.sources.first_look import look_at_data
 
@@ -22,6 +22,7 @@ def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, 
     """ThreestepError if the folder holds a finished run, or if the data cannot serve the step; a dry run may."""
     if run.dry_run:
         return
-    if checkpoints.resume is None and not checkpoints.overwrite:
-        refuse_earlier_run(CheckpointFolder(run.output_dir))
+    if not checkpoints.overwrite:
+        refuse = refuse_earlier_run if checkpoints.resume is None else refuse_without_checkpoints
+        refuse(CheckpointFolder(run.output_dir))
     look_at_data(int(step.number), source)

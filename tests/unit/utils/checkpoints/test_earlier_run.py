@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.earlier_run import refuse_earlier_run, remove_earlier_run
+from training.utils.checkpoints.earlier_run import (
+    refuse_earlier_run,
+    refuse_without_checkpoints,
+    remove_earlier_run,
+)
 from training.utils.checkpoints.folder import CheckpointFolder
 
 
@@ -39,3 +43,15 @@ def test_checkpoints_and_figures_are_removed_and_the_model_stays_until_the_end(t
     remove_earlier_run(CheckpointFolder(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"model", "notes.txt"}
     remove_earlier_run(CheckpointFolder(tmp_path))
+
+
+def test_a_finished_run_without_checkpoints_is_not_resumed(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    refuse_without_checkpoints(folder)
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(
+        ThreestepError, match="--resume: .* and no checkpoint to resume from: give another .*--overwrite"
+    ):
+        refuse_without_checkpoints(folder)
+    (tmp_path / "checkpoints" / "step_000003").mkdir(parents=True)
+    refuse_without_checkpoints(folder)
