@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import http.server
+import os
 import socket
 import threading
 import time
 
-import huggingface_hub.constants
 import pytest
 
 from training.utils.base import hub
@@ -17,8 +17,8 @@ from training.utils.base.hub import check_hub
 
 @pytest.fixture(autouse=True)
 def asks(monkeypatch, tmp_path):
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")  # so that it is put back
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hub, "_SECONDS", 0.5)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -60,9 +60,28 @@ def test_an_address_that_is_none(monkeypatch):
 
 def test_offline_and_cached_are_not_asked(silent, monkeypatch, tmp_path):
     (tmp_path / "cache" / "models--a--b").mkdir(parents=True)
+    monkeypatch.setattr(hub, "_CLIENT", "os")  # one that is imported
     check_hub("the model 'a/b'", "models", "a/b")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     check_hub("the model 'c/d'", "models", "c/d")
+
+
+def test_a_copy_in_the_cache_is_used_offline(silent, monkeypatch, tmp_path, capsys):
+    (tmp_path / "cache" / "models--a--b").mkdir(parents=True)
+    monkeypatch.setattr(hub, "_CLIENT", "none that was imported")
+    check_hub("the model 'a/b'", "models", "a/b")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert "the hub could not be reached (no answer within 0.5 seconds), the copy in its" in capsys.readouterr().out
+
+
+def test_the_cache_is_where_the_client_has_it(monkeypatch, tmp_path):
+    import huggingface_hub.constants as client
+
+    monkeypatch.delenv("HF_HUB_CACHE")
+    (tmp_path / "hub" / "models--a--b").mkdir(parents=True)
+    assert not hub._is_cached("models", "a/b")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert hub._is_cached("models", "a/b") and client.HF_HUB_CACHE.endswith("hub")
 
 
 def test_any_answer_is_one(monkeypatch):
