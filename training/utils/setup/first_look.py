@@ -25,4 +25,5 @@ def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, 
     if not checkpoints.overwrite:
         refuse = refuse_earlier_run if checkpoints.resume is None else refuse_without_checkpoints
         refuse(CheckpointFolder(run.output_dir))
-    look_at_data(int(step.number), source)
+    if step.number:  # of the phase whose rows it takes
+        look_at_data(int(step.number), source)
