@@ -70,7 +70,7 @@ def trained_twice(folder: Path, steps: int, flags: list[str]) -> Curves:
     for name, layout in (("packed", []), ("padded", ["--padded"])):
         out = folder / name
         places = ["--model_name_or_path", str(model), "--output_dir", str(out), "--max_train_steps", str(steps)]
-        places += ["--data_output_path", str(folder / "cache")]
+        places += ["--data_output_path", str(folder / "cache"), "--overwrite"]
         _run(["training.step1_sft.main", *STEP_1, *places, *layout, *flags])
         found[name] = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     losses = {

@@ -54,7 +54,7 @@ def make_embedded_drafting(workload: Workload, shape: str, prompts: int) -> tupl
         flags += f"--max_train_rows 12000 --data_output_path {folder / 'cache'} --output_dir {folder / 'sft'} "
         flags += "--zero_stage 0 --dtype fp32 --mtp_num_layers 1 --mtp_loss_coef 1 --learning_rate 5e-4 "
         flags += f"--per_device_train_batch_size 32 --max_train_steps {_EMBEDDED_STEPS} --num_train_epochs 4 "
-        flags += "--max_eval_rows 64 --report false"
+        flags += "--max_eval_rows 64 --report false --overwrite"
         _run("step1_sft.main", flags)
         (folder / "done").touch()
     return model, rows, _measured(model, rows, prompts)[1]
@@ -64,7 +64,7 @@ def _train(start: Path, rows: Path, out: Path) -> None:
     flags = f"--model_name_or_path {start} --data_path jsonl:{rows} --data_split 1,0,0 --dtype fp32 "
     flags += f"--data_output_path {rows.parent / 'cache'} --output_dir {out} --max_train_steps {_STEPS} --zero_stage 0 "
     flags += "--mtp_num_layers 1 --mtp_loss_coef 1 --learning_rate 1e-3 --per_device_train_batch_size 4 "
-    flags += "--num_train_epochs 1000 --max_eval_rows 1 --report false"
+    flags += "--num_train_epochs 1000 --max_eval_rows 1 --report false --overwrite"
     _run("step1_sft.main", flags)
 
 

@@ -42,7 +42,7 @@ def main() -> None:
     actor, critic = _models(folder)
     places = ["--actor_model_name_or_path", str(actor), "--critic_model_name_or_path", str(critic)]
     places += ["--rollout_engine", f"{ROOT}/benchmarks/rollout_engines.py:WatchedRollout"]
-    places += ["--output_dir", str(folder / "run"), "--data_output_path", str(folder / "cache")]
+    places += ["--output_dir", str(folder / "run"), "--data_output_path", str(folder / "cache"), "--overwrite"]
     flags = [*STEP_3, *places, "--max_train_steps", str(arguments.steps), *arguments.flags]
     os.environ[MEMORY_FOLDER] = str(folder / "run")
     code = launch("training.step3_ppo.main", flags, arguments.ranks)

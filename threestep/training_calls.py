@@ -87,7 +87,7 @@ def _trained(
     folder, is_new = _folder_of(kind, plain.pop("output_dir", None))
     given = folder / _GIVEN_FOLDER
     try:
-        resumes = _resumes(folder, plain.get("resume"))
+        resumes = _resumes(folder, plain)
         flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
         flags["data_path"] = address_of_rows(rows, given, resumes)
         if is_in_memory(rows):
@@ -147,15 +147,17 @@ def _models_as_flags(
     return flags, objects
 
 
-def _resumes(folder: Path, resume: Any) -> bool:
-    """True if the call resumes a run that has checkpoints. ThreestepError if it would overwrite one."""
+def _resumes(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """True if the call resumes a run that has checkpoints. ThreestepError if it would overwrite a run."""
     from training.utils.checkpoints.arguments import CheckpointArguments
+    from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
     from training.utils.checkpoints.folder import CheckpointFolder
-    from training.utils.checkpoints.plan import refuse_checkpoints
 
+    resume = settings.get("resume")
     wanted = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None
-    if not wanted:
-        refuse_checkpoints(CheckpointFolder(folder))
+    if not settings.get("overwrite"):
+        refuse = refuse_without_checkpoints if wanted else refuse_earlier_run
+        refuse(CheckpointFolder(folder))
     return wanted and bool(CheckpointFolder(folder).steps())
 
 

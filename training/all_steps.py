@@ -25,6 +25,8 @@ import yaml
 from training.utils.base.credentials import lend, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, resuming_whole_run
+from training.utils.checkpoints.earlier_run import refuse_earlier_run
+from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.compat.e2e_flags import add_flags, given_flags, settings_of_e2e
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.flags.step import known_steps
@@ -84,13 +86,16 @@ def main(argv: Sequence[str]) -> None:
         plan = _chosen_steps(plan, options.step)
     resumes = plan.resume if options.resume is None else options.resume
     finished = finished_steps(plan) if resumes else ()
+    if not resumes and not options.overwrite:
+        refuse_finished_steps(plan)
     if resumes:
         resumed = {name: {**settings, "resume": "latest"} for name, settings in plan.settings.items()}
         plan = dataclasses.replace(plan, settings=resumed)
     lend([plan.settings, plan.new_model], os.environ)  # the files that the steps read are without credentials
     config_files = write_settings(plan)
     check_settings(config_files)
-    seconds = run_plan(plan, config_files, finished, resuming_whole_run("training.all_steps", argv))
+    resume_command = resuming_whole_run("training.all_steps", argv)
+    seconds = run_plan(plan, config_files, finished, resume_command, overwrite=bool(options.overwrite))
     summary = summarize(plan.output_dir, seconds)
     folder = RunFolder(plan.output_dir, is_main_rank=True)
     folder.write_figures("summary.json", summary)
@@ -211,11 +216,28 @@ def finished_steps(plan: Plan) -> tuple[str, ...]:
     return tuple(finished)
 
 
+def refuse_finished_steps(plan: Plan) -> None:
+    """ThreestepError if a step of the plan would overwrite one that is finished, or the checkpoints of one."""
+    for step, settings in plan.settings.items():
+        if not settings.get("overwrite") and not settings.get("resume"):
+            try:
+                refuse_earlier_run(CheckpointFolder(plan.output_dir / step))
+            except ThreestepError as refusal:
+                also = "" if "--resume" in str(refusal) else ", or --resume to leave finished steps out"
+                raise ThreestepError(f"{step}: {refusal}{also}") from refusal
+
+
 def run_plan(
-    plan: Plan, config_files: Mapping[str, Path], finished: Sequence[str] = (), resume_command: str = ""
+    plan: Plan,
+    config_files: Mapping[str, Path],
+    finished: Sequence[str] = (),
+    resume_command: str = "",
+    *,
+    overwrite: bool = False,
 ) -> dict[str, float]:
     """Run the programs in order; return each step's seconds, those of earlier parts of a resumed run included. The
-    first that fails ends this program. finished: steps to leave out. resume_command: resumes the run."""
+    first that fails ends this program. finished: steps to leave out. resume_command: resumes the run. overwrite: what
+    an earlier run left."""
     seconds = _earlier_seconds(plan)
     for earlier in (plan.output_dir, *(plan.output_dir / step for step in plan.settings if step not in finished)):
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
@@ -232,7 +254,7 @@ def run_plan(
         if step.name in finished:
             print(f"\n== {title}: finished before", flush=True)
             continue
-        flags = ["--config", str(config_files[step.name])]
+        flags = ["--config", str(config_files[step.name]), *(["--overwrite"] if overwrite else [])]
         started = time.monotonic()
         try:
             _run(title, step.program, flags, plan.ranks, environment=environment)
@@ -307,6 +329,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
     parser.add_argument(
         "--resume", action="store_true", default=None, help="leave out finished steps, resume the one that was stopped"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace finished steps in the folder; without it they are refused"
     )
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
     add_flags(parser)

@@ -49,6 +49,7 @@ def train(report: Report, module: str, flags: Sequence[str], name: str, variable
         f"training.{module}.main",
         *flags,
         *NO_TRACKERS,
+        "--overwrite",
         "--output_dir",
         str(folder),
     ]

@@ -221,7 +221,21 @@ def test_an_old_figure_is_never_taken_for_new(steps, tmp_path, monkeypatch):
     old.write_text("{}")
     monkeypatch.setattr(all_steps, "launch", lambda *_: 0)  # steps that end well and leave nothing
     with pytest.raises(ThreestepError, match="step1_sft ended well, but left no figures in"):
+        all_steps.main(["--config", "run.yaml", "--overwrite"])
+
+
+def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path):
+    calls, _ = steps
+    all_steps.main(["--config", "run.yaml"])
+    calls.clear()
+    with pytest.raises(ThreestepError, match="step1_sft: .* holds a finished run .*, or --resume to leave finished"):
         all_steps.main(["--config", "run.yaml"])
+    (tmp_path / "runs/x/step1_sft/summary.json").unlink()
+    with pytest.raises(ThreestepError, match="step2_reward: .* holds a finished run .*or --overwrite to replace"):
+        all_steps.main(["--config", "run.yaml"])
+    assert calls == []
+    all_steps.main(["--config", "run.yaml", "--overwrite"])
+    assert len(calls) == 4 and all("--overwrite" in call[1] for call in calls[1:])
 
 
 def test_nothing_is_started_after_a_step_that_was_stopped(steps, tmp_path, monkeypatch, capsys):
@@ -263,7 +277,7 @@ def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypa
     summary = json.loads((tmp_path / "runs/x/summary.json").read_text())
     assert [summary[f"seconds_{kind}"] for kind in ("sft", "reward", "ppo")] == [10.0, 20.0, 10.0]
     calls.clear()
-    all_steps.main(argv[:2])  # from the beginning
+    all_steps.main([*argv[:2], "--overwrite"])  # from the beginning
     assert len(calls) == 4 and json.loads((tmp_path / "runs/x/seconds.json").read_text())["step2_reward"] == 10.0
 
 
@@ -279,7 +293,7 @@ def test_a_run_is_resumed_in_every_form(steps, tmp_path, words, value, resumes):
     all_steps.main(["--config", "run.yaml"])
     calls.clear()
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(VALUES | {"resume": value}))
-    all_steps.main(["--config", "run.yaml", *words])
+    all_steps.main(["--config", "run.yaml", "--overwrite", *words])
     assert len(calls) == (0 if resumes else 4)  # every step had finished
 
 

@@ -171,7 +171,7 @@ def test_all_steps_works_in_the_checkout(checkout, tmp_path):
 
 
 def test_quickstart_takes_perhaps_a_seed_and_flags(checkout, tmp_path):
-    config = f"[--work_dir][{checkout}][--config][training/configs/quickstart.yaml]"
+    config = f"[--work_dir][{checkout}][--config][training/configs/quickstart.yaml][--overwrite]"
     _, calls = run(checkout, "quickstart.sh", cwd=tmp_path)
     assert calls[-1] == f"[-m][training.all_steps]{config}"
     _, calls = run(checkout, "quickstart.sh", cwd=tmp_path, SEED="2")

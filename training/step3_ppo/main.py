@@ -13,6 +13,7 @@ from training.step3_ppo.flags.ppo_flags import PpoFlags
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import run_program
+from training.utils.setup.first_look import look_first
 
 
 def main(argv: Sequence[str]) -> None:
@@ -21,6 +22,8 @@ def main(argv: Sequence[str]) -> None:
     for path in (flags.roles.actor_model_name_or_path, flags.roles.critic_model_name_or_path):
         if path:
             check_model_folder(path)
+    flags.reward.check_files()
+    look_first(STEP, flags.run, flags.saving, flags.data.source)
 
     from training.step3_ppo.flags.checks import checked_components
 

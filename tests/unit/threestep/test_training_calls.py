@@ -120,7 +120,10 @@ def test_an_earlier_runs_figures_are_not_this_ones(here, monkeypatch):
     monkeypatch.setattr(training_calls, "run_here", lambda *given: None)
     (here / "out").mkdir()
     (here / "out" / "summary.json").write_text('{"seconds": 1.0}')
-    assert threestep.sft("m", "embedded", output_dir="out").figures == {}
+    with pytest.raises(threestep.ThreestepError, match=r"out holds a finished run \(summary.json\): give an"):
+        threestep.sft("m", "embedded", output_dir="out")
+    assert (here / "out" / "summary.json").exists()
+    assert threestep.sft("m", "embedded", output_dir="out", overwrite=True).figures == {}
 
 
 def test_ppo_takes_a_reward_model_and_functions(monkeypatch):

@@ -65,6 +65,11 @@ class CheckpointArguments:
             "checkpoints starts from the beginning; a named one is a path in OUTPUT_DIR/checkpoints.",
         },
     )
+    overwrite: bool = flag(
+        False,
+        "Replace the finished run in --output_dir, and remove its checkpoints; without it such a folder is refused. "
+        "With --resume only where there is no checkpoint.",
+    )
     stop_before: str | None = flag(
         None,
         "Write a checkpoint and stop before the program has run this long, for example before a job's time limit:"

@@ -13,6 +13,7 @@ from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import KEPT_AS_BEGUN, LATEST, PER_STEP, PLACEMENT, CheckpointArguments
+from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
 from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
 from training.utils.checkpoints.records import check_keys
@@ -99,11 +100,14 @@ def plan_checkpoints(
 def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
     steps = folder.steps()
     if flags.resume is None:
-        refuse_checkpoints(folder)
+        if not flags.overwrite:
+            refuse_earlier_run(folder)
         return None
     if flags.resume != LATEST:
         return _named(Path(flags.resume), folder)
     if not steps:
+        if not flags.overwrite:
+            refuse_without_checkpoints(folder)
         log(f"--resume: no checkpoint in {folder.path} yet, the run starts from the beginning")
         return None
     found, problems = folder.latest_undamaged()
@@ -115,16 +119,6 @@ def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
             "that folder"
         )
     return found
-
-
-def refuse_checkpoints(folder: CheckpointFolder) -> None:
-    """ThreestepError if a new run would overwrite those of an earlier one."""
-    steps = folder.steps()
-    if steps:
-        raise ThreestepError(
-            f"{folder.path} holds checkpoints of an earlier run, up to step {steps[-1]}: give --resume to continue "
-            "it, or another --output_dir, or remove that folder"
-        )
 
 
 def _named(path: Path, folder: CheckpointFolder) -> Path:

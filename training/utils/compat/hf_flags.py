@@ -315,9 +315,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--resume_from_checkpoint": renamed(
         "--resume", "true takes the latest; a path takes that one of OUTPUT_DIR/checkpoints", words=_resume
     ),
-    "--overwrite_output_dir": refused_switch(
-        "is not done here: give --resume to continue a run with checkpoints, or another --output_dir"
-    ),
+    "--overwrite_output_dir": renamed_switch("--overwrite"),
     "--report_to": Same(
         "default: tensorboard; names separated by spaces or commas", spelled=lambda words: [",".join(words)]
     ),

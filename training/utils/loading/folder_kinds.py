@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.hub import check_hub
 from training.utils.base.storage import parse_json
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER
 from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
@@ -19,6 +20,7 @@ from training.utils.loading.weight_files import read_header, weight_files
 
 _MOST_LEVELS = 100  # of a configuration's JSON; Python copies and compares some three times as many
 _LARGE_BYTES = 4 << 20
+_MOST_NAMES = 6  # in a sentence on what a folder holds
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"}
 
@@ -67,6 +69,7 @@ def _check_hub_name(name_or_path: str) -> None:
             f"the model folder '{name_or_path}' does not exist, though '{path.parent}' does{_nearest_folder(path)}; "
             "for the hub's model of that name, start from another folder"
         )
+    check_hub(f"the model '{name_or_path}'", "models", name_or_path)
 
 
 def _is_in_hub_cache(name: str) -> bool:
@@ -176,7 +179,14 @@ def _without_config(folder: Path) -> str:
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
         return f"{why}: it holds a tokenizer alone; add the model's config.json and safetensors"
     inside = sorted(path.parent for name in ("config.json", ADAPTER) for path in folder.glob(f"*/{name}"))
-    return f"{why}; did you mean '{inside[0]}'?" if inside else why
+    if inside:
+        return f"{why}; did you mean '{inside[0]}'?"
+    held = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())
+    return (
+        f"{why}: it holds {', '.join(held[:_MOST_NAMES])}"
+        + (f" and {len(held) - _MOST_NAMES:,} more" if len(held) > _MOST_NAMES else "")
+        + "; expected config.json and safetensors"
+    )
 
 
 def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:

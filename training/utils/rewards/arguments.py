@@ -6,11 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from training.utils.base.user_files import check_address
 from training.utils.flags.flags import flag
 from training.utils.rewards.table import RULES
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
+
+_FUNCTION = re.compile(r".+\.py:\w+")  # without its weight
 
 
 @dataclass
@@ -38,3 +41,10 @@ class ScoringArguments:
                 re.compile(self.reward_regex)
             except re.error as error:
                 mistakes.add(f"--reward_regex expects a regular expression, got '{self.reward_regex}': {error}")
+
+    def check_files(self) -> None:
+        """ThreestepError if a file of --reward does not exist; nothing is loaded."""
+        for entry in self.reward.split(","):
+            function = _FUNCTION.match(entry.strip())
+            if function is not None:
+                check_address(function[0], "--reward")

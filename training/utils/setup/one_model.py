@@ -14,6 +14,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
 from training.utils.run.program import run_program
+from training.utils.setup.first_look import look_first
 from training.utils.setup.flags import OneModelFlags
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.result import TrainingResult
@@ -61,6 +62,7 @@ def one_model_program(
                 "model, which has a score for each sequence instead; leave it out"
             )
         check_model_folder(flags.model.model_name_or_path)
+        look_first(step, flags.run, flags.checkpoints, flags.data.source)
         from training.utils.data.kinds.table import KINDS
 
         kind = KINDS[rows if isinstance(rows, str) else rows(flags.of_step)]

@@ -9,11 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log
+from training.utils.checkpoints.earlier_run import remove_earlier_run
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.ranks.collectives import on_main
 from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
@@ -73,6 +75,8 @@ class PlannedRun:
             plan = plan.decided({"eval_interval": plan.began_with("eval_interval")})
         if predicts_tokens:
             plan = with_head_chunk(plan, model, dtype, self.ranks)
+        if plan.flags.overwrite and plan.resume_from is None:
+            on_main(lambda: remove_earlier_run(plan.folder), self.ranks.is_main)
         folder = start_run(self.flags.run, plan.flags_in_use, self.ranks)
         model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
         return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype)

@@ -34,7 +34,7 @@ def plans(monkeypatch, tmp_path) -> list[Any]:
     """What all_steps would run, from a folder of the test's."""
     monkeypatch.chdir(tmp_path)
     found: list[Any] = []
-    monkeypatch.setattr(all_steps, "run_plan", lambda plan, *_: found.append(plan) or {})
+    monkeypatch.setattr(all_steps, "run_plan", lambda plan, *_, **__: found.append(plan) or {})
     monkeypatch.setattr(all_steps, "summarize", lambda *_: {})
     monkeypatch.setattr(all_steps, "report_at_end", lambda *_: None)
     return found

@@ -52,7 +52,7 @@ def test_folders_that_are_none(load, tmp_path):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        (["README.md"], "holds no config.json, so it is not a model folder$"),
+        (["README.md"], "so it is not a model folder: it holds README.md; expected config.json and"),
         (["step1/config.json"], "so it is not a model folder; did you mean '.*/given/step1'"),
         (["tokenizer.json"], "it holds a tokenizer alone; add the model's config.json and safetensors"),
         (["model.safetensors"], "model.safetensors alone does not say of which architecture it is"),

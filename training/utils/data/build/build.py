@@ -36,6 +36,7 @@ from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
+from training.utils.data.sources.first_look import POINTER
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.data.sources.row_versions import ROWS
 
@@ -162,9 +163,7 @@ def _pointing_to_inspect() -> Iterator[None]:
     except BuildStopped:  # by the disk, not by the data
         raise
     except ThreestepError as refusal:
-        raise ThreestepError(
-            f"{refusal}; python -m training.inspect with the same data flags shows how they are read"
-        ) from refusal
+        raise ThreestepError(f"{refusal}; {POINTER}") from refusal
 
 
 def _parts_of_rows(

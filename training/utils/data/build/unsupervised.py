@@ -18,6 +18,7 @@ from training.utils.data.build.splits import shuffled_order
 from training.utils.data.cache.cache import Log, open_or_build, silent
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.files.columns import Expected
+from training.utils.data.files.readers import is_saved_dataset
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.rows.dataset import CachedSplit, token_runs, write_rows
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
@@ -55,7 +56,9 @@ def build_unsupervised(
     texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
     end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
     column = data.source.unsupervised_text_column
-    stored = stored_rows(name, "unsupervised_dataset_name", data.cache.cache_dir, hold_out=False)
+    stored = None
+    if not is_saved_dataset(name):  # whose training split alone is read
+        stored = stored_rows(name, "unsupervised_dataset_name", data.cache.cache_dir, hold_out=False)
     if stored is not None:
         content = stored.fingerprint()
         rows: Any = None  # opened only by a build

@@ -5,20 +5,26 @@ Parquet and CSV files, which have no random access, are converted once to Arrow 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
+import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import mapped, open_local, open_stream, spool_file
 from training.utils.data.files.columns import Expected, FileRow, JoinedRows, Kinds, check_kinds, column_names
 
 _ROWS_PER_BATCH = 1024
+_START_BYTES = 1 << 16  # the names of a CSV's columns take less
+_DELIMITERS = ",;\t|"
+_NAMES_DELIMITER = re.compile(r"sep=(.)\r?\n")
+_QUOTED = re.compile(r'"[^"]*"')
 
 
 class ArrowRows(JoinedRows):
@@ -87,32 +93,59 @@ def read_arrow(path: str, expected: Expected | None = None, spool_dir: str | Non
 
 
 def read_csv(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> ArrowRows:
-    """A file whose first row names the columns; values are text, empty ones null. It is cut at commas, .tsv at tabs."""
+    """A file whose first row names the columns; values are text, empty ones null. It is cut at commas, .tsv at tabs; if
+    the first row has no comma, at semicolons, tabs or bars."""
     import pyarrow
 
     lines = array("q")
     with open_stream(path) as file:
-        records = _csv_records(file, path)
+        records = _csv_records(io.BufferedReader(file, _START_BYTES), path)  # type: ignore[arg-type]
         _, names = next(records)
         schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names])
         table = _spooled(schema, _csv_batches(records, schema, lines), spool_dir)
     return ArrowRows(path, table, expected, lines)
 
 
-def _csv_records(file: BinaryIO, path: str) -> Iterator[tuple[int, list[str]]]:
+class _CsvForm(NamedTuple):
+    """lines_before: the first one may name the delimiter, as Excel writes it."""
+
+    encoding: str
+    delimiter: str
+    lines_before: int = 0
+
+
+def _csv_form(start: bytes, path: str) -> _CsvForm:
+    encoding = "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    text = start.decode(encoding, "ignore")
+    named = _NAMES_DELIMITER.match(text)
+    if named:
+        return _CsvForm(encoding, named[1], 1)
+    if ".tsv" in path:
+        return _CsvForm(encoding, "\t")
+    first_line = next(iter(_QUOTED.sub("", text).strip().splitlines()), "")
+    return _CsvForm(encoding, next((mark for mark in _DELIMITERS if mark in first_line), ","))
+
+
+def _csv_records(file: io.BufferedReader, path: str) -> Iterator[tuple[int, list[str]]]:
     """The line on which each record begins, and its values; the column names first."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts of 128 KiB
-    delimiter = "\t" if ".tsv" in path else ","
-    reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+    form = _csv_form(file.peek(_START_BYTES), path)
+    text = io.TextIOWrapper(file, form.encoding, newline="")
+    for _ in range(form.lines_before):
+        text.readline()
+    reader = csv.reader(text, delimiter=form.delimiter, strict=True)
     names: list[str] = []
     while True:
-        line = reader.line_num + 1
+        line = form.lines_before + reader.line_num + 1
         try:
             values = next(reader, None)
         except csv.Error as error:
             raise ThreestepError(f"{path}, line {line}: expected comma-separated values: {error}") from error
         except UnicodeDecodeError as error:
-            raise ThreestepError(f"{path}, line {line} or after: expected UTF-8 text: {error.reason}") from error
+            raise ThreestepError(
+                f"{path}, line {line} or after: expected UTF-8 text: {error.reason}; save it as UTF-8 "
+                "(spreadsheets call it CSV UTF-8)"
+            ) from error
         if values is None:
             break
         if not values:
@@ -123,7 +156,7 @@ def _csv_records(file: BinaryIO, path: str) -> Iterator[tuple[int, list[str]]]:
                 'a value with a delimiter or a line break needs quotes, "like, this"'
             )
         if not names and len(set(values)) < len(values):
-            raise ThreestepError(f"{path}, line {line}: two columns have one name: {', '.join(values)}")
+            raise ThreestepError(f"{path}, line {line}: two columns have one name: {', '.join(values)}; rename one")
         names = names or values
         yield line, values
     if not names:

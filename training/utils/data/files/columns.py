@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,6 +13,7 @@ from training.utils.base.errors import ThreestepError
 
 # Column -> kind of value -> where that kind was first met. A null has no kind.
 Kinds = dict[str, dict[str, str]]
+_NEAR = 0.6  # of difflib
 
 
 class FileRow(dict[str, Any]):
@@ -85,7 +87,7 @@ def check_kinds(kinds: Kinds, path: str, expected: Expected | None) -> None:
 def _no_column(where: str, has: str, column: str, columns: Mapping[str, Any], *, expected: Expected | None) -> str:
     flags = expected.required if expected else ()
     remedy = f"; name the right one with --{flags[column]}" if isinstance(flags, Mapping) else ""
-    return f"{where}: no column '{column}'; {has} {column_names(columns)}{remedy}"
+    return f"{where}: no column '{column}'; {has} {column_names(columns)}{nearest_column(column, columns)}{remedy}"
 
 
 def note_kinds(kinds: Kinds, row: Mapping[str, Any], where: str) -> None:
@@ -102,6 +104,18 @@ def kind_of(value: Any) -> str:
         return "a truth value"
     names = {list: "a list", dict: "an object", str: "text", int: "a number", float: "a number"}
     return names.get(type(value), "null" if value is None else f"a {type(value).__name__}")
+
+
+def folded(column: str) -> str:
+    """A column's name without capitals and outer blanks, by which `Question` is found where `question` is meant."""
+    return column.strip().lower()
+
+
+def nearest_column(column: str, columns: Iterable[str]) -> str:
+    """The closest of a file's columns, as `nearest_names` without its question mark; "" if none is close."""
+    by_folded = {folded(name): name for name in columns}
+    close = difflib.get_close_matches(folded(column), by_folded, 1, _NEAR)
+    return f"; did you mean '{by_folded[close[0]]}'" if close else ""
 
 
 def column_names(columns: Mapping[str, Any] | Sequence[str]) -> str:

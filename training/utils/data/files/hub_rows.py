@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
+from training.utils.base.hub import is_offline
 from training.utils.data.files.addresses import names_evaluation, names_training
 from training.utils.data.files.arrow_rows import ArrowRows
 from training.utils.data.files.readers import JoinedFiles
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_TIMEOUT_SECONDS = 20.0
+_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class HubRows:
         self.address = f"hub:{address}"
         self._given = parse_hub_address(address, flag)
         self._flag = flag
-        self._offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        self._offline = is_offline()
         self.commit = self._cached_commit() if self._offline else self._resolved_commit()
         where = "in the cache, HF_HUB_OFFLINE is set" if self._offline else f"revision {self._given.revision or 'main'}"
         log(f"data: {self.address} is at commit {self.commit} ({where})", started_as_main_rank())

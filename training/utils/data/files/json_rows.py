@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from array import array
@@ -109,7 +110,9 @@ def _decode(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ThreestepError(f"{where}: expected UTF-8 text: {error.reason} at byte {error.start}") from error
+        is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        remedy = "; it is UTF-16, which iconv -f UTF-16 -t UTF-8 converts" if is_utf_16 else "; save it as UTF-8"
+        raise ThreestepError(f"{where}: expected UTF-8 text: {error.reason} at byte {error.start}{remedy}") from error
 
 
 def _parse(line: bytes, where: str) -> Any:
@@ -161,7 +164,18 @@ def _list_begins(text: str, path: str) -> int:
         whole = None
     if len(lists) == 1 and not lists.keys() & _ONE_CONVERSATION:
         return next(iter(lists.values()))
+    if not text.strip():
+        raise ThreestepError(f"{path} is empty: expected a JSON list of objects, or one object a line")
     got = f"one object with {column_names(whole)}" if isinstance(whole, dict) else repr(text[position : position + 40])
+    if (
+        isinstance(whole, dict)
+        and len(whole) > 1
+        and all(isinstance(column, (list, dict)) for column in whole.values())
+    ):
+        raise ThreestepError(
+            f"{path}, line 1: expected one JSON list of objects, got a table by columns ({column_names(whole)}); "
+            "write it by rows, with pandas by to_json(path, orient='records', lines=True)"
+        )
     raise ThreestepError(
         f"{path}, line 1: expected one JSON list of objects, got {got}; write the rows as a list, as "
         f'{{"data": [...]}}, or as one object per line and use jsonl:{path}'

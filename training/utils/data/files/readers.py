@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,16 +38,22 @@ HUB = "hub"  # not a reader of files: `hub_rows`
 
 
 def split_reader(name: str) -> tuple[str, str] | None:
-    """The reader and the address of `jsonl:PATH`, `hub:OWNER/NAME` and the like, and of a file's name alone, such as
-    `pairs.csv` or `rows.jsonl.gz`; None for any other name."""
+    """The reader and the address of `jsonl:PATH`, `hub:OWNER/NAME` and the like, of a file's name alone, such as
+    `pairs.csv` or `rows.jsonl.gz`, and of a folder that `save_to_disk` wrote; None for any other name."""
     reader, colon, address = name.partition(":")
     if colon and reader in (*READERS, HUB) and not address.startswith("//"):
         return reader, address
     bare = without_compression(name)
     # .json is also a suffix of JSON lines; the reader of JSON lists looks into the file
     by_suffix = (reader for reader in reversed(READERS) if bare.endswith(READERS[reader][1]))
-    kind = next(by_suffix, None)
+    kind = next(by_suffix, "arrow" if is_saved_dataset(name) else None)
     return None if kind is None else (kind, name)
+
+
+def is_saved_dataset(name: str) -> bool:
+    """True for a folder that `save_to_disk` of a Dataset or a DatasetDict wrote."""
+    marks = (("dataset_dict.json",), ("state.json", "dataset_info.json"))
+    return any(all(os.path.isfile(os.path.join(name, file)) for file in files) for files in marks)
 
 
 def files_of(reader: str, address: str, flag: str) -> list[str]:

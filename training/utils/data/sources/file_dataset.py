@@ -41,10 +41,10 @@ _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
 class FileDataset(PromptRawDataset):
     """The files, or the hub's dataset, of one `--data_path` entry; listed now, opened when rows are read."""
 
-    def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str) -> None:
+    def __init__(self, name: str, columns: FileColumns, data_format: str | None, output_path: str | None) -> None:
         self.dataset_name = name
         self.dataset_clean_name = name.replace("/", "_").replace(":", "_")
-        self.output_path = output_path
+        self.output_path = output_path or ""
         stored = stored_rows(name, "data_path", output_path)
         assert stored is not None, f"{name} names no reader"
         self._stored = stored
@@ -65,6 +65,10 @@ class FileDataset(PromptRawDataset):
     @cached_property
     def _opened(self) -> tuple[Rows | TreeRows, Rows | TreeRows | None]:
         train, held_out = self._stored.open()
+        if not len(train):
+            raise ThreestepError(
+                f"dataset '{self.dataset_name}' is empty: it has no training rows; expected one row or more"
+            )
         if not holds_trees(train.kinds) or self._named_format not in (None, "messages") or self._columns.deciding:
             return train, held_out
         return TreeRows(train), TreeRows(held_out) if held_out and holds_trees(held_out.kinds) else held_out

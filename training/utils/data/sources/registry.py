@@ -5,6 +5,7 @@ A `--data_path` entry is one of
 - a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
 - `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class;
 - `pairs.csv`: a file whose ending names its reader;
+- a folder that `save_to_disk` wrote;
 - `hub:OWNER/NAME`: a dataset on the hub, without a class.
 """
 
@@ -20,8 +21,9 @@ from typing import TypeVar
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.user_files import load_module
-from training.utils.data.files.readers import READERS, split_reader
+from training.utils.data.files.readers import READERS, is_saved_dataset, split_reader
 from training.utils.data.files.stored import check_stored
+from training.utils.data.files.strangers import why_no_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 _BUILT_IN_MODULES = ("training.utils.data.sources.made.embedded", "training.utils.data.sources.made.shapes")
@@ -82,7 +84,7 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     Raises ThreestepError where the name is unknown (with suggestions) or the file does not exist.
     """
     files = split_reader(name)
-    if files is not None and name not in _classes:
+    if files is not None and name not in _classes and not is_saved_dataset(name):
         check_stored(*files, "data_path")
         return files[0]
     names = registered_names()
@@ -90,6 +92,8 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
         return _classes[name]
     trimmed = name.rstrip("/")
     endings = [known for known in names if trimmed.endswith("/" + known)]
+    if files is not None and not endings:
+        return files[0]
     if endings:
         if not os.path.exists(name):
             raise ThreestepError(
@@ -97,6 +101,8 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
                 "correct the path, or use the registered name alone"
             )
         return _classes[max(endings, key=len)]
+    if why := why_no_dataset(name):
+        raise ThreestepError(f"--data_path: {why}")
     near = nearest_names(name, names) or f"; known are {', '.join(names)}"
     raise ThreestepError(
         f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; register a class for it with "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
@@ -45,10 +47,11 @@ class RuleBatch:
         return len(self.responses)
 
     def call(self, rule: Rule) -> Any:
-        """Return the rule's result. Its columns are copies: rules run at once, and responses share a prompt's values,
-        as do rows."""
+        """Return the rule's result; that of an `async def` is awaited, in an event loop of its own. Its columns are
+        copies: rules run at once, and responses share a prompt's values, as do rows."""
         columns = {name: [deepcopy(value) for value in values] for name, values in self.columns.items()}
-        return rule(list(self.prompts), list(self.responses), **columns)
+        answer = rule(list(self.prompts), list(self.responses), **columns)
+        return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
 
     def only(self, index: int) -> RuleBatch:
         """The batch of that one sample."""
@@ -59,6 +62,10 @@ class RuleBatch:
         """The sample as errors name it."""
         prompt, response = self.prompts[index][:SHOWN_CHARACTERS], self.responses[index][:SHOWN_CHARACTERS]
         return f"uid {self.uids[index]}, prompt {prompt!r}, response {response!r}"
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
 
 
 def rule_batch(rows: Sequence[PromptRow], responses: Sequence[str], names: Iterable[str] = ()) -> RuleBatch:

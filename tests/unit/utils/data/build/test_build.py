@@ -180,9 +180,11 @@ def test_an_empty_file(flags, tiny_tokenizer):
 
 def test_a_malformed_row_stops_every_phase(flags, tiny_tokenizer):
     """Also the phases that would not get that row: it is found in step 1, not after hours."""
-    data = flags([*many(PAIR, 9), '{"prompt": "x", "chosen": 5}'])
+    data = flags([*many(PAIR, 9), '{"prompt": "x", "chosen": true}'])
     for phase in (1, 2, 3):
-        with pytest.raises(ThreestepError, match=r"rows.jsonl, line 10: column 'chosen': expected text, got a number"):
+        with pytest.raises(
+            ThreestepError, match=r"rows.jsonl, line 10: column 'chosen': expected text or a number, got a truth"
+        ):
             build_phase(phase, data, tiny_tokenizer, 1)
 
 

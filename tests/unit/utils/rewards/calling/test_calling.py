@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import numpy as np
@@ -133,3 +134,27 @@ def test_the_sample_for_which_a_rule_raises_is_looked_for(rule, what, where):
 def test_long_texts_are_cut_in_errors():
     said = batch(prompts=("p", "q" * 200), responses=("yes", "n" * 200)).sample(1)
     assert said == f"uid u1, prompt '{'q' * 80}', response '{'n' * 80}'"
+
+
+def test_an_async_rule_is_awaited():
+    async def slow(text: str) -> float:
+        await asyncio.sleep(0)
+        return float(len(text))
+
+    async def rule(prompts, responses, **columns):
+        return await asyncio.gather(*map(slow, responses)), {"half": [0.5] * len(responses)}
+
+    assert call_rule("rule", rule, batch()) == ([3.0, 2.0], {"half": [0.5, 0.5]})
+    assert call_rule("rule", lambda *texts, **columns: rule(*texts), batch())[0] == [3.0, 2.0]
+
+
+def test_what_an_async_rule_raises_names_its_sample():
+    async def rule(prompts, responses, **columns):
+        if "no" in responses:
+            raise KeyError("no")
+        return [0.0] * len(responses)
+
+    with pytest.raises(KeyError) as caught:
+        call_rule("rule", rule, batch())
+    sentence = str(raised("rule", rule, batch(), caught.value))
+    assert sentence.startswith("reward function 'rule' raised KeyError: 'no'") and "uid u1, prompt 'q'" in sentence

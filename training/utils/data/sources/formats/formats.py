@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.data.files.columns import Kinds, column_names
+from training.utils.data.files.columns import Kinds, column_names, nearest_column
 from training.utils.data.sources.formats.marks import COLUMNS as MARK_COLUMNS
 from training.utils.data.sources.formats.marks import reader_of_marked
 from training.utils.data.sources.formats.records import (
@@ -23,6 +23,7 @@ from training.utils.data.sources.formats.records import (
     read_ranked,
     read_text,
 )
+from training.utils.data.sources.formats.spelling import as_formats_spell, check_numbers, nearest_format
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,9 @@ def _match_completion(kinds: Kinds, columns: FileColumns) -> Roles | None:
 
 
 _SYSTEM = "system system_prompt"
-_RESPONSE = ("text", "a list", "an object")
+_TEXT = ("text", "a number")  # numbers are read as text
+_RESPONSE = (*_TEXT, "a list", "an object")
+_TEXTS = {"chosen": _TEXT, "rejected": _TEXT}
 _PAIR = {"prompt": ("text", "a list"), "chosen": _RESPONSE, "rejected": _RESPONSE}
 _CONVERSATION = {"messages": ("a list", "text"), "chosen": _RESPONSE, "rejected": _RESPONSE}
 
@@ -161,8 +164,8 @@ FORMATS: dict[str, _Kind] = {
     "prompt_only": _Kind("prompt", _match({"prompt": "prompt"}, {}), read_pair, _PAIR),
     "messages": _Kind("messages", _match_conversation("messages"), read_conversation, _CONVERSATION),
     "sharegpt": _Kind("conversations", _match_conversation("conversations"), read_conversation, _CONVERSATION),
-    "alpaca": _Kind("instruction, output", _ALPACA, read_instruction, {"history": ("a list",)}),
-    "question_answer": _Kind("question, answer", _QUESTION, read_instruction),
+    "alpaca": _Kind("instruction, output", _ALPACA, read_instruction, {"history": ("a list",), **_TEXTS}),
+    "question_answer": _Kind("question, answer", _QUESTION, read_instruction, _TEXTS),
     "ranked": _Kind("prompt, responses", _RANKED, read_ranked, {"responses": ("a list",)}),
     "text": _Kind("text", _match({"text": "text"}, {}), read_text),
 }
@@ -186,26 +189,41 @@ def recognise(kinds: Kinds, columns: FileColumns, data_format: str | None, where
     other, and where a column holds values of a kind that the format does not take.
     """
     check_format(data_format)
+    names = [data_format] if data_format else [] if columns.deciding else list(FORMATS)
+    spelled = as_formats_spell(kinds, lambda known: any(FORMATS[name].match(known, columns) for name in names))
+    known = {name: kinds[column] for name, column in spelled.items()}
     if data_format is not None:
-        name, roles, why = data_format, FORMATS[data_format].match(kinds, columns), f"--data_format {data_format}"
+        name, roles, why = data_format, FORMATS[data_format].match(known, columns), f"--data_format {data_format}"
         if roles is None:
-            raise ThreestepError(
-                f"{where}: --data_format {name} expects the columns {FORMATS[name].needs}, and the columns are "
-                f"{column_names(kinds)}; choose another format, or name its columns with flags such as "
-                "--prompt_column"
-            )
+            raise ThreestepError(_not_of_format(kinds, columns, name, where))
     elif columns.deciding:
         name, roles = _format_of_flags(kinds, columns, where)
         why = " and ".join(f"--{role}_column" for role in columns.deciding)
     else:
-        name, roles = _only_fit(kinds, columns, where)
+        name, roles = _only_fit(known, columns, where)
         why = "its columns"
-    roles = _with_system(kinds, name, roles)
-    read, label = FORMATS[name].read, columns.label or _first(kinds, MARK_COLUMNS)
-    if name in _MAY_BE_MARKED and "rejected" not in roles and label and has_column(kinds, label):
+    roles = _with_system(known, name, roles)
+    read, label = FORMATS[name].read, columns.label or _first(known, MARK_COLUMNS)
+    if name in _MAY_BE_MARKED and "rejected" not in roles and label and has_column(known, label):
         roles, read = {**roles, "label": label}, reader_of_marked(read)
+    roles = {role: spelled.get(column, column) for role, column in roles.items()}
     _check_kinds(kinds, roles, {**FORMATS[name].allowed, "label": ("a truth value", "a number", "text")})
+    check_numbers(kinds, roles.get("chosen", ""))
     return Format(name, roles, read, why)
+
+
+def _not_of_format(kinds: Kinds, columns: FileColumns, name: str, where: str) -> str:
+    begin = f"{where}: --data_format {name} expects the columns {FORMATS[name].needs}, and the columns are "
+    for role in columns.deciding:
+        column = getattr(columns, role)
+        if not has_column(kinds, column):
+            return (
+                f"{begin}{column_names(kinds)}, without '{column}' of --{role}_column{nearest_column(column, kinds)}; "
+                "name the right one with it"
+            )
+    return (
+        f"{begin}{column_names(kinds)}; choose another format, or name its columns with flags such as --prompt_column"
+    )
 
 
 def _with_system(kinds: Kinds, name: str, roles: Roles) -> Roles:
@@ -228,23 +246,18 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
         fits.pop("messages", None)  # UltraFeedback's: the chosen conversation once more
     if len(fits) == 1:
         return next(iter(fits.items()))
-    begin = f"{where}: the columns {column_names(kinds)}{_other_separator(kinds)} fit "
+    begin = f"{where}: the columns {column_names(kinds)} fit "
     if fits:
         deciding = " or ".join(f"--data_format {name}" for name in fits)
         raise ThreestepError(f"{begin}{len(fits)} formats, {' and '.join(fits)}; decide with {deciding}")
-    known = "; ".join(f"{kind.needs} ({name})" for name, kind in FORMATS.items())
+    needs = {name: kind.needs for name, kind in FORMATS.items()}
+    known = "; ".join(f"{columns} ({name})" for name, columns in needs.items())
     raise ThreestepError(
-        f"{begin}no format; expected the columns of one of these: {known}; or name columns of your own: questions and "
+        f"{begin}no format{nearest_format(kinds, needs)}; expected the columns of one of these: {known}; or name "
+        "columns of your own: questions and "
         "answers with --data_format question_answer --prompt_column Q --chosen_column A, texts as they are stored with "
         "--prompt_column, --chosen_column and --rejected_column, others with --messages_column or --text_column"
     )
-
-
-def _other_separator(kinds: Kinds) -> str:
-    """A remark if the only column's name is a CSV's first line with another separator than commas."""
-    name = next(iter(kinds)) if len(kinds) == 1 else ""
-    mark = next((mark for mark in ";\t|" if mark in name), None)
-    return "" if mark is None else f" (one column with {mark!r} in its name: a CSV's are separated by commas)"
 
 
 def _format_of_flags(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Roles]:
@@ -287,7 +300,8 @@ _DECIDED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def missing_column(kinds: Kinds, where: str, column: str, role: str) -> str:
     return (
-        f"{where}: no column '{column}'; the columns are {column_names(kinds)}; name the right one with --{role}_column"
+        f"{where}: no column '{column}'; the columns are {column_names(kinds)}{nearest_column(column, kinds)}; name "
+        f"the right one with --{role}_column"
     )
 
 
@@ -296,7 +310,11 @@ def _check_kinds(kinds: Kinds, roles: Roles, allowed: Mapping[str, tuple[str, ..
     for role, column in roles.items():
         accepted = allowed.get(role, ("text",))
         first = next(iter(kinds.get(column, ())), None)
-        accepted = (first,) if first in accepted else accepted
+        if first in accepted:
+            accepted = _TEXT if first in _TEXT and "a number" in accepted else (first,)
         for kind, where in kinds.get(column, {}).items():
             if kind not in accepted:
-                raise ThreestepError(f"{where}: column '{column}': expected {' or '.join(accepted)}, got {kind}")
+                remedy = '; write it as text, such as "true"' if kind == "a truth value" and role != "label" else ""
+                raise ThreestepError(
+                    f"{where}: column '{column}': expected {' or '.join(accepted)}, got {kind}{remedy}"
+                )

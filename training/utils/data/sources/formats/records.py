@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -55,10 +56,23 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
     return value
 
 
+def _response_of(row: Mapping[str, Any], roles: Roles, role: str, where: str) -> Any:
+    """The value of a response's column, a number as text; ThreestepError for one that more than one text stands for."""
+    value = value_of(row, roles[role]) if role in roles else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    if isinstance(value, float) and (value.is_integer() or not math.isfinite(value)):
+        raise ThreestepError(
+            f"{where}: column '{roles[role]}': expected text or a number that is one text alone, got {value!r}; write "
+            "it as text"
+            + (f', "{int(value)}" or "{value!r}"' if math.isfinite(value) else ", or null if there is none")
+        )
+    return repr(value)
+
+
 def read_pair(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
-    prompt, chosen, rejected = (
-        value_of(row, roles[role]) if role in roles else None for role in ("prompt", "chosen", "rejected")
-    )
+    prompt = value_of(row, roles["prompt"]) if "prompt" in roles else None
+    chosen, rejected = (_response_of(row, roles, role, where) for role in ("chosen", "rejected"))
     system = [{"role": "system", "content": system_text}] if (system_text := _text(row, roles, "system", where)) else []
     if all(value is None or isinstance(value, str) for value in (prompt, chosen, rejected)):
         if "system" in roles and prompt is not None:
@@ -126,8 +140,7 @@ def read_conversation(row: Mapping[str, Any], roles: Roles, where: str) -> Recor
         messages = [{"role": "system", "content": system}, *messages]
     if "chosen" in roles:
         chosen, rejected = (
-            _read_response(value_of(row, roles[role]), where) if role in roles else None
-            for role in ("chosen", "rejected")
+            _read_response(_response_of(row, roles, role, where), where) for role in ("chosen", "rejected")
         )
         return _of_messages(messages, chosen, rejected, where)
     cut = response_begins(messages)
@@ -164,7 +177,8 @@ def read_text(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
 
 
 def _text(row: Mapping[str, Any], roles: Roles, role: str, where: str) -> str | None:
-    value = value_of(row, roles[role]) if role in roles else None
+    is_response = role in ("chosen", "rejected")
+    value = _response_of(row, roles, role, where) if is_response else value_of(row, roles.get(role, ""))
     if value is not None and not isinstance(value, str):
         raise ThreestepError(f"{where}: column '{roles[role]}': expected text, got {kind_of(value)}")
     return value

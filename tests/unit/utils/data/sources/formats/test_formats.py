@@ -339,13 +339,6 @@ def test_two_formats_that_both_fit(row, fits):
         assert read([row], data_format=name)[0] == name
 
 
-def test_another_separator_is_named():
-    with pytest.raises(
-        ThreestepError, match=r"the columns 'a;b' \(one column with ';' in its name: a CSV's are sep.* fit no"
-    ):
-        read([{"a;b": "1;2"}])
-
-
 def test_no_format_fits():
     with pytest.raises(ThreestepError) as caught:
         read([{"left": "a", "right": "b"}])
@@ -424,7 +417,14 @@ def test_mistakes_in_flags(rows, given_flags, fragment):
         ([{"prompt": [HI]}, {"prompt": "a"}], "f, line 2: column 'prompt': expected a list, got text"),
         ([{"prompt": 5}], "f, line 1: column 'prompt': expected text or a list, got a number"),
         ([{"messages": {"a": 1}}], "f, line 1: column 'messages': expected a list or text, got an object"),
-        ([{"question": "a", "answer": 72}], "f, line 1: column 'answer': expected text, got a number"),
+        (
+            [{"question": "a", "answer": True}],
+            "f, line 1: column 'answer': expected text or a number, got a truth value; write it as text, such as",
+        ),
+        (
+            [{"question": "a", "options": ["a", "b"], "answer": 1}],
+            "f, line 1: column 'answer' holds numbers beside 'options', so they may be places in it; write each answer",
+        ),
         ([{"instruction": "a", "output": "b", "history": "c"}], "column 'history': expected a list, got text"),
         ([{"text": ["a"]}], "f, line 1: column 'text': expected text, got a list"),
     ],

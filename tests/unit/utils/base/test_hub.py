@@ -1,0 +1,101 @@
+"""A hub that does not answer is a sentence; one that is not to be asked, or whose copy is here, is not asked."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from training.utils.base import hub
+from training.utils.base.errors import ThreestepError
+from training.utils.base.hub import check_hub
+
+
+@pytest.fixture(autouse=True)
+def asks(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")  # so that it is put back
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub, "_SECONDS", 0.5)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(5)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        yield
+
+
+def test_no_answer_ends_in_time(silent):
+    begun = time.monotonic()
+    with pytest.raises(
+        ThreestepError, match=r"the model 'a/b' is not here, and the hub could not .*no answer within 0.5"
+    ):
+        check_hub("the model 'a/b'", "models", "a/b")
+    assert time.monotonic() - begun < 5
+
+
+def test_nobody_listens(monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        with pytest.raises(
+            ThreestepError, match=r"could not be reached \(.*refused\); check the network and the proxy"
+        ):
+            check_hub("the model 'a/b'", "models", "a/b")
+
+
+def test_an_address_that_is_none(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "nowhere")
+    with pytest.raises(ThreestepError, match=r"could not be reached \(unknown url type"):
+        check_hub("the model 'a/b'", "models", "a/b")
+
+
+def test_offline_and_cached_are_not_asked(silent, monkeypatch, tmp_path):
+    (tmp_path / "cache" / "models--a--b").mkdir(parents=True)
+    monkeypatch.setattr(hub, "_CLIENT", "os")  # one that is imported
+    check_hub("the model 'a/b'", "models", "a/b")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    check_hub("the model 'c/d'", "models", "c/d")
+
+
+def test_a_copy_in_the_cache_is_used_offline(silent, monkeypatch, tmp_path, capsys):
+    (tmp_path / "cache" / "models--a--b").mkdir(parents=True)
+    monkeypatch.setattr(hub, "_CLIENT", "none that was imported")
+    check_hub("the model 'a/b'", "models", "a/b")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert "the hub could not be reached (no answer within 0.5 seconds), the copy in its" in capsys.readouterr().out
+
+
+def test_the_cache_is_where_the_client_has_it(monkeypatch, tmp_path):
+    import huggingface_hub.constants as client
+
+    monkeypatch.delenv("HF_HUB_CACHE")
+    (tmp_path / "hub" / "models--a--b").mkdir(parents=True)
+    assert not hub._is_cached("models", "a/b")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert hub._is_cached("models", "a/b") and client.HF_HUB_CACHE.endswith("hub")
+
+
+def test_any_answer_is_one(monkeypatch):
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    asked: list[str] = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        check_hub("the dataset 'a/b'", "datasets", "a/b")  # it is not there, which the client says better
+    assert asked == ["/api/datasets/a/b"]

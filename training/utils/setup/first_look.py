@@ -1,0 +1,29 @@
+"""Checks of a run before libraries load and ranks start: an earlier run in its folder, data that do not fit.
+
+Cheap to import.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
+from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.data.sources.first_look import look_at_data
+
+if TYPE_CHECKING:
+    from training.utils.checkpoints.arguments import CheckpointArguments
+    from training.utils.data.sources.arguments import SourceArguments
+    from training.utils.flags.step import Step
+    from training.utils.run.run_arguments import RunArguments
+
+
+def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, source: SourceArguments) -> None:
+    """ThreestepError if the folder holds a finished run, or if the data cannot serve the step; a dry run may."""
+    if run.dry_run:
+        return
+    if not checkpoints.overwrite:
+        refuse = refuse_earlier_run if checkpoints.resume is None else refuse_without_checkpoints
+        refuse(CheckpointFolder(run.output_dir))
+    if step.number:  # of the phase whose rows it takes
+        look_at_data(int(step.number), source)
