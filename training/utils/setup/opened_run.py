@@ -20,6 +20,7 @@ from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.processors import write_beside
 from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
+from training.utils.report.writing import close_run
 from training.utils.run.run_folder import BAD_STEPS, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
 from training.utils.setup.setup import start_run, with_head_chunk
@@ -127,8 +128,6 @@ class OpenedRun:
             _write_models(final, parts, guests)
         for name, content in figures.items():
             self.folder.write_figures(name, content)
-        from training.utils.report.writing import close_run  # what a run needs at its end alone
-
         close_run(self.folder, self.flags.settings, self.flags.trains)
         final.check()
         log(closing, self.folder.is_main_rank)
