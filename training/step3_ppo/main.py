@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from training.step3_ppo import STEP
 from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.utils.base.quick_imports import quick_imports
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import run_program
@@ -25,14 +26,16 @@ def main(argv: Sequence[str]) -> None:
     flags.reward.check_files()
     look_first(STEP, flags.run, flags.saving, flags.data.source)
 
-    from training.step3_ppo.flags.checks import checked_components
+    with quick_imports():
+        from training.step3_ppo.flags.checks import checked_components
 
     components = checked_components(flags)
     if flags.run.dry_run:
         from training.step3_ppo.dry_run import dry_run
 
         return dry_run(flags, components)
-    from training.step3_ppo.run import run
+    with quick_imports():
+        from training.step3_ppo.run import run
 
     run(flags, components)
     if components.environments is not None:

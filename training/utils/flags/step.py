@@ -139,17 +139,22 @@ UNKNOWN_STEP = Step("step_other", "other", "other steps", ())
 @functools.cache
 def known_steps() -> dict[str, Step]:
     """Every step of the package, by name, in the order of the names."""
+    return {name: importlib.import_module(f"{_PACKAGE}.{name}").STEP for name in _names_of_steps()}
+
+
+def _names_of_steps() -> list[str]:
     package = importlib.import_module(_PACKAGE)
-    names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name.startswith("step"))
-    return {name: importlib.import_module(f"{_PACKAGE}.{name}").STEP for name in names}
+    return sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name.startswith("step"))
 
 
 def step_of(settings: Mapping[str, Any]) -> Step:
     """The step that a run's settings belong to: their `program`, or else the step with most of their flags."""
+    for name in _names_of_steps():
+        if settings.get("program") == f"{_PACKAGE}.{name}.main":
+            return importlib.import_module(f"{_PACKAGE}.{name}").STEP  # without the flags of the others
     steps = known_steps().values()
     flags = {step.name: defaults_of(step.groups).keys() for step in steps}
     distinctive = settings.keys() - set.intersection(*map(set, flags.values()))
     overlaps = {step.name: len(distinctive & flags[step.name]) for step in steps}
     best = max(steps, key=lambda step: (overlaps[step.name], -len(flags[step.name])))
-    by_program = (step for step in steps if step.program == settings.get("program"))
-    return next(by_program, best if overlaps[best.name] else UNKNOWN_STEP)
+    return best if overlaps[best.name] else UNKNOWN_STEP

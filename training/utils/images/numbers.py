@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from training.utils.images.spans import ImageSpan
 
 SPAN_NUMBERS, KEY_AT = 6, 4  # begin, tokens, height and width (0: none), key, sees_itself
+_NONE = np.zeros(0, np.int32)
 
 
 def span_numbers(spans: Sequence[ImageSpan]) -> np.ndarray:
     """The images of a row as int32 [images * SPAN_NUMBERS]."""
+    if not spans:
+        return _NONE
     numbers = [(one.begin, one.tokens, *(one.sides or (0, 0)), one.key, one.sees_itself) for one in spans]
     return np.array(numbers, np.int32).reshape(-1)
 

@@ -54,13 +54,13 @@ def progress_bar(
     return _Lines(**common, miniters=1, mininterval=0.0, pace=pace or LogPace())
 
 
-def show(bar: tqdm, *figures: ShownFigure) -> None:
-    """Count one step as done and show `figures` with it."""
+def show(bar: tqdm, *figures: ShownFigure, steps: int = 1) -> None:
+    """Count `steps` as done and show `figures` with them."""
     if isinstance(bar, _Lines):
         bar.add(figures)
     else:
         bar.set_postfix_str(", ".join(map(str, figures)), refresh=False)
-    bar.update()
+    bar.update(steps)
 
 
 class _Lines(tqdm):
@@ -69,6 +69,8 @@ class _Lines(tqdm):
     def __init__(self, *, pace: LogPace, **common: Any) -> None:
         self._pace = pace
         self._last: tuple[int, float] | None = None  # the step and the time of the last line
+        if pace.waits:
+            self._last = common["initial"], time.monotonic()
         self._figures: list[tuple[ShownFigure, ...]] = []
         super().__init__(**common)
 
@@ -79,7 +81,8 @@ class _Lines(tqdm):
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         done, now = self.n - self.initial, time.monotonic()
-        if done == 0 or not (self._last is None or self.n == self.total or self._is_due(now)):
+        is_last = self.n == self.total and not self._pace.waits
+        if done == 0 or not (self._last is None or is_last or self._is_due(now)):
             return True
         self._last = self.n, now
         parts = [f"{self.desc}: {self.unit} {self.n:,} of {self.total:,}", *self._summed_up()]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.quick_imports import quick_imports
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
@@ -63,7 +64,8 @@ def one_model_program(
             )
         check_model_folder(flags.model.model_name_or_path)
         look_first(step, flags.run, flags.checkpoints, flags.data.source)
-        from training.utils.data.kinds.table import KINDS
+        with quick_imports():
+            from training.utils.data.kinds.table import KINDS
 
         kind = KINDS[rows if isinstance(rows, str) else rows(flags.of_step)]
         if flags.run.dry_run:
@@ -71,7 +73,8 @@ def one_model_program(
 
             dry_run(flags, scores, responses=len(kind.responses))
         else:
-            from training.utils.setup.one_model_run import run_one_model
+            with quick_imports():
+                from training.utils.setup.one_model_run import run_one_model
 
             run_one_model(flags, train, kind, scores, rereads_start=rereads_start(flags.of_step), check_rows=check_rows)
 

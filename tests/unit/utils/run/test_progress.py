@@ -43,6 +43,8 @@ def test_the_bar_is_silent_on_other_ranks(capsys):
         (LogPace(90, 60.0), 1.0, [1, 91, 181, 200]),  # the later of the two
         (LogPace(50, 0.0), 1.0, [1, 51, 101, 151, 200]),
         (LogPace(), 0.001, [1, 200]),  # a short run: its first and its last step
+        (LogPace(1, 60.0, waits=True), 1.0, [60, 120, 180]),  # nothing before a minute, nor at the end
+        (LogPace(1, 60.0, waits=True), 0.001, []),
     ],
 )
 def test_a_log_has_a_line_at_its_pace(capsys, clock, pace, seconds_of_a_step, expected):
@@ -81,6 +83,17 @@ def test_a_resumed_run_counts_on(capsys):
     with progress_bar(10, "SFT", True, done=7, pace=EVERY_STEP) as bar:
         show(bar, loss(1.0))
     assert capsys.readouterr().err.startswith("SFT: step 8 of 10, loss 1.0, ")
+
+
+def test_several_steps_are_counted_at_once(capsys, clock):
+    with progress_bar(1000, "data", True, unit="row", done=200, pace=LogPace(seconds=10.0, waits=True)) as bar:
+        for _ in range(4):
+            clock[0] += 6.0
+            show(bar, ShownFigure("", 50.0, ",.0f", "rows/s", is_mean=False), steps=200)
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.sub(r", [0-9:]+ left", "", line) for line in lines] == [
+        "data: row 600 of 1,000, 50 rows/s", "data: row 1,000 of 1,000, 50 rows/s"
+    ]  # fmt: skip
 
 
 def test_bars_without_figures(capsys):

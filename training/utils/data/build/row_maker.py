@@ -6,7 +6,6 @@ Knows nothing of splits, files or the cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from training.utils.data.rows.tokenize import TextTokenizer
 
 ROWS_PER_CALL = 1024  # of the tokenizer
+_LEAVES_OUT = (Dropped, MalformedBlocks, BadConversation)
 
 
 class RowMaker:
@@ -73,8 +73,10 @@ class RowMaker:
         waiting: list[Waiting] = []
         for index in map(int, indices):
             sample = deepcopy(rows[index]) if isinstance(rows, (list, tuple)) else rows[index]
-            with self._counting_drops():
+            try:
                 waiting.append(self._take(sample, first_id + index, f"dataset '{self._source.name}', row {index}"))
+            except _LEAVES_OUT as reason:
+                self._count_drop(reason)
             if len(waiting) == ROWS_PER_CALL:
                 yield from self._made(waiting)
                 waiting = []
@@ -114,10 +116,11 @@ class RowMaker:
     def _made(self, waiting: Sequence[Waiting]) -> Iterator[Row]:
         for one, ids in zip(waiting, self._strategy.encode([one.sample for one in waiting]), strict=True):
             try:
-                with self._counting_drops():
-                    if isinstance(ids, BadConversation):
-                        raise ids
-                    yield self._kind.make(self._making, one, ids)
+                if isinstance(ids, BadConversation):
+                    raise ids
+                yield self._kind.make(self._making, one, ids)
+            except _LEAVES_OUT as reason:
+                self._count_drop(reason)
             except TooLong as long:
                 raise ThreestepError(
                     f"dataset '{self._source.name}', row id {one.row_id}: a sentence of {long.length_tokens} tokens, "
@@ -125,16 +128,13 @@ class RowMaker:
                     "or choose another truncation"
                 ) from None
 
-    @contextmanager
-    def _counting_drops(self) -> Iterator[None]:
-        """Count a row that is left out; the next one follows."""
-        try:
-            yield
-        except Dropped as dropped:
-            self._counts.dropped[str(dropped)] += 1
-        except MalformedBlocks:
+    def _count_drop(self, reason: Exception) -> None:
+        """Count a row that is left out; raise the reason where it is a mistake."""
+        if isinstance(reason, Dropped):
+            self._counts.dropped[str(reason)] += 1
+        elif isinstance(reason, MalformedBlocks):
             self._counts.dropped["malformed_parallel"] += 1
-        except BadConversation:
-            if not self._drops_bad:
-                raise
+        elif self._drops_bad:
             self._counts.dropped["bad_conversation"] += 1
+        else:
+            raise reason

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.console import LogPace
 from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.shard_files import (
@@ -27,7 +30,7 @@ from training.utils.data.cache.shard_files import (
 from training.utils.data.cache.workers import run_jobs, worker_count
 from training.utils.data.rows.dataset import join_files, media_keys, write_rows
 from training.utils.data.rows.media_store import GrowingStore, MediaWriter, copy_media
-from training.utils.run.progress import progress_bar
+from training.utils.run.progress import ShownFigure, progress_bar, show
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import Row
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 # Enough shards to keep 64 cores busy to the end, not too many files, and enough texts for a call of the tokenizer.
 _SHARDS = 256
 _LEAST_ROWS, _MOST_ROWS = 512, 8192
+_PACE = LogPace(seconds=10.0, waits=True)  # of lines in a log that is a file
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def shard_ranges(raw_rows: int) -> list[tuple[int, int]]:
 
 
 def build_shards(folder: str, plans: Sequence[SplitPlan], num_workers: int | None, log: Log) -> dict[str, BuiltShards]:
-    """Make every missing shard of every split, in `workers.worker_count` processes; a terminal shows the progress."""
+    """Make every missing shard of every split, in `workers.worker_count` processes; a bar, or lines of a log,
+    show the progress."""
     make_shards_folder(folder)
     wanted = [
         _Job(plan, begin, end, shard_path(folder, plan.name, begin, end))
@@ -120,19 +125,18 @@ def build_shards(folder: str, plans: Sequence[SplitPlan], num_workers: int | Non
 def _make(jobs: list[_Job], num_workers: int | None, all_rows: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Entries of the jobs' shards as they finish; the progress bar begins after the rows of the shards that exist."""
     rows = sum(job.end - job.begin for job in jobs)
-    tokens = 0
-    with progress_bar(all_rows, "data", is_main_rank=True, unit="row", on_terminal_only=True) as bar:
-        bar.update(all_rows - rows)
-        bar.initial = all_rows - rows  # so that the rate is that of this build
+    tokens, begun = 0, time.monotonic()
+    with progress_bar(all_rows, "data", is_main_rank=True, unit="row", done=all_rows - rows, pace=_PACE) as bar:
         for number, entry in run_jobs(
             len(jobs), lambda number: _build_shard(jobs[number]), worker_count(num_workers, rows)
         ):
             job = jobs[number]
             yield job.path, entry
             tokens += entry["tokens"]
-            rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
-            bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-            bar.update(job.end - job.begin)
+            done = bar.n - bar.initial + job.end - job.begin
+            seconds = max(time.monotonic() - begun, 1e-9)
+            rate = (tokens / seconds, "tokens/s") if sys.stderr.isatty() else (done / seconds, "rows/s")
+            show(bar, ShownFigure("", rate[0], ",.0f", rate[1], is_mean=False), steps=job.end - job.begin)
 
 
 def _build_shard(job: _Job) -> dict[str, Any]:

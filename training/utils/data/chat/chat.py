@@ -114,7 +114,7 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     return parts
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TextPiece:
     """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one; `is_end`: the last
     part, behind which a model stops."""
@@ -125,7 +125,7 @@ class TextPiece:
     is_end: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class EncodedConversation:
     """`loss[i]`: token i is to be predicted. `last_turn`: index at which the last turn that carries loss begins.
     `blank_end`: how many tokens of white space the template writes behind the last turn."""
@@ -328,11 +328,13 @@ def _may_precede(added: str, answer: str, special: Sequence[str]) -> bool:
 
 def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:
     """The pieces of one row as one sequence of tokens."""
-    loss = [piece.carries_loss for piece, part in zip(pieces, ids, strict=True) for _ in part]
-    last = max((number for number, piece in enumerate(pieces) if piece.carries_loss), default=0)
+    whole, loss, begin = Ids(), list[bool](), 0
+    for piece, part in zip(pieces, ids, strict=True):
+        begin = len(whole) if piece.carries_loss else begin
+        whole += part
+        loss += [piece.carries_loss] * len(part)
     is_blank = not pieces[-1].is_turn and not pieces[-1].text.strip()
-    begin, blank_end = sum(len(part) for part in ids[:last]), len(ids[-1]) if is_blank else 0
-    return EncodedConversation([i for part in ids for i in part], loss, begin, blank_end)
+    return EncodedConversation(whole, loss, begin, len(ids[-1]) if is_blank else 0)
 
 
 def fit_conversation(encoded: EncodedConversation, most: int, truncation: str) -> tuple[EncodedConversation, bool]:

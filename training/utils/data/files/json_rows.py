@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class JsonLines(Sequence):
         with open_local(path, spool_dir) as file:
             self._content = mapped(file)
         begin, line_number = 0, 0
+        noted: set[tuple[Any, ...]] = set()  # names and types of the columns of rows
         while begin < len(self._content):
             line_number += 1
             line = self._line(begin)
@@ -41,7 +43,9 @@ class JsonLines(Sequence):
                 where = f"{path}, line {line_number}"
                 row = _parse(line, where)
                 check_row(row, where, expected)
-                note_kinds(self.kinds, row, where)
+                if (form := (*row, *map(type, row.values()))) not in noted:
+                    noted.add(form)
+                    note_kinds(self.kinds, row, where)
                 self._begins.append(begin)
                 self._lines.append(line_number)
             begin += len(line)
@@ -108,7 +112,7 @@ class JsonList(Sequence):
 
 def _decode(content: bytes, where: str) -> str:
     try:
-        return content.decode("utf-8-sig")
+        return content.removeprefix(BOM_UTF8).decode()  # as the codec utf-8-sig, which is slow
     except UnicodeDecodeError as error:
         is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         remedy = "; it is UTF-16, which iconv -f UTF-16 -t UTF-8 converts" if is_utf_16 else "; save it as UTF-8"

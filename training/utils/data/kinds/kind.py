@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from training.utils.images.spans import ImageSpan
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Waiting:
     """A sample that waits for the tokenizer. carried: of `RowKind.carried`."""
 
@@ -56,7 +56,8 @@ class Making:
         for piece, ids in learnt:
             last = ids[-1] if piece.is_end and ids else None
             before = ids if last is None else ids[:-1]
-            self.counts.inside.update(special[token] for token in before if token in special)
+            if not special.keys().isdisjoint(before):
+                self.counts.inside.update(special[token] for token in before if token in special)
             if last in special:
                 self.counts.ends[special[last]] += 1
 

@@ -88,8 +88,9 @@ class Ranked(RowKind):
         most, truncation = making.flags.max_seq_len, making.flags.truncation
         places = list(range(len(prompt_ids)))  # cut as the tokens would be
         places, responses, was_cut = fit_sentences(places, ids[prompts:], most, truncation, end_id=making.texts.end_id)
-        spans = after_cut(spans, places)
-        prompt_ids = [prompt_ids[place] for place in places]
+        if was_cut:
+            spans = after_cut(spans, places)
+            prompt_ids = [prompt_ids[place] for place in places]
         making.counts.truncated += was_cut
         if not prompt_ids:  # only sentences are texts without a prompt
             raise Dropped("empty_prompt")

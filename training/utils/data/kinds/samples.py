@@ -71,8 +71,11 @@ def _prompt_of_sentences(raw: PromptRawDataset, kinds: Sequence[str], sample: An
 def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, *, where: str) -> str | None:
     """The text after the prompt in the sentence, the getter that DeepSpeed-Chat's subclasses surely have.
 
-    If the sentence does not begin with the prompt, `get_chosen` or `get_rejected` gives the response.
+    If the sentence does not begin with the prompt, or the class has none to offer, `get_chosen` or `get_rejected` gives
+    the response.
     """
+    if not has_sentences(raw):
+        return read_text(raw, f"get_{kind}", sample, where)
     sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
     if sentence is None or sentence.startswith(prompt):
         return None if sentence is None else sentence[len(prompt) :]
@@ -119,6 +122,8 @@ def read_carried(raw: PromptRawDataset, sample: Any, source_name: str, where: st
 
 def checked_json(raw: PromptRawDataset, getter: str, value: Any, where: str) -> Any:
     """A copy of `value` as JSON holds it, as the class may use its object again; ThreestepError where JSON cannot."""
+    if value is None or type(value) is str:
+        return value
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:

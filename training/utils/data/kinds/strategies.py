@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from training.utils.images.data.row_pictures import RowPicture
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which would make a row's records three times as slow
 class ReadSample:
     """A sample before it is tokenized.
 

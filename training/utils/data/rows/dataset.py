@@ -92,7 +92,9 @@ def _write(path: str, row_type: type[Row], batches: Iterable[pa.RecordBatch]) ->
 
 
 def _to_batch(row_type: type[Row], rows: list[Any]) -> pa.RecordBatch:
-    numbers = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in ("row_id", "length_tokens")]
+    numbers = [
+        _numbers(np.array([getattr(row, name) for row in rows], np.int64)) for name in ("row_id", "length_tokens")
+    ]
     columns = [_FORMS[form].write([getattr(row, field) for row in rows]) for field, form in row_type.stored.items()]
     return pa.record_batch([*numbers, *columns], schema=_schema(row_type))
 
@@ -118,7 +120,9 @@ def _with_keys(path: str, new_keys: np.ndarray | None) -> Iterator[pa.RecordBatc
             continue
         numbers = _numbers_of_spans(batch)
         numbers[:, KEY_AT] = new_keys[numbers[:, KEY_AT]]
-        column = pa.ListArray.from_arrays(batch.column("images").offsets, pa.array(numbers.reshape(-1), pa.int32()))
+        column = pa.ListArray.from_arrays(
+            batch.column("images").offsets, _numbers(numbers.reshape(-1).astype(np.int32))
+        )
         yield batch.set_column(batch.schema.get_field_index("images"), "images", column)
 
 
@@ -139,16 +143,33 @@ def _cut_anew(paths: Sequence[str], new_keys: Mapping[str, np.ndarray]) -> Itera
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same rows in new buffers: a slice is written with its neighbours as padding."""
-    return batch.take(np.arange(batch.num_rows))
+    return batch.take(_numbers(np.arange(batch.num_rows)))
+
+
+def _numbers(values: np.ndarray) -> pa.Array:
+    """The numbers in a column. `pa.array` gives the same, but imports pandas, in every process that builds."""
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def _texts(values: Sequence[str | None]) -> pa.Array:
+    """Texts, and nulls for None, in a column; without `pa.array` (see `_numbers`) where they have less than 2 GiB."""
+    encoded = [b"" if value is None else value.encode() for value in values]
+    if sum(map(len, encoded)) > np.iinfo(np.int32).max:
+        return pa.array(values, pa.string())  # raises
+    bits = None
+    if nulls := sum(value is None for value in values):
+        bits = pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
+    buffers = [bits, _offsets([len(text) for text in encoded]).buffers()[1], pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers, nulls)
 
 
 def _offsets(lengths: Sequence[int] | np.ndarray) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return _numbers(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
 def _ragged(arrays: Sequence[np.ndarray], dtype: type = np.int32) -> pa.ListArray:
     values: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
-    return pa.ListArray.from_arrays(_offsets([len(array) for array in arrays]), pa.array(values))
+    return pa.ListArray.from_arrays(_offsets([len(array) for array in arrays]), _numbers(values))
 
 
 def _spans(masks: Sequence[np.ndarray]) -> pa.ListArray:
@@ -160,7 +181,7 @@ def _spans(masks: Sequence[np.ndarray]) -> pa.ListArray:
     rows = np.searchsorted(begins, edges, side="right") - 1
     # A mask that is True to its end has an edge at its length, where the gap follows.
     values = (edges - begins[rows]).astype(np.int32)
-    return pa.ListArray.from_arrays(_offsets(np.bincount(rows, minlength=len(masks))), pa.array(values))
+    return pa.ListArray.from_arrays(_offsets(np.bincount(rows, minlength=len(masks))), _numbers(values))
 
 
 def _view(numbers: pa.Array) -> np.ndarray:
@@ -220,7 +241,8 @@ def _of_lists(values: list[Any]) -> pa.ListArray:
 
 def _optional(dtype: type) -> Callable[[list[Any]], pa.ListArray]:
     """An empty array means None."""
-    return lambda values: _ragged([np.array(() if value is None else value, dtype) for value in values], dtype)
+    none = np.zeros(0, dtype)
+    return lambda values: _ragged([none if value is None else np.array(value, dtype) for value in values], dtype)
 
 
 def _mask(spans: np.ndarray, tokens: int) -> np.ndarray:
@@ -235,7 +257,7 @@ def _json(default: Any) -> _Form:
 
     def write(values: list[Any]) -> pa.Array:
         texts = [None if value == default else json.dumps(value, ensure_ascii=False) for value in values]
-        return pa.array(texts, pa.string())
+        return _texts(texts)
 
     def read(text: Any, _: int) -> Any:
         value = json.loads(text.as_py()) if text.is_valid else copy(default)
@@ -254,7 +276,7 @@ _FORMS = {
     ),
     "spans": _Form(_IDS, _spans, _mask),
     "images": _Form(_IDS, lambda media: _ragged([span_numbers(each) for each in media]), lambda at, _: spans_of(at)),
-    "text": _Form(pa.string(), lambda texts: pa.array(texts, pa.string()), lambda text, _: text.as_py()),
+    "text": _Form(pa.string(), _texts, lambda text, _: text.as_py()),
     "json": _json(None),
     "json of names": _json({}),
     "json of a list": _json(()),

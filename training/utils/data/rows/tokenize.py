@@ -47,7 +47,8 @@ class TextTokenizer:
 
     def encode_prompts(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of prompts or other texts, after those that the tokenizer puts before a text (such as a bos token)."""
-        return [self.prefix_ids + ids for ids in self._encode(texts)]
+        encoded = self._encode(texts)
+        return [self.prefix_ids + ids for ids in encoded] if self.prefix_ids else encoded
 
     def encode_responses(
         self, prompts: Sequence[str], prompt_ids: Sequence[Ids], responses: Sequence[str]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.quick_imports import quick_imports
 from training.utils.engine.ranks.collectives import barrier, wait_for_main
 from training.utils.engine.ranks.devices import device_of, set_allocator, set_threads, take_accelerator
 from training.utils.engine.ranks.host_memory import keep_freed_memory
@@ -66,7 +67,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
         # deepspeed.init_distributed looks for mpi4py where these are missing (deepspeed 0.19, comm/comm.py).
         alone = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
         os.environ.update(alone)
-    import deepspeed
+    deepspeed = _imported_deepspeed()
     from deepspeed.accelerator import get_accelerator
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # after the import, which sets it to WARNING
@@ -105,6 +106,13 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
         watch.stop()
         for name in alone:
             os.environ.pop(name, None)
+
+
+def _imported_deepspeed() -> Any:
+    with quick_imports():
+        import deepspeed
+
+    return deepspeed
 
 
 @contextlib.contextmanager

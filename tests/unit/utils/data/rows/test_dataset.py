@@ -194,3 +194,16 @@ def test_what_fails_half_way_is_closed_and_no_split(tmp_path):
         write_rows(str(path), TextBlock, rows())
     with pytest.raises((OSError, ValueError)):
         CachedSplit(str(path), 1, {})
+
+
+@pytest.mark.parametrize("texts", [[], ["a"], [None], ["", "é\u4e2d", None, "b" * 99, None], ["x"] * 9, [None] * 17])
+def test_texts_are_stored_as_arrow_stores_them(texts):
+    column, plain = dataset._texts(texts), dataset.pa.array(texts, dataset.pa.string())
+    column.validate(full=True)
+    assert column.equals(plain) and column.null_count == plain.null_count
+
+
+def test_numbers_are_stored_as_arrow_stores_them():
+    for dtype in (np.int32, np.int64, np.float32):
+        numbers = np.array([3, -1, 0], dtype)
+        assert dataset._numbers(numbers).equals(dataset.pa.array(numbers))

@@ -15,6 +15,7 @@ from training.utils.base.errors import ThreestepError
 IMAGE_COLUMNS = ("images", "image")
 IMAGE_PARTS = ("image", "image_url", "input_image")  # the types of content parts that are images
 _NAMES = (*IMAGE_COLUMNS, "video", "videos", "audio", "audios")
+_ALL_NAMES = frozenset(_NAMES)
 _WORD = re.compile(r"(^|_|\.)(image|img|picture|photo|pixel|video|audio)s?(_|\.|$)", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"<\|?(image|video|audio)(_pad)?\|?>")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
@@ -82,7 +83,8 @@ def is_image_part(part: Any) -> bool:
 def check_text_parts(messages: Iterable[Mapping[str, Any]], where: str, unread: str = ONLY_TEXT) -> None:
     """Raise BadConversation for an image among the parts of a message. unread: see `check_media`."""
     for number, message in enumerate(messages, start=1):
-        joined_text(message, f"{where}, message {number}", unread=unread)
+        if isinstance(message.get("content"), list) or not _ALL_NAMES.isdisjoint(message):
+            joined_text(message, f"{where}, message {number}", unread=unread)
 
 
 def joined_text(message: Mapping[str, Any], where: str, images: bool = False, unread: str = ONLY_TEXT) -> Any:

@@ -309,6 +309,8 @@ def _turn(message: Message, where: str) -> str:
 
 
 def _content(message: Message, where: str) -> str:
+    if len(message) == 2 and isinstance(message["content"], str):  # beside the role
+        return message["content"]
     parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
     content = ""
     for part in parts:

@@ -20,9 +20,10 @@ from training.utils.data.sources.formats.messages import (
 
 # Role -> column: {"prompt": "instruction", ...}.
 Roles = dict[str, str]
+_INSTRUCTION_ROLES = ("instruction", "prompt", "input", "chosen", "rejected", "system")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Record:
     """A prompt and its responses, as texts exactly as stored or as messages, never both."""
 
@@ -148,18 +149,20 @@ def read_conversation(row: Mapping[str, Any], roles: Roles, where: str) -> Recor
 
 
 def read_instruction(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
-    instruction, prompt, context, chosen, rejected, system = (
-        _text(row, roles, role, where) for role in ("instruction", "prompt", "input", "chosen", "rejected", "system")
-    )
+    texts = {role: _text(row, roles, role, where) for role in _INSTRUCTION_ROLES if role in roles}
+    prompt = texts.get("prompt")
     if prompt is None:
         return Record()
+    system = texts.get("system")
     messages = [{"role": "system", "content": system}] if system else []
     for turn in value_of(row, roles["history"]) or [] if "history" in roles else []:
         if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
             raise ThreestepError(f"{where}: history: expected a list of [question, answer], got {turn!r}"[:200])
         messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
-    messages.append({"role": "user", "content": "\n".join(filter(None, [instruction, prompt, context]))})
-    return _of_messages(messages, _read_response(chosen, where), _read_response(rejected, where), where)
+    question = "\n".join(filter(None, [texts.get("instruction"), prompt, texts.get("input")]))
+    messages.append({"role": "user", "content": question})
+    chosen, rejected = (_read_response(texts.get(role), where) for role in ("chosen", "rejected"))
+    return _of_messages(messages, chosen, rejected, where)
 
 
 def read_ranked(row: Mapping[str, Any], roles: Roles, where: str) -> Record:

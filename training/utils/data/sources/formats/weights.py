@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from training.utils.data.sources.formats.messages import BadConversation, Message
@@ -20,7 +21,12 @@ _LIKE_A_WEIGHT = re.compile(r"(^|_)(loss|weights?|mask(ed)?|train(ed|s|ing|able)
 
 def has_weights(messages: Sequence[Any]) -> bool:
     """True if any message has a key that looks like a weight."""
-    return any(_LIKE_A_WEIGHT.search(str(key)) for message in messages for key in message)
+    return any(_is_like_a_weight(str(key)) for message in messages for key in message)
+
+
+@lru_cache(maxsize=1024)  # a run's messages have few keys
+def _is_like_a_weight(key: str) -> bool:
+    return _LIKE_A_WEIGHT.search(key) is not None
 
 
 def split_weights(messages: Sequence[Message], where: str) -> tuple[list[Message], list[bool | None]]:
