@@ -27,9 +27,9 @@ def run(flags: PpoFlags, components: Components) -> None:
     """Load prompts and models, train, save."""
     ppo, trains = flags.ppo, not flags.ppo.val_only
     shares_gpu = components.rollout_engine.frees_gpu_memory(flags.settings_of_engine(components.rollout_engine))
-    of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, resolved_settings(flags), trains)
+    of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, resolved_settings(flags), trains)
     with planned_run(of_run, shares_gpu) as planned:
-        ranks = planned.ranks
+        ranks, flags = planned.ranks, flags._replace(data=planned.flags.data)
         check_models(flags, components.with_critic_tokenizer)
         tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
         tokenizer = tokenizers.actor

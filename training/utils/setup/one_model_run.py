@@ -51,9 +51,9 @@ def run_one_model(
 ) -> None:
     """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
     arguments are."""
-    data = flags.data
     with planned_run(flags.of_run) as planned:
-        ranks = planned.ranks
+        ranks, data = planned.ranks, planned.flags.data
+        flags = replace(flags, data=data)
         check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log
+from training.utils.base.typed import WHOLE_RUN_VARIABLE
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.startup import Ranks, started_process_group
+from training.utils.flags.flags import AUTO
 from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.processors import write_beside
@@ -52,12 +55,17 @@ def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRu
             defaults=step.defaults,
             may_change=step.may_change,
         )
-        yield PlannedRun(flags, ranks, plan)
+        split = flags.data.split.of_phase(step.number, WHOLE_RUN_VARIABLE in os.environ)
+        if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
+            split = replace(split, data_split=began)
+        decided = {"data_split": split.data_split}
+        flags = flags._replace(data=replace(flags.data, split=split), settings={**flags.settings, **decided})
+        yield PlannedRun(flags, ranks, plan.decided(decided))
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that has not written anything yet."""
+    """A run that has not written anything yet. flags: with the shares of the data that --data_split auto stands for."""
 
     flags: RunFlags
     ranks: Ranks

@@ -52,8 +52,7 @@ def test_a_step_has_the_settings_of_its_script(kind, size, step, capsys):
     """Those of the script's own command line, which other tests read."""
     name = f"{kind}/run_{'350m' if step == 'step2_reward' else size}"
     (line,) = (line for line in LINES if (line.step, line.name) == (STEPS[step], name))
-    words = translated(line.flags.split(), known_steps()[step].old_flags)[0]
-    its = settings_of(step, ["--data_path", "Dahoas/rm-static", *words])
+    its = settings_of(step, ["--data_path", "Dahoas/rm-static", *line.flags.split()])
     values = settings_of_e2e({"deployment_type": kind, "actor_model": size}, HOSTS)
     section = {"model_name_or_path": values["model_name_or_path"], **values["shared"], **values[step]}
     if step == "step3_ppo":

@@ -7,9 +7,10 @@ published folder. There are no collectives.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
@@ -21,6 +22,7 @@ from training.utils.data.build.portions import (
     divide_rows,
     open_sources,
     part_of,
+    rows_sentence,
     share_sentence,
 )
 from training.utils.data.build.row_maker import RowMaker
@@ -33,6 +35,7 @@ from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_mak
 from training.utils.data.files.readers import split_reader
 from training.utils.data.kinds.parallel_thinking import parallel_tags, parts_of_parallel_thinking
 from training.utils.data.kinds.table import kind_of
+from training.utils.data.rows.duplicates import count_duplicates
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
@@ -79,9 +82,10 @@ def build_phase(
     Raises ThreestepError for mistakes in the data or the flags.
     """
     log = _ShareFirst(log if log is not None and is_main_rank else silent)
-    parse_data_split(data.split.data_split)
     kind = kind_of(rows)
     phase = kind.phase
+    data = replace(data, split=data.split.of_phase(phase))
+    parse_data_split(data.split.data_split)
     if kind.needs_pad:
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
     tags = parallel_tags(data.chat, tokenizer)
@@ -111,6 +115,7 @@ def build_phase(
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     log(f"data: phase {phase}: {report.sentence}")
+    log(rows_sentence(phase, data.split, cached.manifest["sources"], report.train))
     for sentence in cut_sentences(kind, data.rows, report):
         log(f"warning: {sentence}")
     stored, seen = cached.splits["train"].stored_media, None
@@ -229,7 +234,10 @@ def _build_splits(
     built = build_shards(folder, plans, data.cache.num_workers, log)
     if built["train"].rows == 0:
         raise ThreestepError(_nothing_left(kind, data, shared, offered=plans[0].raw_rows, counts=built["train"].counts))
-    return {"phase": kind.phase, **join_splits(folder, built), "sources": shared.described}
+    joined = join_splits(folder, built)
+    for key, entry in joined["splits"].items():
+        entry["duplicates"] = count_duplicates(os.path.join(folder, f"{key}.arrow"))
+    return {"phase": kind.phase, **joined, "sources": shared.described}
 
 
 def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offered: int, counts: Counts) -> str:

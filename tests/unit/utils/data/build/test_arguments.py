@@ -53,7 +53,7 @@ def test_rows_by_verls_names(tmp_path, flag, name):
 
 def test_the_defaults_are_sound(flags):
     assert sentences_of(flags()) == []
-    assert DataArguments().split.data_split == "2,4,4"
+    assert DataArguments().split.data_split == "auto"
     assert "~" not in DataArguments().cache.cache_dir and not DataArguments().cache.cache_dir.startswith("/tmp")
 
 
