@@ -23,7 +23,6 @@ from training.utils.compat.old_flags import (
     whole_number,
 )
 
-
 _ITS_DATA = (("--data_path", "Dahoas/rm-static", "data"), ("--data_split", "2,4,4", "shares of the data"))
 
 

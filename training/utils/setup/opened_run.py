@@ -26,7 +26,7 @@ from training.utils.outputs.room import check_room
 from training.utils.report.writing import close_run
 from training.utils.run.run_folder import BAD_STEPS, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
-from training.utils.setup.setup import start_run, with_head_chunk
+from training.utils.setup.setup import start_run, with_head_chunk, write_settings
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.parts import CheckpointParts
@@ -102,6 +102,14 @@ class OpenedRun:
     folder: RunFolder
     model: ModelSettings
     dtype: str
+
+    def styled(self, prompt_style: str) -> OpenedRun:
+        """The run with the prompt style that its rows have, which is written to its settings."""
+        if prompt_style == self.plan.settings["prompt_style"]:
+            return self
+        plan = self.plan.decided({"prompt_style": prompt_style})
+        write_settings(self.folder, plan.flags_in_use, self.ranks)
+        return replace(self, plan=plan)
 
     @contextlib.contextmanager
     def recorded(

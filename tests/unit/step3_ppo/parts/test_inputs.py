@@ -15,7 +15,7 @@ from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers, pictures_of
+from training.step3_ppo.parts.inputs import load_inputs, load_tokenizers, pictures_of, share_style
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
@@ -49,7 +49,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     nothing = SimpleNamespace(columns={})
     report = SimpleNamespace(train=nothing, eval=nothing)
     phase = SimpleNamespace(train=Rows(range(80)), eval=range(4), report=report, seen=None)
-    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given: phase)
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given, **named: phase)
     ranks = SimpleNamespace(world_size=1, is_main=True)
     monkeypatch.setattr("training.step3_ppo.parts.inputs.saved_stop_tokens", lambda *given: [2])
     monkeypatch.setattr("training.step3_ppo.parts.inputs.reader_of_model", lambda *given: None)
@@ -73,7 +73,7 @@ def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
     rows = type("Rows", (list,), {"manifest": {"fingerprint": "rows"}})(range(80))
     report = SimpleNamespace(train=SimpleNamespace(columns={}), eval=SimpleNamespace(columns={}))
     phase = SimpleNamespace(train=rows, eval=rows, report=report, seen=None)
-    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given: phase)
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given, **named: phase)
     tokenizer = chat_tokenizer()
     ids = tokenizer.convert_tokens_to_ids
     letter = tokenizer("a")["input_ids"][0]
@@ -102,9 +102,8 @@ def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
     if style is not None:
         save_style(tokenizers.critic, SavedStyle(style))
     ranks = SimpleNamespace(is_main=True)
-    assert adopt_styles(tokenizers, ChatArguments(), None, ranks) == "chat_template"
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("prompt style: chat_template, responses end with <|im_end|> (saved with ")
+    assert share_style(tokenizers, ChatArguments(), ranks) == "chat_template"
+    others = capsys.readouterr().out.splitlines()
     assert len(others) == warns and all(
         "was trained on prompts in another style (human_assistant)" in o for o in others
     )

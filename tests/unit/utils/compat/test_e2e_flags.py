@@ -12,7 +12,6 @@ from tests.support.deepspeed_chat_lines import LINES
 from training import all_steps
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.e2e_flags import settings_of_e2e
-from training.utils.compat.old_flags import translated
 from training.utils.flags.arguments import parse_arguments, resolved_settings, words_of
 from training.utils.flags.step import known_steps
 

@@ -139,7 +139,7 @@ def test_chat_flags():
     [
         (
             {"prompt_style": "chatml"},
-            "--prompt_style expects one of auto, human_assistant, chat_template, got 'chatml'",
+            "--prompt_style expects one of auto, human_assistant, as_stored, chat_template, got 'chatml'",
         ),
         ({"train_turns": "first"}, "--train_turns expects one of all, last, got 'first'"),
         ({"bad_conversations": "skip"}, "--bad_conversations expects one of error, drop, got 'skip'"),
