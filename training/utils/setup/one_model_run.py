@@ -63,9 +63,8 @@ def run_one_model(
         log(style.sentence, ranks.is_main and not style.is_open)
         reader = reader_of_start(flags, tokenizer)
         rows = build_phase(kind.name, data, tokenizer, flags.run.seed, is_main_rank=ranks.is_main, log=log, **reader)
-        say = partial(log, is_main_rank=ranks.is_main)
-        style = settle_style(style, rows.train, tokenizer, say, most_tokens=data.rows.max_seq_len)
-        run = run.styled(style.chat.prompt_style)
+        say, most = partial(log, is_main_rank=ranks.is_main), data.rows.max_seq_len
+        run = run.styled(settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style)
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)
         media = checked_media(flags, rows, kind)
