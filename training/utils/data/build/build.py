@@ -27,7 +27,7 @@ from training.utils.data.build.portions import (
 )
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.build.splits import parse_data_split
-from training.utils.data.cache.cache import WAITING, Log, open_or_build, silent
+from training.utils.data.cache.cache import WAITING, Log, is_built, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
@@ -45,10 +45,14 @@ from training.utils.data.sources.row_versions import ROWS
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia
     from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.cache.arguments import CacheArguments
     from training.utils.data.kinds.kind import RowKind
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.dataset import CachedSplit
     from training.utils.data.rows.media_store import GrowingStore
+
+# Part of the fingerprint of rows in which conversations that end with a question are learnt up to their last answer.
+_ANSWERS_KEPT = {"conversations that end with a question": "their last answer"}
 
 
 @dataclass(frozen=True)
@@ -98,24 +102,26 @@ def build_phase(
     def build(folder: str) -> dict[str, Any]:
         shared = divide_rows(phase, data.split, sources, seed)
         log.begin(share_sentence(phase, data.split, shared.described))
-        return _build_splits(folder, kind, data, texts, shared=shared, media=media, log=log)
+        keeps = _ANSWERS_KEPT.items() <= parts.items()
+        return _build_splits(folder, kind, data, texts, shared=shared, media=media, keeps_answers=keeps, log=log)
 
     with _pointing_to_inspect():
         parts = _parts_of_rows(kind, data, tokenizer, plain, sources=sources, seed=seed)
         parts |= parts_of_parallel_thinking(data.chat, tags)
         if media is not None:
             parts |= media.parts_of_rows(data.source.allow_image_urls)
-        cached = open_or_build(
-            data.cache.cache_dir, f"phase{kind.key}", parts, build, rebuild=data.cache.rebuild_cache, log=log
-        )
+        name = f"phase{kind.key}"
+        if kind.weighs_messages and texts is plain and _is_new_to_cache(name, parts, data.cache, sources):
+            parts |= _ANSWERS_KEPT
+        cached = open_or_build(data.cache.cache_dir, name, parts, build, rebuild=data.cache.rebuild_cache, log=log)
     log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
     for source in cached.manifest["sources"]:
         if source["recognised"] is not None:
             log(f"data: {source['name']}: {source['recognised']['sentence']}")
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
-    log(f"data: phase {phase}: {report.sentence}")
     log(rows_sentence(phase, data.split, cached.manifest["sources"], report.train))
+    log(f"data: phase {phase}: {report.sentence}")
     for sentence in cut_sentences(kind, data.rows, report):
         log(f"warning: {sentence}")
     stored, seen = cached.splits["train"].stored_media, None
@@ -123,6 +129,16 @@ def build_phase(
         log(f"data: {media.sentence}")
         seen = media.of_stored(stored)
     return PhaseData(cached.splits["train"], cached.splits["eval"], report, seen)
+
+
+def _is_new_to_cache(name: str, parts: dict[str, str], cache: CacheArguments, sources: Sequence[DataSource]) -> bool:
+    """True if rows may be conversations that end with a question, and no earlier version, which left such rows out of
+    texts, has built them: its caches are read as they are."""
+    if not cache.rebuild_cache and is_built(cache.cache_dir, name, parts):
+        return False
+    if not cache.rebuild_cache and is_built(cache.cache_dir, name, {**parts, **_ANSWERS_KEPT}):
+        return True
+    return any(source.raw.may_end_unanswered() for source in sources)
 
 
 def cut_sentences(kind: RowKind, flags: RowArguments, report: BuildReport) -> list[str]:
@@ -214,6 +230,7 @@ def _build_splits(
     *,
     shared: Portions,
     media: MediaReader | None,
+    keeps_answers: bool,
     log: Log,
 ) -> dict[str, Any]:
     """Write train.arrow, eval.arrow and the media of both; returns their part of the manifest."""
@@ -222,7 +239,9 @@ def _build_splits(
         def make(begin: int, end: int, counts: Counts, store: GrowingStore) -> Iterator[Row]:
             read = None if media is None else media.of_rows(store, data.source.allow_image_urls)
             for portion in part_of(portions, begin, end):
-                maker = RowMaker(kind, data, texts, portion.source, counts=counts, media=read)
+                maker = RowMaker(
+                    kind, data, texts, portion.source, counts=counts, media=read, keeps_answers=keeps_answers
+                )
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
 
         return make
