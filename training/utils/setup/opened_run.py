@@ -55,7 +55,7 @@ def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRu
             defaults=step.defaults,
             may_change=step.may_change,
         )
-        split = flags.data.split.of_phase(step.number, WHOLE_RUN_VARIABLE in os.environ)
+        split = flags.data.split.of_phase(int(step.number), WHOLE_RUN_VARIABLE in os.environ)
         if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
             split = replace(split, data_split=began)
         decided = {"data_split": split.data_split}

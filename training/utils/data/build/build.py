@@ -115,15 +115,10 @@ def build_phase(
             parts |= _ANSWERS_KEPT
         cached = open_or_build(data.cache.cache_dir, name, parts, build, rebuild=data.cache.rebuild_cache, log=log)
     log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
-    for source in cached.manifest["sources"]:
-        if source["recognised"] is not None:
-            log(f"data: {source['name']}: {source['recognised']['sentence']}")
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
-    log(rows_sentence(phase, data.split, cached.manifest["sources"], report.train))
-    log(f"data: phase {phase}: {report.sentence}")
-    for sentence in cut_sentences(kind, data.rows, report):
-        log(f"warning: {sentence}")
+    for sentence in _account(kind, data, cached.manifest["sources"], report):
+        log(sentence)
     stored, seen = cached.splits["train"].stored_media, None
     if media is not None and stored is not None:
         log(f"data: {media.sentence}")
@@ -139,6 +134,19 @@ def _is_new_to_cache(name: str, parts: dict[str, str], cache: CacheArguments, so
     if not cache.rebuild_cache and is_built(cache.cache_dir, name, {**parts, **_ANSWERS_KEPT}):
         return True
     return any(source.raw.may_end_unanswered() for source in sources)
+
+
+def _account(
+    kind: RowKind, data: DataArguments, described: Sequence[dict[str, Any]], report: BuildReport
+) -> Iterator[str]:
+    """Lines on how the sources are read, and on the rows that are kept, cut and left out."""
+    for source in described:
+        if source["recognised"] is not None:
+            yield f"data: {source['name']}: {source['recognised']['sentence']}"
+    yield rows_sentence(kind.phase, data.split, described, report.train)
+    yield f"data: phase {kind.phase}: {report.sentence}"
+    for sentence in cut_sentences(kind, data.rows, report):
+        yield f"warning: {sentence}"
 
 
 def cut_sentences(kind: RowKind, flags: RowArguments, report: BuildReport) -> list[str]:
