@@ -64,7 +64,8 @@ class TalkArguments:
     system: str = flag("", "A system prompt.", "text")
     prompt_style: str = flag_of(
         ChatArguments,
-        "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the style saved with the model, "
+        "human_assistant ('Human: ... Assistant:'), as_stored (the question alone), chat_template, or auto: the style "
+        "saved with the model, "
         "otherwise the chat template if the tokenizer has one.",
     )
     chat_template_kwargs: str | None = flag_of(
@@ -131,7 +132,8 @@ def main(argv: Sequence[str]) -> None:
     elif sys.stdin.isatty():
         converse(loaded(flags)())
     else:
-        answer_once(loaded(flags)(), sys.stdin.read().strip())
+        talk = loaded(flags)()
+        answer_once(talk, as_typed(talk, sys.stdin.read().removesuffix("\n")))
 
 
 def with_flag(argv: Sequence[str]) -> list[str]:
@@ -203,7 +205,7 @@ def converse(talk: Talk) -> None:
     print(f"{names}; type /help for the commands, /quit to end")
     while True:
         try:
-            line = input(f"\n{asks(talk)}> ").strip()
+            line = as_typed(talk, input(f"\n{asks(talk)}> "))
         except (EOFError, KeyboardInterrupt):
             print()
             return
@@ -222,6 +224,14 @@ def converse(talk: Talk) -> None:
         except ThreestepError as mistake:
             print(f"error: {mistake}")
         talk.drop_turn()
+
+
+def as_typed(talk: Talk, line: str) -> str:
+    """The question in a line, without the white space around it unless models read that as stored; "" of a blank
+    line."""
+    stripped = line.strip()
+    reads_ends = all(model.reads_as_stored for model in talk.models)
+    return line if reads_ends and stripped and not stripped.startswith("/") else stripped
 
 
 def asks(talk: Talk) -> str:

@@ -32,6 +32,7 @@ from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia, ShownMedium
+    from training.utils.data.chat.chat import PromptStyle
     from training.utils.data.rows.dataset import CachedSplit
 
 UNSUPERVISED = "unsupervised"
@@ -104,8 +105,8 @@ def main(argv: Sequence[str]) -> None:
         preview, data = parse_arguments(GROUPS, argv, __doc__ or "")
         if preview.html:
             check_place("--html", preview.html)
-        tokenizer = load(preview, data)
-        shown = open_split(preview, data, tokenizer)
+        tokenizer, style = load(preview, data)
+        shown = open_split(preview, data, tokenizer, style)
         places = shown_places(preview, len(shown.split))
     decode: Any = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if shown.reader is not None and not preview.json:
@@ -119,19 +120,22 @@ def main(argv: Sequence[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def load(preview: PreviewArguments, data: DataArguments) -> Any:
-    """The tokenizer with training's chat template and added tokens."""
+def load(preview: PreviewArguments, data: DataArguments) -> tuple[Any, PromptStyle]:
+    """The tokenizer with training's chat template and added tokens, and the style, which rows may decide."""
     from training.utils.data.chat.chat import adopt_style
     from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(preview.tokenizer, preview.pad_token, end_may_pad=True)
     add_tokens(tokenizer, data.chat.tokens_in_need)
-    note(adopt_style(tokenizer, data.chat).sentence)
-    return tokenizer
+    style = adopt_style(tokenizer, data.chat)
+    if not style.is_open or preview.phase == UNSUPERVISED:
+        note(style.sentence)
+    return tokenizer, style
 
 
-def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -> Shown:
+def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any, style: PromptStyle) -> Shown:
     """Build the phase, or open it in the cache."""
+    from training.utils.data.build.asked import settle_style
     from training.utils.data.build.build import build_phase
     from training.utils.data.build.unsupervised import build_unsupervised
     from training.utils.data.cache.reports import SplitReport, split_sentence
@@ -146,6 +150,7 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any) -
     reader = reader_of_folder(preview.tokenizer, tokenizer)
     unread = why_unread(preview.tokenizer)
     phase = build_phase(int(preview.phase), data, tokenizer, preview.seed, log=note, media=reader, unread=unread)
+    settle_style(style, phase.train, tokenizer, note, most_tokens=data.rows.max_seq_len)
     split = getattr(phase, preview.split)
     return Shown(split, phase.report.sentence, split.manifest["sources"], reader, phase.seen)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,7 +109,10 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
     [
         ([], r"expected one model or two, got 0: MODEL \[MODEL2\] before the flags"),
         (["a", "b", "c"], "expected one model or two, got 3"),
-        (["a", "--prompt_style", "x"], "--prompt_style expects one of auto, human_assistant, chat_template, got 'x'"),
+        (
+            ["a", "--prompt_style", "x"],
+            "--prompt_style expects one of auto, human_assistant, as_stored, chat_template, got 'x'",
+        ),
         (["a", "--seed", "-1"], "--seed expects 0 or more, got -1"),
         (["a", "--web_port", "0"], "--web_port expects a number from 1 to 65535, got 0"),
         (["a", "--tools", "python_no_sandbox", "--reward_model", "d"], "--reward_model reads answers of one turn, and"),
@@ -120,3 +124,29 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
 def test_mistakes(flags, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         chat.main(flags)
+
+
+def test_a_line_is_asked_as_it_was_typed_where_rows_were_as_stored():
+    """White space around it counts; commands and blank lines are what they are."""
+
+    def typed(line, *reads_as_stored):
+        return chat.as_typed(
+            SimpleNamespace(models=[SimpleNamespace(reads_as_stored=one) for one in reads_as_stored]), line
+        )
+
+    assert typed(" 2 + 3 = ", True) == typed(" 2 + 3 = ", True, True) == " 2 + 3 = "
+    assert typed(" 2 + 3 = ", False) == typed(" 2 + 3 = ", True, False) == "2 + 3 ="
+    assert typed(" /reset ", True) == "/reset" and typed("  ", True) == ""
+
+
+def test_a_question_of_standard_input_keeps_its_last_blank(folders, monkeypatch, capsys):
+    """And each question is asked alone."""
+    asked = []
+    monkeypatch.setattr(
+        "training.inference.talk.stream_answer", lambda model, messages, *given: asked.append(messages) or []
+    )
+    for style in ("as_stored", "human_assistant"):
+        run(monkeypatch, [folders / "one", "--prompt_style", style], "2 + 3 = \n")
+    assert [messages[-1]["content"] for messages in asked] == ["2 + 3 = ", "2 + 3 ="]
+    said = capsys.readouterr().err
+    assert said.count("a question is asked as it is typed, without the turns before it, as its rows were") == 1

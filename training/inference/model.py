@@ -27,7 +27,7 @@ from training.utils.contracts.rollout_engine import (
     rolled_out,
 )
 from training.utils.data.build.prompts import PromptMaker
-from training.utils.data.chat.arguments import CHAT_TEMPLATE
+from training.utils.data.chat.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.chat.chat import adopt_style
 from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.rows.tokenize import end_of_conversation_id
@@ -137,9 +137,14 @@ class ChatModel:
     reads: ReadsMedia | None = None
 
     def message_text(self, answer: Answer) -> str:
-        """The answer's text as a message: as it is under a chat template; otherwise the spaces around it belong to
-        "Human: ... Assistant:"."""
-        return answer.text if self.data.chat.prompt_style == CHAT_TEMPLATE else answer.text.strip()
+        """The answer's text as a message: as it is, but for the spaces around it that belong to "Human: ...
+        Assistant:"."""
+        return answer.text.strip() if self.data.chat.prompt_style == HUMAN_ASSISTANT else answer.text
+
+    @property
+    def reads_as_stored(self) -> bool:
+        """True if it is asked one question at a time, exactly as it is typed."""
+        return self.data.chat.prompt_style == AS_STORED
 
     def messages_of(self, answer: Answer) -> list[Message]:
         """The answer as messages."""
@@ -276,6 +281,8 @@ def open_chat_folder(name_or_path: str, data: DataArguments) -> ChatFolder:
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
     style = adopt_style(tokenizer, data.chat)
     note(f"{name_or_path}: {style.sentence}")
+    if style.chat.prompt_style == AS_STORED:
+        note(f"{name_or_path}: a question is asked as it is typed, without the turns before it, as its rows were")
     end_id, reader = end_of_conversation_id(tokenizer, style.end_token), None
     if style.chat.prompt_style == CHAT_TEMPLATE:
         reader = reader_of_model(name_or_path, False, tokenizer)

@@ -11,6 +11,7 @@ import numpy as np
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
+from training.utils.data.chat.arguments import AS_STORED
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
 from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.sources.formats.messages import (
@@ -19,6 +20,7 @@ from training.utils.data.sources.formats.messages import (
     Message,
     checked_messages,
     prompt_text,
+    stored_prompt,
 )
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import load_tokenizer
@@ -41,6 +43,7 @@ class Scorer:
     texts: tokenizes as this model reads texts.
     tags: with `--parallel_thinking`: paths of responses do not see each other.
     unread: why it scores no answers about media; None where it does.
+    reads_as_stored: its style is as_stored.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Scorer:
     score_rows: ScoreRows
     tags: ParallelTags | None = None
     unread: str | None = None
+    reads_as_stored: bool = False
 
     def score_ids(
         self,
@@ -82,9 +86,13 @@ class Scorer:
                     "than the answers': take one with their tokenizer, or --prompt_style human_assistant"
                 )
             return _ids_of_messages(self.texts, prompt, response)
-        text = prompt if isinstance(prompt, str) else prompt_text(prompt, None, _WHERE)
+        if self.reads_as_stored:
+            text = prompt if isinstance(prompt, str) else stored_prompt(prompt, _WHERE)
+        else:
+            text = prompt if isinstance(prompt, str) else prompt_text(prompt, None, _WHERE)
+            response = f" {response.strip()}"
         [prompt_ids] = self.texts.encode_prompts([text])
-        [response_ids] = self.texts.encode_responses([text], [prompt_ids], [f" {response.strip()}"])
+        [response_ids] = self.texts.encode_responses([text], [prompt_ids], [response])
         return prompt_ids, response_ids
 
 
@@ -124,4 +132,4 @@ def load_answer_scorer(
     texts = text_maker(data.chat, tokenizer)
     tags = parallel_tags(data.chat, tokenizer)
     score_rows = load_scorer(settings, data, tokenizer, ranks, media=media)
-    return Scorer(name_or_path, tokenizer, texts, score_rows, tags, unread)
+    return Scorer(name_or_path, tokenizer, texts, score_rows, tags, unread, style.chat.prompt_style == AS_STORED)

@@ -59,6 +59,7 @@ class InspectArguments:
 
 
 GROUPS = (InspectArguments, DataArguments)
+_OPEN = "; training takes as_stored instead where the rows' prompts are not Human: ... Assistant:"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -92,9 +93,8 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
         style = adopt_style(tokenizer, data.chat)
         reader = reader_of_folder(inspect.model_name_or_path, tokenizer)
         extent = replace(extent, unread=why_unread(inspect.model_name_or_path))
-        return account_of(
-            replace(data, chat=style.chat), extent, tokenizer, style.sentence, has_ids=True, reader=reader
-        )
+        sentence = style.sentence + _OPEN * style.is_open
+        return account_of(replace(data, chat=style.chat), extent, tokenizer, sentence, has_ids=True, reader=reader)
     mistakes = Mistakes()
     for name in _flags_of_a_tokenizer(data):
         mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")

@@ -30,7 +30,7 @@ from training.utils.setup.media import WHY_DROPPED, held_media
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.build.arguments import DataArguments, SplitArguments
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.tokenize import TextTokenizer
     from training.utils.data.sources.formats.recognition import Recognition
@@ -318,7 +318,7 @@ class _PhaseLook:
     def account(self, sources: Sequence[DataSource]) -> PhaseAccount:
         account = PhaseAccount(
             self._phase,
-            share_flags=_share_flags(self._data),
+            share_flags=_share_flags(self._data.split.of_phase(self._phase)),
             loss=self._kind.loss_in_words(self._data.rows, self._data.chat),
         )
         sources = [source for source in sources if self._phase == 1 or not source.sft_only]
@@ -326,9 +326,7 @@ class _PhaseLook:
             shared = divide_rows(self._phase, self._data.split, sources, self._look.seed)
             account = self._shares(account, shared.train, shared.eval)
             if account.share_rows == 0:
-                raise ThreestepError(
-                    f"phase {self._phase} gets none of the rows by --data_split {self._data.split.data_split}"
-                )
+                raise ThreestepError(f"phase {self._phase} gets none of the rows by {account.share_flags}")
             portions = self._sampled(shared.train)
             account = replace(account, looked_at=sum(len(portion.indices) for portion in portions))
             _ = self._text_maker  # what is wrong with the style is wrong with every row
@@ -476,9 +474,9 @@ class _PhaseLook:
         return decode if self._media is None else self._media.reader.counting(decode)
 
 
-def _share_flags(data: DataArguments) -> str:
-    most = data.split.max_train_rows
-    return f"--data_split {data.split.data_split}" + ("" if most is None else f" --max_train_rows {most}")
+def _share_flags(split: SplitArguments) -> str:
+    most = split.max_train_rows
+    return f"--data_split {split.data_split}" + ("" if most is None else f" --max_train_rows {most}")
 
 
 def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:

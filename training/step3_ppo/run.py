@@ -9,11 +9,12 @@ from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
 from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
-from training.step3_ppo.parts.inputs import PpoOpening, adopt_styles, load_inputs, load_tokenizers
+from training.step3_ppo.parts.inputs import PpoOpening, load_inputs, load_tokenizers, share_style
 from training.step3_ppo.parts.settings import loop_settings, wanted_score_scale
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
 from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.data.chat.chat import adopt_style
 from training.utils.flags.arguments import resolved_settings
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
@@ -27,16 +28,18 @@ def run(flags: PpoFlags, components: Components) -> None:
     """Load prompts and models, train, save."""
     ppo, trains = flags.ppo, not flags.ppo.val_only
     shares_gpu = components.rollout_engine.frees_gpu_memory(flags.settings_of_engine(components.rollout_engine))
-    of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, resolved_settings(flags), trains)
+    of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, resolved_settings(flags), trains)
     with planned_run(of_run, shares_gpu) as planned:
-        ranks = planned.ranks
+        ranks, flags = planned.ranks, flags._replace(data=planned.flags.data)
         check_models(flags, components.with_critic_tokenizer)
         tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
         tokenizer = tokenizers.actor
-        style = adopt_styles(tokenizers, flags.data.chat, planned.plan.began_with("prompt_style"), ranks)
-        opened = planned.opened(style, flags.roles.model("actor"), flags.roles.dtype)
+        style = adopt_style(tokenizer, flags.data.chat, planned.plan.began_with("prompt_style"))
+        log(style.sentence, ranks.is_main and not style.is_open)
+        opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)
         scale = wanted_score_scale(flags.roles, ppo)
-        inputs = load_inputs(flags, tokenizer, ranks, log, environments=components.environments)
+        inputs = load_inputs(flags, tokenizer, ranks, log, style=style, environments=components.environments)
+        opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
         check_beside_media(flags, components, inputs.media)
         opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
         roles = open_roles(opening, opened.model.head_chunk_mb)

@@ -65,3 +65,11 @@ def test_a_reward_model_with_a_chat_template_reads_messages_alone(save_model, tm
     scorer = load_answer_scorer(path, None, data_flags(prompt_style="chat_template"), ALONE)
     with pytest.raises(ThreestepError, match="renders an answer without its prompt"):
         scorer.ids_of_text([{"role": "user", "content": "Hi"}], "fig")
+
+
+def test_a_reward_model_whose_rows_are_as_stored_reads_text_as_it_is(save_model):
+    scorer = load_answer_scorer(save_model("reward", scalar=True), None, data_flags(prompt_style="as_stored"), ALONE)
+    talk = [{"role": "user", "content": "1 ="}, {"role": "assistant", "content": " 1"}]
+    prompt, response = scorer.ids_of_text([*talk, {"role": "user", "content": "2 ="}], " 2")
+    assert scorer.tokenizer.decode(prompt) == "2 ="
+    assert scorer.tokenizer.decode(response).removesuffix(scorer.tokenizer.eos_token) == " 2"

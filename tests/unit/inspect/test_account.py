@@ -166,8 +166,9 @@ def test_rows_that_would_stop_training_are_counted_and_the_others_are_still_show
     assert (phase.stopping, phase.kept, phase.looked_at, len(phase.rows)) == (2, 6, 8, 6)
     assert [row.where.rpartition(" ")[2] for row in phase.stopping_rows] == ["3", "6"]
     assert phase.stopping_rows[0].reason.startswith("message 1: a content part of type 'image_url'")
-    nothing, stopped, _ = look([{"messages": picture}]).phases
-    assert nothing.share_rows == 0 and look([{"messages": picture}]).refused == stopped.refused
+    shared = look([{"messages": picture}], data_split="2,4,4")
+    nothing, stopped, _ = shared.phases
+    assert nothing.share_rows == 0 and shared.refused == stopped.refused
 
 
 def test_images_that_are_not_read_are_refused_for_the_reason_of_the_model(look):

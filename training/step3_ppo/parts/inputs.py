@@ -13,11 +13,13 @@ from training.step3_ppo.parts.prompt_source import PromptSource, open_prompt_sou
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.unsupervised import build_unsupervised
-from training.utils.data.chat.chat import adopt_style, conversation_end
-from training.utils.data.chat.style import SavedStyle, saved_style
+from training.utils.data.cache.cache import silent
+from training.utils.data.chat.chat import conversation_end
+from training.utils.data.chat.style import save_style, saved_style
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.images.data.decoding import DecodedPictures
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import SeenMedia
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.chat.chat import PromptStyle
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.environments.loading import Environments
     from training.utils.images.models.pictured import RowImages
@@ -64,21 +67,23 @@ def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
     return Tokenizers(actor, critic)
 
 
-def adopt_styles(tokenizers: Tokenizers, chat: ChatArguments, began_with: str | None, ranks: Ranks) -> str:
-    """Take and log the actor's prompt style, which is saved with both models; return its name. began_with: as in
-    `adopt_style`."""
-    style = adopt_style(tokenizers.actor, chat, began_with)
-    log(style.sentence, ranks.is_main)
+def share_style(tokenizers: Tokenizers, chat: ChatArguments, ranks: Ranks) -> str:
+    """Save the actor's prompt style with the critic too; return its name. A reward model of another style is a
+    warning."""
+    style = saved_style(tokenizers.actor)
+    assert style is not None  # the run has adopted one
     if tokenizers.critic is not None:
         read = saved_style(tokenizers.critic)
-        if read is not None and read != SavedStyle.of(style.chat):
+        if read is not None and read != style:
             log(
                 f"warning: the reward model '{tokenizers.critic.name_or_path}' was trained on prompts in another style "
                 f"({read}); train step 2 in the actor's, or give its flags here",
                 ranks.is_main,
             )
-        adopt_style(tokenizers.critic, style.chat)
-    return style.chat.prompt_style
+        if chat.chat_template is not None:
+            tokenizers.critic.chat_template = tokenizers.actor.chat_template
+        save_style(tokenizers.critic, style)
+    return style.prompt_style
 
 
 class RunLength(NamedTuple):
@@ -131,10 +136,14 @@ def load_inputs(
     ranks: Ranks,
     log: Callable[..., None],
     *,
+    style: PromptStyle | None = None,
     environments: Environments | None = None,
 ) -> Inputs:
-    """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make. environments: of the
-    flags; ThreestepError for a row that names none of them."""
+    """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make.
+
+    style: of the prompts, which may decide on it; `tokenizer` gets it. environments: of the flags; ThreestepError for a
+    row that names none of them.
+    """
     run, data, ppo = flags.run, flags.data, flags.ppo
     if flags.environment.is_on:  # environments begin with the messages of a row
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
@@ -142,6 +151,9 @@ def load_inputs(
     reader = reader_of_model(*actor, tokenizer)
     read: Any = {"media": reader, "unread": why_unread(*actor)}
     phase = build_phase("prompts", data, tokenizer, run.seed, is_main_rank=ranks.is_main, log=log, **read)
+    if style is not None:
+        most, say = data.rows.max_prompt_seq_len, log if ranks.is_main else silent
+        settle_style(style, phase.train, tokenizer, say, most_tokens=most)
     images = run_media(chain(phase.train, phase.eval), phase.seen, prompt_document)
     if environments is not None:
         check_rows(environments, phase.train)

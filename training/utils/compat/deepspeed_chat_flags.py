@@ -23,6 +23,8 @@ from training.utils.compat.old_flags import (
     whole_number,
 )
 
+_ITS_DATA = (("--data_path", "Dahoas/rm-static", "data"), ("--data_split", "2,4,4", "shares of the data"))
+
 
 def old_defaults(
     given: Sequence[str], old_flags: Mapping[str, OldFlag], typed: Mapping[str, str]
@@ -35,18 +37,22 @@ def old_defaults(
     present = {word.partition("=")[0] for word in given}
     if "--num_generations" in old_flags and is_trls(typed):
         return batch_words(typed, present)
-    return _data_of_deepspeed_chat(old_flags, typed) if "--data_path" not in present else ([], [])
+    return _data_of_deepspeed_chat(old_flags, typed, present)
 
 
-def _data_of_deepspeed_chat(old_flags: Mapping[str, OldFlag], typed: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Its data, unless no flag is its alone: nothing says then that the command line is."""
+def _data_of_deepspeed_chat(
+    old_flags: Mapping[str, OldFlag], typed: Mapping[str, str], present: set[str]
+) -> tuple[list[str], list[str]]:
+    """Its data and its shares of them, unless no flag is its alone: nothing says then that the command line is."""
     of_a_step = old_flags.keys() >= OLD_FLAGS.keys()
     its = (flag for flag in typed if flag in old_flags and old_flags[flag].whose == (DEEPSPEED_CHAT,))
     is_its = any(its) or typed.get("--deepspeed") == ""  # Hugging Face's names a file
     if not of_a_step or not is_its:
         return [], []
-    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no data"
-    return ["--data_path", "Dahoas/rm-static"], [f"--data_path is Dahoas/rm-static, {reason}"]
+    missing = [(flag, value, what) for flag, value, what in _ITS_DATA if flag not in present]
+    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no"
+    words = [word for flag, value, _ in missing for word in (flag, value)]
+    return words, [f"{flag} is {value}, {reason} {what}" for flag, value, what in missing]
 
 
 def no_dropout(role: str = "") -> Renamed:

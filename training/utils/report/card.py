@@ -28,6 +28,13 @@ _LEFT_OUT = frozenset(
     }
 )  # fmt: skip
 
+# How a language model is asked, by the prompt style of its training.
+_ASKED = {
+    "human_assistant": "Ask it `Human: QUESTION Assistant:`, as it was trained.",
+    "as_stored": "Ask it the prompt alone, as its rows have it, one at a time: they have no turns and no template.",
+    "chat_template": "Ask it by its chat template, as it was trained.",
+}
+
 
 def model_card(
     settings: Mapping[str, Any],
@@ -57,6 +64,8 @@ def model_card(
     lines += [
         f"Trained from `{base or _plain(start)}` on {', '.join(f'`{_plain(name)}`' for name in names)} by Threestep."
     ]
+    if not scores and (asked := _ASKED.get(str(settings.get("prompt_style")))):
+        lines += ["", asked]
     if exported is not None:
         lines += ["", f"Exported from its checkpoint {exported[1]}: the {exported[0]}."]
     figures = [

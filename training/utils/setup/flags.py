@@ -29,6 +29,7 @@ class RunFlags(NamedTuple):
     run: RunArguments
     checkpoints: CheckpointArguments
     faults: FaultArguments
+    data: DataArguments
     settings: dict[str, Any]
     trains: bool = True
 
@@ -57,7 +58,7 @@ class OneModelFlags:
 
     @property
     def of_run(self) -> RunFlags:
-        return RunFlags(self.step, self.run, self.checkpoints, self.faults, self.settings)
+        return RunFlags(self.step, self.run, self.checkpoints, self.faults, self.data, self.settings)
 
     @property
     def start(self) -> ModelSettings:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log, log_on_main
 from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.rows.tokenize import end_of_conversation_id
@@ -51,16 +53,18 @@ def run_one_model(
 ) -> None:
     """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
     arguments are."""
-    data = flags.data
     with planned_run(flags.of_run) as planned:
-        ranks = planned.ranks
+        ranks, data = planned.ranks, planned.flags.data
+        flags = replace(flags, data=data)
         check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
         run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
-        log(style.sentence, ranks.is_main)
+        log(style.sentence, ranks.is_main and not style.is_open)
         reader = reader_of_start(flags, tokenizer)
         rows = build_phase(kind.name, data, tokenizer, flags.run.seed, is_main_rank=ranks.is_main, log=log, **reader)
+        say, most = partial(log, is_main_rank=ranks.is_main), data.rows.max_seq_len
+        run = run.styled(settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style)
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)
         media = checked_media(flags, rows, kind)

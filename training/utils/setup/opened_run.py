@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log
+from training.utils.base.typed import WHOLE_RUN_VARIABLE
 from training.utils.checkpoints.earlier_run import remove_earlier_run
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
@@ -17,6 +19,7 @@ from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.engine.ranks.startup import Ranks, started_process_group
+from training.utils.flags.flags import AUTO
 from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.processors import write_beside
@@ -25,7 +28,7 @@ from training.utils.outputs.room import check_room
 from training.utils.report.writing import close_run, worse_at_end
 from training.utils.run.run_folder import BAD_STEPS, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
-from training.utils.setup.setup import start_run, with_head_chunk
+from training.utils.setup.setup import start_run, with_head_chunk, write_settings
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.parts import CheckpointParts
@@ -54,12 +57,17 @@ def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRu
             defaults=step.defaults,
             may_change=step.may_change,
         )
-        yield PlannedRun(flags, ranks, plan)
+        split = flags.data.split.of_phase(int(step.number), WHOLE_RUN_VARIABLE in os.environ)
+        if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
+            split = replace(split, data_split=began)
+        decided = {"data_split": split.data_split}
+        flags = flags._replace(data=replace(flags.data, split=split), settings={**flags.settings, **decided})
+        yield PlannedRun(flags, ranks, plan.decided(decided))
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that has not written anything yet."""
+    """A run that has not written anything yet. flags: with the shares of the data that --data_split auto stands for."""
 
     flags: RunFlags
     ranks: Ranks
@@ -100,6 +108,14 @@ class OpenedRun:
     folder: RunFolder
     model: ModelSettings
     dtype: str
+
+    def styled(self, prompt_style: str) -> OpenedRun:
+        """The run with the prompt style that its rows have, which is written to its settings."""
+        if prompt_style == self.plan.settings["prompt_style"]:
+            return self
+        plan = self.plan.decided({"prompt_style": prompt_style})
+        write_settings(self.folder, plan.flags_in_use, self.ranks)
+        return replace(self, plan=plan)
 
     @contextlib.contextmanager
     def recorded(

@@ -44,7 +44,7 @@ def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunF
     rank, and say on what it runs."""
     on_main(lambda: open_repository(settings), ranks.is_main)
     folder = RunFolder(run.output_dir, ranks.is_main)
-    folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
+    write_settings(folder, settings, ranks)
     seed_everything(run.seed, ranks.rank)
     if run.deterministic:
         make_deterministic(ranks.device, os.environ)
@@ -52,6 +52,11 @@ def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunF
     log(device, ranks.is_main)
     folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
     return folder
+
+
+def write_settings(folder: RunFolder, settings: dict[str, Any], ranks: Ranks) -> None:
+    """Write every setting to the run's folder; `--config` reads the file back."""
+    folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
 
 
 def with_head_chunk(plan: CheckpointPlan, model: ModelSettings, dtype: str, ranks: Ranks) -> CheckpointPlan:

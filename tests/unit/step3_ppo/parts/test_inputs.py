@@ -15,7 +15,7 @@ from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from training.step3_ppo.parts.inputs import adopt_styles, load_inputs, load_tokenizers, pictures_of
+from training.step3_ppo.parts.inputs import load_inputs, load_tokenizers, pictures_of, share_style
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
@@ -102,9 +102,8 @@ def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
     if style is not None:
         save_style(tokenizers.critic, SavedStyle(style))
     ranks = SimpleNamespace(is_main=True)
-    assert adopt_styles(tokenizers, ChatArguments(), None, ranks) == "chat_template"
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("prompt style: chat_template, responses end with <|im_end|> (saved with ")
+    assert share_style(tokenizers, ChatArguments(), ranks) == "chat_template"
+    others = capsys.readouterr().out.splitlines()
     assert len(others) == warns and all(
         "was trained on prompts in another style (human_assistant)" in o for o in others
     )

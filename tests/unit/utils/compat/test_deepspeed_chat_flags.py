@@ -200,19 +200,28 @@ def test_its_other_programs_flags(capsys):
 def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
     """As its scripts for one GPU do. A flag of its steps tells the command line; a file of settings may name data."""
 
-    def data_of(line: str, step=sft.STEP) -> list[str]:
+    def settings_of(line: str, step=sft.STEP) -> dict[str, object]:
         line += " --model_name_or_path m"
-        settings = resolved_settings(parse_arguments(step.groups, line.split(), "", step.old_flags))
-        return settings["data_path"]
+        return resolved_settings(parse_arguments(step.groups, line.split(), "", step.old_flags))
+
+    def data_of(line: str, step=sft.STEP) -> object:
+        return settings_of(line, step)["data_path"]
 
     assert data_of("--deepspeed") == ["Dahoas/rm-static"]
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("--data_path is Dahoas/rm-static, DeepSpeed-Chat's default: ")
+    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no"
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"--data_path is Dahoas/rm-static, {reason} data",
+        f"--data_split is 2,4,4, {reason} shares of the data",
+    ]
+    assert settings_of("--deepspeed")["data_split"] == "2,4,4"
+    assert settings_of("--deepspeed --data_split 1,1,0")["data_split"] == "1,1,0"
+    assert settings_of("--data_path embedded")["data_split"] == "auto"  # nothing is DeepSpeed-Chat's
+    capsys.readouterr()
     assert data_of("--num_padding_at_beginning 1", reward.STEP) == ["Dahoas/rm-static"]
     assert data_of("--deepspeed --data_path embedded") == ["embedded"]
     (tmp_path / "run.yaml").write_text("data_path: embedded\n")
     assert data_of(f"--deepspeed --config {tmp_path}/run.yaml") == ["embedded"]
-    assert capsys.readouterr().out.count("DeepSpeed-Chat's default") == 1
+    assert capsys.readouterr().out.count("--data_path is Dahoas/rm-static, DeepSpeed-Chat's default") == 1
     with pytest.raises(ThreestepError, match="^--data_path expects at least one dataset, got none; name files .jsonl:"):
         data_of("--lora_dim 8")
 

@@ -12,7 +12,6 @@ from tests.support.deepspeed_chat_lines import LINES
 from training import all_steps
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.e2e_flags import settings_of_e2e
-from training.utils.compat.old_flags import translated
 from training.utils.flags.arguments import parse_arguments, resolved_settings, words_of
 from training.utils.flags.step import known_steps
 
@@ -52,8 +51,7 @@ def test_a_step_has_the_settings_of_its_script(kind, size, step, capsys):
     """Those of the script's own command line, which other tests read."""
     name = f"{kind}/run_{'350m' if step == 'step2_reward' else size}"
     (line,) = (line for line in LINES if (line.step, line.name) == (STEPS[step], name))
-    words = translated(line.flags.split(), known_steps()[step].old_flags)[0]
-    its = settings_of(step, ["--data_path", "Dahoas/rm-static", *words])
+    its = settings_of(step, ["--data_path", "Dahoas/rm-static", *line.flags.split()])
     values = settings_of_e2e({"deployment_type": kind, "actor_model": size}, HOSTS)
     section = {"model_name_or_path": values["model_name_or_path"], **values["shared"], **values[step]}
     if step == "step3_ppo":

@@ -43,12 +43,12 @@ def write_rows(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def flags(tmp_path: Path, write_rows: Callable[..., str]) -> Callable[..., DataArguments]:
-    """Data flags that read forty pairs and cache below tmp_path, with whatever is given instead."""
+    """Data flags that read forty pairs, share them 2,4,4 and cache below tmp_path, with whatever is given instead."""
 
     def make(rows: list[Any] | None = None, **given: Any) -> DataArguments:
         if "data_path" not in given:
             given["data_path"] = [f"jsonl:{write_rows(pair_rows(40) if rows is None else rows)}"]
-        return data_flags(**{"data_output_path": str(tmp_path / "cache"), **given})
+        return data_flags(**{"data_output_path": str(tmp_path / "cache"), "data_split": "2,4,4", **given})
 
     return make
 

@@ -32,6 +32,21 @@ def test_what_the_card_tells():
     assert "/home/me" not in card and "`jsonl:rows.jsonl`" in card
 
 
+@pytest.mark.parametrize(
+    ("style", "words"),
+    [
+        ("as_stored", "Ask it the prompt alone, as its rows have it, one at a time"),
+        ("human_assistant", "Ask it `Human: QUESTION Assistant:`"),
+        ("chat_template", "Ask it by its chat template"),
+    ],
+)
+def test_it_says_how_the_model_is_asked(style, words):
+    settings = {**SFT, "data_path": ["embedded"], "prompt_style": style}
+    assert words in model_card(settings, SUMMARY, {}, None)
+    reward = {**defaults_of(known_steps()["step2_reward"].groups), "data_path": ["embedded"], "prompt_style": style}
+    assert "Ask it" not in model_card(reward, {}, {}, None)
+
+
 def run_in(folder: Path, **settings) -> None:
     (folder / "model").mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({**SFT, **settings}))

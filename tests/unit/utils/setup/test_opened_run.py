@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.support.data_flags import data_flags
+from training.step1_sft import STEP as SFT
+from training.step2_dpo import STEP as DPO
+from training.step2_reward import STEP as REWARD
+from training.step3_ppo import STEP as PPO
+from training.utils.base.errors import ThreestepError
+from training.utils.base.typed import WHOLE_RUN_VARIABLE
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import MANIFEST
 from training.utils.checkpoints.parts import CheckpointParts
-from training.utils.checkpoints.plan import CheckpointPlan
+from training.utils.checkpoints.plan import CheckpointPlan, check_settings
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.models.settings import ModelSettings
 from training.utils.run.run_folder import RunFolder
@@ -61,7 +70,7 @@ def finished(
     whole: Any = noted
     parts = CheckpointParts(noted.engines, ranks, whole if average else None, tokenizers)
     nothing: Any = None
-    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, {}, trains)
+    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {}, trains)
     run = OpenedRun(flags, ranks, nothing, RunFolder(str(folder), True), nothing, "fp32")
     run.finish(parts, whole, {"summary.json": {"seconds": 1.0}}, "the end")
     return noted.events
@@ -124,3 +133,54 @@ def test_the_last_line_says_that_the_run_got_worse(tmp_path, monkeypatch, capsys
     finished(Noted("model"), tmp_path, monkeypatch, model="words")
     said = capsys.readouterr().out
     assert said.startswith("the end; warning: the held-out loss was lowest after step 2 (2) and is 3 after step 4: ")
+
+
+def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):
+    """The settings and the data flags of a run that is about to begin, or resumes one that began with `began`."""
+    ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
+    alone = contextlib.nullcontext(ranks)
+    monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
+    monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
+    monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (began or {}).get(name))
+    data, run = data_flags(data_path=["embedded"], **split), SimpleNamespace(output_dir=str(tmp_path))
+    faults: Any = SimpleNamespace(rank_timeout=1.0)
+    settings = {"data_split": data.split.data_split, "prompt_style": "auto"}
+    flags = RunFlags(step, run, CheckpointArguments(), faults, data, settings)  # type: ignore[arg-type]
+    with opened_run.planned_run(flags) as found:
+        assert found.plan.flags_in_use == found.flags.settings  # as config.yaml and the report have them
+        assert found.flags.settings["data_split"] == found.flags.data.split.data_split
+        return found.flags.data.split.data_split
+
+
+@pytest.mark.parametrize(("step", "share"), [(SFT, "1,0,0"), (REWARD, "0,1,0"), (DPO, "0,1,0"), (PPO, "0,0,1")])
+def test_a_step_alone_takes_every_row_and_its_settings_say_so(tmp_path, monkeypatch, step, share):
+    monkeypatch.delenv(WHOLE_RUN_VARIABLE, raising=False)
+    assert planned(tmp_path, monkeypatch, step) == share
+    assert planned(tmp_path, monkeypatch, step, data_split="3,3,4") == "3,3,4"
+
+
+def test_steps_of_a_whole_run_share_the_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv(WHOLE_RUN_VARIABLE, "1")
+    assert planned(tmp_path, monkeypatch) == "2,4,4"
+    assert planned(tmp_path, monkeypatch, data_split="1,1,0") == "1,1,0"
+
+
+def test_a_resumed_run_keeps_the_share_that_it_began_with(tmp_path, monkeypatch):
+    """2,4,4 was the default of every step."""
+    assert planned(tmp_path, monkeypatch, began={"data_split": "2,4,4"}) == "2,4,4"
+    assert planned(tmp_path, monkeypatch, began={"data_split": "2,4,4"}, data_split="1,0,0") == "1,0,0"
+    begun = {"data_split": "2,4,4", "program": "p", "ranks": 1}
+    check_settings(Path("step_1"), {"settings": begun}, {**begun, "data_split": "auto"}, {})
+    with pytest.raises(ThreestepError, match="--data_split was 2,4,4 and is 1,0,0"):
+        check_settings(Path("step_1"), {"settings": begun}, {**begun, "data_split": "1,0,0"}, {})
+
+
+def test_the_style_that_rows_have_is_written_to_the_settings(tmp_path):
+    ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
+    nothing: Any = None
+    plan = CheckpointPlan(CheckpointArguments(), nothing, {"prompt_style": "human_assistant", "seed": 3}, None)
+    run = OpenedRun(nothing, ranks, plan, RunFolder(str(tmp_path), True), nothing, "fp32")
+    assert run.styled("human_assistant") is run and not (tmp_path / "config.yaml").exists()
+    styled = run.styled("as_stored")
+    assert styled.plan.settings == {"prompt_style": "as_stored", "seed": 3}
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == styled.plan.settings

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.data.cache.arguments import CacheArguments
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.sources.arguments import OptionalSourceArguments, SourceArguments
-from training.utils.flags.flags import flag
+from training.utils.flags.flags import AUTO, flag
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 ROW_PICKS = ("random", "first")
 SPLITS = ("train", "eval")
 PHASES = ("1", "2", "3")
+SHARED_SPLIT = "2,4,4"  # of steps that run together on the same data
+
+
+def whole_split(phase: int) -> str:
+    """The --data_split that gives a phase all rows."""
+    return ",".join("1" if phase == int(other) else "0" for other in PHASES)
 
 
 @dataclass
@@ -26,10 +32,10 @@ class SplitArguments:
     topic: ClassVar[str] = "split"
 
     data_split: str = flag(
-        "2,4,4",
-        "Shares of the rows for steps 1, 2 and 3; 1,0,0 gives step 1 everything. Each dataset's training rows are"
-        " shared by these three weights between SFT, the reward model (or DPO) and PPO. Use the same value and "
-        "the same seed in all steps.",
+        AUTO,
+        "Shares of the rows for steps 1, 2 and 3, such as 2,4,4; auto: all to a step alone. Each dataset's training "
+        "rows are shared by these three weights between SFT, the reward model (or DPO) and PPO. Use the same value "
+        f"and the same seed in all steps. The steps of `threestep all` share by {SHARED_SPLIT} unless told otherwise.",
         "a,b,c",
     )
     eval_fraction: float = flag(
@@ -54,7 +60,14 @@ class SplitArguments:
         """Note what is wrong with these settings."""
         from training.utils.data.build.splits import parse_data_split  # numpy, which --help does without
 
-        mistakes.note(parse_data_split, self.data_split)
+        if self.data_split != AUTO:
+            mistakes.note(parse_data_split, self.data_split)
+
+    def of_phase(self, phase: int, whole_run: bool = False) -> SplitArguments:
+        """The same with the shares that 'auto' stands for. whole_run: the other steps run on the same data."""
+        if self.data_split != AUTO:
+            return self
+        return replace(self, data_split=SHARED_SPLIT if whole_run else whole_split(phase))
 
 
 @dataclass

@@ -7,9 +7,10 @@ published folder. There are no collectives.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
@@ -21,11 +22,12 @@ from training.utils.data.build.portions import (
     divide_rows,
     open_sources,
     part_of,
+    rows_sentence,
     share_sentence,
 )
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.build.splits import parse_data_split
-from training.utils.data.cache.cache import WAITING, Log, open_or_build, silent
+from training.utils.data.cache.cache import WAITING, Log, is_built, open_or_build, silent
 from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
@@ -33,6 +35,7 @@ from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_mak
 from training.utils.data.files.readers import split_reader
 from training.utils.data.kinds.parallel_thinking import parallel_tags, parts_of_parallel_thinking
 from training.utils.data.kinds.table import kind_of
+from training.utils.data.rows.duplicates import count_duplicates
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
@@ -43,10 +46,14 @@ from training.utils.data.sources.row_versions import ROWS
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia
     from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.cache.arguments import CacheArguments
     from training.utils.data.kinds.kind import RowKind
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.dataset import CachedSplit
     from training.utils.data.rows.media_store import GrowingStore
+
+# Part of the fingerprint of rows in which conversations that end with a question are learnt up to their last answer.
+_ANSWERS_KEPT = {"conversations that end with a question": "their last answer"}
 
 
 @dataclass(frozen=True)
@@ -80,9 +87,10 @@ def build_phase(
     Raises ThreestepError for mistakes in the data or the flags.
     """
     log = _ShareFirst(log if log is not None and is_main_rank else silent)
-    parse_data_split(data.split.data_split)
     kind = kind_of(rows)
     phase = kind.phase
+    data = replace(data, split=data.split.of_phase(phase))
+    parse_data_split(data.split.data_split)
     if kind.needs_pad:
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
     tags = parallel_tags(data.chat, tokenizer)
@@ -95,30 +103,51 @@ def build_phase(
     def build(folder: str) -> dict[str, Any]:
         shared = divide_rows(phase, data.split, sources, seed)
         log.begin(share_sentence(phase, data.split, shared.described))
-        return _build_splits(folder, kind, data, texts, shared=shared, media=media, log=log)
+        keeps = _ANSWERS_KEPT.items() <= parts.items()
+        return _build_splits(folder, kind, data, texts, shared=shared, media=media, keeps_answers=keeps, log=log)
 
     with _pointing_to_inspect():
         parts = _parts_of_rows(kind, data, tokenizer, plain, sources=sources, seed=seed)
         parts |= parts_of_parallel_thinking(data.chat, tags)
         if media is not None:
             parts |= media.parts_of_rows(data.source.allow_image_urls)
-        cached = open_or_build(
-            data.cache.cache_dir, f"phase{kind.key}", parts, build, rebuild=data.cache.rebuild_cache, log=log
-        )
+        name = f"phase{kind.key}"
+        if kind.weighs_messages and texts is plain and _is_new_to_cache(name, parts, data.cache, sources):
+            parts |= _ANSWERS_KEPT
+        cached = open_or_build(data.cache.cache_dir, name, parts, build, rebuild=data.cache.rebuild_cache, log=log)
     log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
-    for source in cached.manifest["sources"]:
-        if source["recognised"] is not None:
-            log(f"data: {source['name']}: {source['recognised']['sentence']}")
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
-    log(f"data: phase {phase}: {report.sentence}")
-    for sentence in cut_sentences(kind, data.rows, report):
-        log(f"warning: {sentence}")
+    for sentence in _account(kind, data, cached.manifest["sources"], report):
+        log(sentence)
     stored, seen = cached.splits["train"].stored_media, None
     if media is not None and stored is not None:
         log(f"data: {media.sentence}")
         seen = media.of_stored(stored)
     return PhaseData(cached.splits["train"], cached.splits["eval"], report, seen)
+
+
+def _is_new_to_cache(name: str, parts: dict[str, str], cache: CacheArguments, sources: Sequence[DataSource]) -> bool:
+    """True if rows may be conversations that end with a question, and no earlier version, which left such rows out of
+    texts, has built them: its caches are read as they are."""
+    if not cache.rebuild_cache and is_built(cache.cache_dir, name, parts):
+        return False
+    if not cache.rebuild_cache and is_built(cache.cache_dir, name, {**parts, **_ANSWERS_KEPT}):
+        return True
+    return any(source.raw.may_end_unanswered() for source in sources)
+
+
+def _account(
+    kind: RowKind, data: DataArguments, described: Sequence[dict[str, Any]], report: BuildReport
+) -> Iterator[str]:
+    """Lines on how the sources are read, and on the rows that are kept, cut and left out."""
+    for source in described:
+        if source["recognised"] is not None:
+            yield f"data: {source['name']}: {source['recognised']['sentence']}"
+    yield rows_sentence(kind.phase, data.split, described, report.train)
+    yield f"data: phase {kind.phase}: {report.sentence}"
+    for sentence in cut_sentences(kind, data.rows, report):
+        yield f"warning: {sentence}"
 
 
 def cut_sentences(kind: RowKind, flags: RowArguments, report: BuildReport) -> list[str]:
@@ -208,6 +237,7 @@ def _build_splits(
     *,
     shared: Portions,
     media: MediaReader | None,
+    keeps_answers: bool,
     log: Log,
 ) -> dict[str, Any]:
     """Write train.arrow, eval.arrow and the media of both; returns their part of the manifest."""
@@ -216,7 +246,9 @@ def _build_splits(
         def make(begin: int, end: int, counts: Counts, store: GrowingStore) -> Iterator[Row]:
             read = None if media is None else media.of_rows(store, data.source.allow_image_urls)
             for portion in part_of(portions, begin, end):
-                maker = RowMaker(kind, data, texts, portion.source, counts=counts, media=read)
+                maker = RowMaker(
+                    kind, data, texts, portion.source, counts=counts, media=read, keeps_answers=keeps_answers
+                )
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
 
         return make
@@ -228,7 +260,10 @@ def _build_splits(
     built = build_shards(folder, plans, data.cache.num_workers, log)
     if built["train"].rows == 0:
         raise ThreestepError(_nothing_left(kind, data, shared, offered=plans[0].raw_rows, counts=built["train"].counts))
-    return {"phase": kind.phase, **join_splits(folder, built), "sources": shared.described}
+    joined = join_splits(folder, built)
+    for key, entry in joined["splits"].items():
+        entry["duplicates"] = count_duplicates(os.path.join(folder, f"{key}.arrow"))
+    return {"phase": kind.phase, **joined, "sources": shared.described}
 
 
 def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offered: int, counts: Counts) -> str:

@@ -7,24 +7,23 @@ ids.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
-from training.utils.base.typed import WHOLE_RUN_VARIABLE
-from training.utils.contracts.rows import PHASES
-from training.utils.data.build.arguments import DataArguments, SplitArguments
+from training.utils.data.build.arguments import DataArguments, SplitArguments, whole_split
 from training.utils.data.build.splits import carve_eval, parse_data_split, pick_rows, share_rows, split_indices
 from training.utils.data.sources.arguments import NO_DATA
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.flags.flags import AUTO
 
-_WHOLE_INTO_PHASE_1 = "1,0,0"
+if TYPE_CHECKING:
+    from training.utils.data.cache.reports import SplitReport
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def open_sources(phase: int, data: DataArguments, seed: int) -> list[DataSource]
     flags = data.source
     sources = [opened(name, data.split.data_split) for name in flags.data_path]
     if phase == 1:
-        sources += [opened(name, _WHOLE_INTO_PHASE_1, sft_only=True) for name in flags.sft_only_data_path]
+        sources += [opened(name, whole_split(1), sft_only=True) for name in flags.sft_only_data_path]
     if not sources:
         raise ThreestepError(NO_DATA)
     return sources
@@ -94,7 +93,8 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
         phases_of_eval = _phases_of(source, eval_rows, eval_indices)
         if phases_of_eval is not None:
             eval_indices = eval_indices[[phase in phases for phases in phases_of_eval]]
-        mine = trained[split_indices(len(trained), source.data_split, seed, phase, phases_of_rows=phases_of_trained)]
+        split = whole_split(phase) if source.data_split == AUTO else source.data_split
+        mine = trained[split_indices(len(trained), split, seed, phase, phases_of_rows=phases_of_trained)]
         shared.train.append(Portion(source, train, mine, first_row_id))
         shared.eval.append(Portion(source, eval_rows, eval_indices, eval_first_id))
         recognition = source.raw.get_recognition()
@@ -119,26 +119,53 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
 
 def share_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[str, Any]]) -> str | None:
     """A sentence on how many rows --data_split leaves to a phase; None if all. Sources whose class deals its rows to
-    phases are left out. described: the manifest's `sources`, so that rows in the cache need no look at the data.
-
-    A warning with the default split, which nobody may have meant, unless the run's other steps have the other rows.
-    """
-    weights = parse_data_split(flags.data_split)
-    offered = able = taken = 0
-    for source in described:
-        if not source["shared_by_data_split"]:
-            continue
-        rows, carved = source["training_rows"], source["evaluation_rows_carved"]
-        trained = len(carve_eval(rows, flags.eval_fraction, 0)[0]) if carved else rows
-        offered, able, taken = offered + rows, able + trained, taken + share_rows(trained, weights)[phase - 1]
+    phases are left out. described: the manifest's `sources`, so that rows in the cache need no look at the data."""
+    shared = [source for source in described if source["shared_by_data_split"]]
+    offered = sum(source["training_rows"] for source in shared)
+    able, taken = _able(flags, shared), _taken(phase, flags, shared)
     if taken in (0, able):
         return None
-    alone = ",".join("1" if phase == other else "0" for other in PHASES)
-    nobody_chose = flags.data_split == SplitArguments.data_split and WHOLE_RUN_VARIABLE not in os.environ
     return (
-        f"{'warning' if nobody_chose else 'data'}: {taken:,} of {offered:,} rows are step {phase}'s share "
-        f"(--data_split {flags.data_split}); --data_split {alone} takes all"
+        f"data: {taken:,} of {offered:,} rows are step {phase}'s share (--data_split {flags.data_split}); "
+        f"--data_split {whole_split(phase)} takes all"
     )
+
+
+def rows_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[str, Any]], train: SplitReport) -> str:
+    """A sentence on how many rows a step trains on, and on the reasons why it trains on no more. described: as of
+    `share_sentence`. train: the outcome of its training rows."""
+    total = sum(source["training_rows"] for source in described)
+    shared = [source for source in described if source["shared_by_data_split"]]
+    dropped = sum(train.dropped.values())
+    others = _able(flags, shared) - _taken(phase, flags, shared)
+    rest = _able(flags, described) - others - train.rows - dropped
+    most = flags.max_train_rows
+    beyond = f"beyond --max_train_rows {most:,}" if most is not None else "for other steps by their dataset's class"
+    reasons = {
+        "held out": total - _able(flags, described),
+        f"for other steps by --data_split {flags.data_split}": others,
+        beyond: rest,
+        f"dropped ({', '.join(f'{count:,} {why}' for why, count in sorted(train.dropped.items()))})": dropped,
+    }
+    words = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+    repeats = f"; {train.duplicates:,} of these repeat an earlier one" if train.duplicates else ""
+    return f"data: step {phase} trains on {train.rows:,} of {total:,} rows{repeats}" + (f"; {words}" if words else "")
+
+
+def _able(flags: SplitArguments, described: Sequence[dict[str, Any]]) -> int:
+    """Rows of these sources that are not held out."""
+    return sum(_trained(flags, source) for source in described)
+
+
+def _taken(phase: int, flags: SplitArguments, shared: Sequence[dict[str, Any]]) -> int:
+    """The phase's share of them. shared: sources that --data_split shares."""
+    weights = parse_data_split(flags.of_phase(phase).data_split)
+    return sum(share_rows(_trained(flags, source), weights)[phase - 1] for source in shared)
+
+
+def _trained(flags: SplitArguments, source: dict[str, Any]) -> int:
+    rows = source["training_rows"]
+    return len(carve_eval(rows, flags.eval_fraction, 0)[0]) if source["evaluation_rows_carved"] else rows
 
 
 def part_of(portions: Sequence[Portion], begin: int, end: int) -> list[Portion]:

@@ -44,8 +44,10 @@ class RowMaker:
         *,
         counts: Counts,
         media: ReadsMedia | None = None,
+        keeps_answers: bool = True,
     ) -> None:
-        """media: reads those of the rows; None where the model reads text alone."""
+        """media: reads those of the rows; None where the model reads text alone. keeps_answers: of conversations that
+        end with a question; as texts, earlier versions left these out."""
         self._kind = kind
         self._source = source
         self._counts = counts
@@ -59,7 +61,7 @@ class RowMaker:
             self._read: Callable[[Sequence[str], Any, str], ReadSample] = partial(kind.read_chat, self._strategy)
             texts = texts.texts
         else:
-            self._strategy = PlainText(texts, raw, rows, kind.weighs_messages)
+            self._strategy = PlainText(texts, raw, rows, kind.weighs_messages, keeps_answers)
             self._read = self._strategy.read
         self._has_sentences = has_sentences(raw)
         parallel = ParallelCheck(data.chat, texts.parallel_tags, counts.parallel)

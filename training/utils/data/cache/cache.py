@@ -92,6 +92,21 @@ class Damaged(Exception):
     """A folder with the right name whose content does not match its manifest."""
 
 
+def is_built(cache_dir: str, name: str, parts: dict[str, str]) -> bool:
+    """True if there is a folder that was built from `parts`."""
+    return os.path.isdir(_folder(os.path.abspath(cache_dir), name, _with_format(parts))[0])
+
+
+def _with_format(parts: dict[str, str]) -> dict[str, str]:
+    return {"cache format": str(CACHE_FORMAT), **parts}
+
+
+def _folder(cache_dir: str, name: str, parts: dict[str, str]) -> tuple[str, str]:
+    """The folder that is built from `parts`, and its fingerprint."""
+    fingerprint = hash_parts(parts)
+    return os.path.join(cache_dir, f"{name}-{fingerprint[:20]}"), fingerprint
+
+
 def open_or_build(
     cache_dir: str,
     name: str,
@@ -110,9 +125,8 @@ def open_or_build(
     the disk is full or not writable; an existing folder needs no write permission.
     """
     cache_dir = os.path.abspath(cache_dir)
-    parts = {"cache format": str(CACHE_FORMAT), **parts}
-    fingerprint = hash_parts(parts)
-    final = os.path.join(cache_dir, f"{name}-{fingerprint[:20]}")
+    parts = _with_format(parts)
+    final, fingerprint = _folder(cache_dir, name, parts)
     reason = None
     if not rebuild:
         opened, reason = _try_open(final, fingerprint, name, log)

@@ -20,6 +20,7 @@ class SplitReport:
     columns: in phase 3, how many of the remaining rows carry each column to rewards and samples.
     ends: in phases 1 and 2, how many responses to learn end with each token; inside: how often special tokens stand
         before the end of one. Responses that were cut are in neither.
+    duplicates: rows that remain and repeat an earlier one; None of a build that did not count them.
     """
 
     rows: int
@@ -31,11 +32,12 @@ class SplitReport:
     columns: dict[str, int]
     ends: dict[str, int]
     inside: dict[str, int]
+    duplicates: int | None = None
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> SplitReport:
         """The report in a split's entry in the manifest."""
-        return cls(**{field.name: entry[field.name] for field in fields(cls)})
+        return cls(**{field.name: entry[field.name] for field in fields(cls) if field.name in entry})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from training.utils.flags.flags import AUTO, flag
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
-HUMAN_ASSISTANT, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "chat_template")
+HUMAN_ASSISTANT, AS_STORED, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "as_stored", "chat_template")
 TRAIN_TURNS = ("all", "last")
 BAD_CONVERSATIONS = ("error", "drop")
 PARALLEL_TAGS = ("<Parallel>", "<Path>", "</Path>", "</Parallel>")
@@ -41,8 +41,9 @@ class ChatArguments:
     prompt_style: str = flag(
         AUTO,
         "How prompts and responses become text: 'human_assistant' (DeepSpeed-Chat's \"Human: ... "
-        "Assistant:\", as the datasets give it), 'chat_template', or 'auto': the style saved with the model, "
-        "otherwise the chat template where the tokenizer has one.",
+        "Assistant:\"), 'as_stored' (the prompt as it is, with nothing around it), 'chat_template', or 'auto': the "
+        "style saved with the model, otherwise the chat template where the tokenizer has one, otherwise that of the "
+        "rows.",
         "style",
         choices=(AUTO, *PROMPT_STYLES),
     )
@@ -112,8 +113,8 @@ class ChatArguments:
 
     def _validate_chat(self, mistakes: Mistakes) -> None:
         mistakes.require(
-            self.prompt_style != HUMAN_ASSISTANT or not self.template_flags,
-            f"{', '.join(self.template_flags)} needs --prompt_style chat_template, got human_assistant; set it, or "
+            self.prompt_style in (AUTO, CHAT_TEMPLATE) or not self.template_flags,
+            f"{', '.join(self.template_flags)} needs --prompt_style chat_template, got {self.prompt_style}; set it, or "
             "leave these flags out",
         )
         if self.chat_template is not None and not os.path.isfile(self.chat_template):

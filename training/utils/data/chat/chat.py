@@ -18,10 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, ChatArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
-from training.utils.data.chat.style import SavedStyle, in_words, reason_of_style, resolved_chat, save_style
+from training.utils.data.chat.style import (
+    SavedStyle,
+    in_words,
+    reason_of_style,
+    resolved_chat,
+    save_style,
+    saved_beside,
+)
 from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, named_tokenizer
 from training.utils.data.sources.formats.messages import BadConversation, Conversation
@@ -40,11 +47,15 @@ class PromptStyle:
     chat: the resolved flags.
     end_token: that ends a response.
     reason: where the style comes from, and what differs from the model's training.
+    is_open: True if the rows decide between the styles without a template.
+    saved_as: the style that is saved with the model; None where none is.
     """
 
     chat: ChatArguments
     end_token: str
     reason: str
+    is_open: bool = False
+    saved_as: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -74,10 +85,14 @@ def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = No
         style = replace(style, reason="as the run began")
     else:
         style = read_style(chat, tokenizer)
+        style = replace(style, is_open=chat.prompt_style == AUTO and style.chat.prompt_style != CHAT_TEMPLATE)
     if chat.chat_template is not None:
         tokenizer.chat_template = Path(chat.chat_template).read_text("utf-8")
-    save_style(tokenizer, SavedStyle.of(style.chat))
-    return style
+    saved, found = saved_beside(chat, tokenizer), SavedStyle.of(style.chat)
+    if saved is not None and saved.prompt_style == found.prompt_style:
+        found = replace(found, prompt_end=saved.prompt_end)
+    save_style(tokenizer, found)
+    return replace(style, saved_as=None if saved is None else saved.prompt_style)
 
 
 def conversation_end(chat: ChatArguments, tokenizer: Any) -> str | None:
@@ -102,15 +117,17 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     """Inputs of the cache's fingerprint that rows depend on besides the tokenizer. chooses_turns: they do on
     `--train_turns`."""
     chat = resolved_chat(chat, tokenizer)
-    parts = {"prompt_style": chat.prompt_style}
-    if chat.prompt_style == CHAT_TEMPLATE:
-        saved = tokenizer.chat_template
-        template = saved if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
-        parts["chat template"] = hash_text(json.dumps(template, sort_keys=True))
-        parts["chat template kwargs"] = json.dumps(chat.template_kwargs, sort_keys=True)
-        parts["bad_conversations"] = chat.bad_conversations
-        if chooses_turns:
-            parts["train_turns"] = chat.train_turns
+    if chat.prompt_style != CHAT_TEMPLATE:
+        return {"prompt_style": HUMAN_ASSISTANT}  # rows are the same texts in both styles without a template
+    template = tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+    parts = {
+        "prompt_style": chat.prompt_style,
+        "chat template": hash_text(json.dumps(template, sort_keys=True)),
+        "chat template kwargs": json.dumps(chat.template_kwargs, sort_keys=True),
+        "bad_conversations": chat.bad_conversations,
+    }
+    if chooses_turns:
+        parts["train_turns"] = chat.train_turns
     return parts
 
 

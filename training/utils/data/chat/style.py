@@ -26,11 +26,13 @@ class SavedStyle:
     prompt_style: one of PROMPT_STYLES.
     end_of_conversation_token: the flag's; None: the chat template's end of a turn, or the tokenizer's eos.
     template_kwargs: variables of the chat template for every row.
+    prompt_end: white space with which every prompt as stored ends.
     """
 
     prompt_style: str
     end_of_conversation_token: str | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    prompt_end: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         end = "" if self.end_of_conversation_token is None else f", end token {self.end_of_conversation_token}"
@@ -54,6 +56,7 @@ def save_style(tokenizer: Any, style: SavedStyle) -> None:
         "prompt_style": style.prompt_style,
         "end_of_conversation_token": style.end_of_conversation_token,
         "chat_template_kwargs": style.template_kwargs,
+        **({"prompt_end": style.prompt_end} if style.prompt_end else {}),
     }
 
 
@@ -66,12 +69,12 @@ def saved_style(tokenizer: Any) -> SavedStyle | None:
     where = f"tokenizer_config.json of '{tokenizer.name_or_path}': {KEY}"
     if not isinstance(saved, dict):
         raise ThreestepError(f"{where}: expected an object with prompt_style, got {saved!r:.60}; remove it")
-    name, end, kwargs = (
-        saved.get(key) for key in ("prompt_style", "end_of_conversation_token", "chat_template_kwargs")
+    name, end, kwargs, prompt_end = (
+        saved.get(key) for key in ("prompt_style", "end_of_conversation_token", "chat_template_kwargs", "prompt_end")
     )
     if name not in PROMPT_STYLES:
         raise ThreestepError(
-            f"{where}.prompt_style: expected {' or '.join(PROMPT_STYLES)}, got {name!r}"
+            f"{where}.prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got {name!r}"
             f"{nearest_names(str(name), PROMPT_STYLES)}; correct it, or give --prompt_style"
         )
     if not isinstance(end, str | None) or not isinstance(kwargs, dict | None):
@@ -79,7 +82,7 @@ def saved_style(tokenizer: Any) -> SavedStyle | None:
             f"{where}: expected end_of_conversation_token to be text and chat_template_kwargs an object, got {end!r} "
             f"and {kwargs!r:.60}; correct them, or remove '{KEY}' and give --prompt_style"
         )
-    return SavedStyle(name, end, kwargs or {})
+    return SavedStyle(name, end, kwargs or {}, prompt_end if isinstance(prompt_end, str) else "")
 
 
 def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
@@ -88,7 +91,7 @@ def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
     Resolved flags are unchanged, and so are those of a run whose style has been saved in `tokenizer`. ThreestepError
     where the saved style cannot be read, or flags of a chat template come without one.
     """
-    saved = _saved_beside(chat, tokenizer)
+    saved = saved_beside(chat, tokenizer)
     style = _chosen(chat, saved, tokenizer)[0]
     chat = replace(chat, prompt_style=style)
     if not _is_same(chat, saved, tokenizer):
@@ -106,7 +109,7 @@ def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
 def reason_of_style(chat: ChatArguments, tokenizer: Any, end_of: Callable[[ChatArguments], str]) -> str:
     """The reason for the style that these flags give with this tokenizer; and which of them differ from the style that
     is saved with the model. end_of: the end token that flags give."""
-    saved = _saved_beside(chat, tokenizer)
+    saved = saved_beside(chat, tokenizer)
     style, reason = _chosen(chat, saved, tokenizer)
     differ = []
     if saved is not None and saved.prompt_style != style:
@@ -126,7 +129,7 @@ def reason_of_style(chat: ChatArguments, tokenizer: Any, end_of: Callable[[ChatA
     return f"{reason}; '{tokenizer.name_or_path}' was trained with {' and '.join(differ)}" if differ else reason
 
 
-def _saved_beside(chat: ChatArguments, tokenizer: Any) -> SavedStyle | None:
+def saved_beside(chat: ChatArguments, tokenizer: Any) -> SavedStyle | None:
     """The saved style; None too where a flag names the style and the saved one cannot be read."""
     try:
         return saved_style(tokenizer)

@@ -12,7 +12,7 @@ from training.utils.contracts.rows import Row, SentenceRow
 from training.utils.data.chat.chat import fit_conversation, joined
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.samples import read_texts
-from training.utils.data.kinds.strategies import ReadSample
+from training.utils.data.kinds.strategies import UNANSWERED, ReadSample
 from training.utils.data.rows.documents import sentence_document
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
 from training.utils.data.sources.formats.messages import BadConversation, messages_of_text, response_message
@@ -61,6 +61,8 @@ class Sentences(RowKind):
         if not any(piece.carries_loss for piece in pieces):
             raise Dropped("no_turn_to_train")
         noted = None if chat.texts.follows_its_prompt(conversation, pieces) else OTHER_PROMPT
+        if conversation.messages[-1]["role"] != "assistant":
+            noted = UNANSWERED
         return ReadSample(where, chat.expanded(pieces, images, where), noted=noted, images=images)
 
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:

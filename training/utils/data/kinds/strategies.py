@@ -20,6 +20,8 @@ from training.utils.data.sources.formats.messages import (
     checked_messages,
     checked_tools,
     messages_of_text,
+    prompt_text,
+    response_text,
 )
 from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
 
@@ -57,6 +59,9 @@ GLUED = (
 )
 
 
+UNANSWERED = "that end with a question, learnt up to their last answer"
+
+
 def is_glued(sample: ReadSample) -> bool:
     """True if a plain response begins with a letter or digit right after the prompt's last character."""
     prompt, response = sample.pieces[0].text, sample.pieces[-1].text
@@ -71,19 +76,40 @@ class PlainText:
     _raw: PromptRawDataset
     _rows: RowArguments
     _weighs_messages: bool
+    _keeps_answers: bool = True  # of conversations that end with a question
 
     def read(self, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         """The sample. Raises Dropped, BadConversation, and ThreestepError for a mistake."""
         if responses:
             self._check_weights(sample, where)
-        prompt, texts = read_texts(self._raw, responses, sample, where)
+        answered = self._last_answer(sample, where) if responses and self._weighs_messages else None
+        prompt, texts = answered or read_texts(self._raw, responses, sample, where)
         messages = None
         if not responses and self._rows.return_raw_chat:
             messages = checked_messages(self._raw.get_prompt_messages(sample) or messages_of_text(prompt), where)
             messages, _ = split_weights(messages, where)
             checked_json(self._raw, "get_prompt_messages", messages, where)
         turns = [TextPiece(text, True, True, is_end=True) for text in texts]
-        return ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages)
+        noted = None if answered is None else UNANSWERED
+        return ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages, noted=noted)
+
+    def _last_answer(self, sample: Any, where: str) -> tuple[str, list[str]] | None:
+        """The last answer of a conversation that goes on behind it, and its prompt; None of every other sample. Raises
+        Dropped where its weight takes the loss off it, or it is blank."""
+        found = self._raw.get_messages(sample) if self._keeps_answers else None
+        if not found or self._raw.get_chosen_messages(sample) is not None:
+            return None
+        messages, weights = split_weights(checked_messages(found, where), where)
+        places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        if not places or messages[-1]["role"] == "assistant":
+            return None
+        last = places[-1]
+        if weights[last] is False:
+            raise Dropped("no_turn_to_train")
+        text = response_text(messages[last : last + 1], where)
+        if not text.strip():
+            raise Dropped("empty_response")
+        return prompt_text(messages[:last], self._raw.get_tools(sample), where), [text]
 
     def _check_weights(self, sample: Any, where: str) -> None:
         """Raise Dropped where the weight of the response, the messages after the prompt's, takes the loss off it."""

@@ -188,6 +188,9 @@ class FileDataset(PromptRawDataset):
     def get_rejected_messages(self, sample: Mapping[str, Any]) -> list[Message] | None:
         return self._record(sample).rejected_messages
 
+    def may_end_unanswered(self) -> bool:
+        return len(self.get_train_data()) > 0 and "messages" in self.format.roles
+
     def get_tools(self, sample: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return read_tools(value_of(sample, self._columns.tools or "tools"), _where(sample))
 

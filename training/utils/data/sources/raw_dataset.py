@@ -161,6 +161,11 @@ class PromptRawDataset:
         """The worse response to the same prompt, in the same form; None where there is none."""
         return None
 
+    def may_end_unanswered(self) -> bool:
+        """True if rows may be conversations that end with a question."""
+        own, base = type(self), PromptRawDataset
+        return own.get_messages is not base.get_messages or own.get_prompt_messages is not base.get_prompt_messages
+
     def get_tools(self, sample: Any) -> list[dict[str, Any]] | None:
         """The tools that the assistant may call, as a chat template takes them: mostly a list of
         {"type": "function", "function": {"name", "description", "parameters"}}; None where there are none."""

@@ -53,7 +53,7 @@ def test_rows_by_verls_names(tmp_path, flag, name):
 
 def test_the_defaults_are_sound(flags):
     assert sentences_of(flags()) == []
-    assert DataArguments().split.data_split == "2,4,4"
+    assert DataArguments().split.data_split == "auto"
     assert "~" not in DataArguments().cache.cache_dir and not DataArguments().cache.cache_dir.startswith("/tmp")
 
 
@@ -139,7 +139,7 @@ def test_chat_flags():
     [
         (
             {"prompt_style": "chatml"},
-            "--prompt_style expects one of auto, human_assistant, chat_template, got 'chatml'",
+            "--prompt_style expects one of auto, human_assistant, as_stored, chat_template, got 'chatml'",
         ),
         ({"train_turns": "first"}, "--train_turns expects one of all, last, got 'first'"),
         ({"bad_conversations": "skip"}, "--bad_conversations expects one of error, drop, got 'skip'"),

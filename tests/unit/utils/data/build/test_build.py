@@ -146,7 +146,8 @@ from tests.support.data_flags import data_flags
 from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
 from training.utils.data.cache.workers import BuildStopped
-data = data_flags(data_path={data.source.data_path!r}, data_output_path={data.cache.data_output_path!r})
+data = data_flags(data_path={data.source.data_path!r}, data_output_path={data.cache.data_output_path!r},
+                  data_split="2,4,4")
 tokenizer = PreTrainedTokenizerFast.from_pretrained({str(tmp_path / "tokenizer")!r})
 rows, resumed = [], []
 for phase in (1, 2, 3):

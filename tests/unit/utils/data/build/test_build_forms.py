@@ -415,7 +415,7 @@ COLUMNS = [
         "messages that end with the user",
         [{"messages": [HI, HO, user("So")]}, {"messages": [HI, HO]}],
         (
-            [f"{ASKS}« Ho$»", "- no_chosen"],
+            [f"{ASKS}« Ho$»", f"{ASKS}« Ho$»"],
             ["- no_chosen", "- no_rejected"],
             ["Human: Hi Assistant: Ho Human: So Assistant:", ASKS],
         ),

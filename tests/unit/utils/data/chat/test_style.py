@@ -116,9 +116,9 @@ def test_a_resumed_run_keeps_its_style():
     [
         (
             {"prompt_style": "chat_templat"},
-            "expected human_assistant or chat_template, got 'chat_templat'; did you mean",
+            "expected one of human_assistant, as_stored, chat_template, got 'chat_templat'; did you mean",
         ),
-        ({}, "expected human_assistant or chat_template, got None.*give --prompt_style"),
+        ({}, "expected one of human_assistant, as_stored, chat_template, got None.*give --prompt_style"),
         ("chatml", "expected an object with prompt_style, got 'chatml'"),
         ({"prompt_style": "chat_template", "chat_template_kwargs": "x"}, "chat_template_kwargs an object, got None"),
     ],

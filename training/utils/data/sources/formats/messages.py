@@ -294,6 +294,17 @@ def prompt_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | N
     return " ".join([*turns, "Assistant:"])
 
 
+def stored_prompt(messages: Sequence[Message], where: str) -> str:
+    """The last message's text as it is, of a model whose rows have prompts as stored: it was asked one question at a
+    time. ThreestepError for a system prompt, which no such row has."""
+    if messages and messages[0]["role"] == "system":
+        raise ThreestepError(
+            f"{where}: expected no system prompt, for the model was trained on prompts as they are stored (as_stored), "
+            "got one; write it into the question"
+        )
+    return _content(messages[-1], where) if messages else ""
+
+
 def response_text(messages: Sequence[Message], where: str) -> str:
     """The text that follows `prompt_text`: " ..." of the first message, the assistant's, then any turns after it."""
     return " ".join(["", _content(messages[0], where), *(_turn(message, where) for message in messages[1:])])

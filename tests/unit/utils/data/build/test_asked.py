@@ -1,0 +1,162 @@
+"""A model is asked as its rows were: the style that the rows decide, and the prompts that chat makes of a question."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.data_flags import with_flags
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
+from training.utils.data.build.asked import settle_style
+from training.utils.data.build.build import build_phase
+from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.chat.chat import adopt_style, parts_of_chat
+from training.utils.data.chat.style import SavedStyle, save_style, saved_style
+
+SPLITS = {1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}
+QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": f"It is {i}.", "rejected": "No."} for i in range(12)]
+STORED = [{"prompt": f"{i} + {i} =", "chosen": f" {i}", "rejected": " no"} for i in range(12)]
+WITH_BLANK = [{"prompt": f"{i} + {i} = ", "chosen": f"{i}", "rejected": "no"} for i in range(12)]
+WITH_LINES = [{"prompt": f"Q: {i}\nA:\n", "chosen": f"{i}", "rejected": "no"} for i in range(12)]
+MESSAGES = [
+    {"messages": [{"role": "user", "content": f"Hi {i}"}, {"role": "assistant", "content": "Yes."}]} for i in range(12)
+]
+TEXTS = [{"text": f"Once upon a time, {i}."} for i in range(12)]
+WRITTEN = [{"prompt": f"Human: {i}? Assistant:", "chosen": " yes", "rejected": " no"} for i in range(12)]
+
+
+def settled(data, tokenizer, phase, said=None):
+    """The rows, and the style that is saved in `tokenizer`, as a step makes them."""
+    style = adopt_style(tokenizer, data.chat)
+    data = with_flags(data, data_split=SPLITS[phase], eval_fraction=0.0)
+    rows = build_phase(phase, data, tokenizer, 1).train
+    most = data.rows.max_prompt_seq_len if phase == 3 else data.rows.max_seq_len
+    said = [] if said is None else said
+    return rows, settle_style(style, rows, tokenizer, said.append, most_tokens=most)
+
+
+def prompt_ids(row):
+    if isinstance(row, PromptRow):
+        return row.flipped_prompt_ids[::-1].tolist()
+    if isinstance(row, ResponsesRow):
+        return row.prompt_ids.tolist()
+    assert isinstance(row, SentenceRow)
+    return row.input_ids[: int(np.argmax(row.loss_mask))].tolist()
+
+
+@pytest.mark.parametrize("phase", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("rows", "column", "name"),
+    [
+        (QUESTIONS, "question", "human_assistant"),
+        (QUESTIONS, "question", "chat_template"),
+        (STORED, "prompt", "as_stored"),
+        (WITH_BLANK, "prompt", "as_stored"),
+        (WITH_LINES, "prompt", "as_stored"),
+    ],
+)
+def test_what_is_asked_has_the_ids_of_the_rows_prompt(flags, tiny_tokenizer, phase, rows, column, name):
+    """A question as one types it: at a terminal without the blank or the line's end behind it."""
+    tokenizer = chat_tokenizer(chat_template("chatml") if name == "chat_template" else None)
+    data = flags(rows)
+    made, style = settled(data, tokenizer, phase)
+    assert style.chat.prompt_style == saved_style(tokenizer).prompt_style == name
+    maker = PromptMaker(flags(rows), tokenizer)
+    for row in made:
+        given = rows[row.row_id][column]
+        for typed in {given, given.rstrip()}:
+            asked = maker.make([{"role": "user", "content": typed}], None, 0)
+            assert prompt_ids(asked) == prompt_ids(row), (typed, name)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [(MESSAGES, "human_assistant"), (WRITTEN, "human_assistant"), (TEXTS, "as_stored"), (STORED, "as_stored")],
+)
+def test_the_rows_decide_and_the_log_says_why(flags, rows, name):
+    said: list[str] = []
+    tokenizer = chat_tokenizer(None)
+    data = flags(rows)
+    before = parts_of_chat(data.chat, tokenizer, True)
+    settled(data, tokenizer, 1, said)
+    form = {"human_assistant": "are 'Human: ... Assistant:'", "as_stored": "have prompts as stored"}[name]
+    reason = f"the tokenizer has no chat template, and the rows {form}"
+    assert said == [f"prompt style: {name}, responses end with <|endoftext|> ({reason})"]
+    assert saved_style(tokenizer).prompt_style == name
+    assert (
+        parts_of_chat(data.chat, tokenizer, True) == before == {"prompt_style": "human_assistant"}
+    )  # caches of before
+
+
+def test_texts_of_conversations_are_no_texts_as_stored(flags):
+    rows = [{"text": f"Human: {i}? Assistant: Yes. Human: Sure? Assistant: No."} for i in range(8)]
+    assert settled(flags(rows), chat_tokenizer(None), 1)[1].chat.prompt_style == "human_assistant"
+    whole = flags(WRITTEN, loss_on="conversation")
+    assert settled(whole, chat_tokenizer(None), 1)[1].chat.prompt_style == "human_assistant"
+
+
+def test_rows_that_were_cut_at_their_beginning_are_known_by_their_end(flags):
+    rows = [{"prompt": f"Human: {'so ' * 200}{i}? Assistant:", "chosen": " yes"} for i in range(8)]
+    data = flags(rows, max_seq_len=40, truncation="left")
+    assert settled(data, chat_tokenizer(None), 1)[1].chat.prompt_style == "human_assistant"
+    other = [{"prompt": f"User: {i}? Assistant:", "chosen": " yes"} for i in range(8)]
+    assert settled(flags(other), chat_tokenizer(None), 1)[1].chat.prompt_style == "as_stored"
+
+
+def test_rows_of_both_styles_are_a_warning_with_what_to_do(flags, write_rows):
+    said: list[str] = []
+    paths = [f"jsonl:{write_rows(rows, name)}" for rows, name in ((STORED, "a.jsonl"), (WRITTEN[:5], "b.jsonl"))]
+    _, style = settled(flags(data_path=paths), chat_tokenizer(None), 1, said)
+    assert style.chat.prompt_style == "as_stored" and said[1:] == [
+        "warning: 5 of 17 rows that were looked at are 'Human: ... Assistant:', and the model is saved with the style "
+        "as_stored: it will be asked in another form than these; write all rows in one form"
+    ]
+
+
+def test_a_flag_decides_and_rows_of_another_style_are_a_warning(flags):
+    said: list[str] = []
+    _, style = settled(flags(STORED, prompt_style="human_assistant"), chat_tokenizer(None), 1, said)
+    assert style.chat.prompt_style == "human_assistant" and said == [
+        "warning: 12 of 12 rows that were looked at have prompts as stored, and the model is saved with the style "
+        "human_assistant: it will be asked in another form than these; --prompt_style as_stored asks as the rows do"
+    ]
+
+
+def test_a_model_of_before_keeps_its_style_until_rows_say_otherwise(flags):
+    """Opened for questions, it is asked as it was saved; trained on, it is asked as the new rows were."""
+    tokenizer = chat_tokenizer(None)
+    save_style(tokenizer, SavedStyle("human_assistant"))
+    assert adopt_style(tokenizer, flags().chat).chat.prompt_style == "human_assistant"
+    said: list[str] = []
+    _, style = settled(flags(WRITTEN), tokenizer, 3, said)
+    assert style.reason.startswith("saved with ") and len(said) == 1
+    _, style = settled(flags(STORED), tokenizer, 3, said)
+    assert style.chat.prompt_style == saved_style(tokenizer).prompt_style == "as_stored"
+    assert style.reason == (
+        "the rows have prompts as stored, which were human_assistant where the model was trained before"
+    )
+
+
+def test_a_resumed_run_keeps_its_style_and_finds_the_end_of_prompts_again(flags):
+    tokenizer, data = chat_tokenizer(None), flags(WITH_BLANK)
+    style = adopt_style(tokenizer, data.chat, began_with="as_stored")
+    rows = build_phase(1, data, tokenizer, 1).train
+    again = settle_style(style, rows, tokenizer, lambda line: None, most_tokens=512)
+    assert again.reason == "as the run began" and saved_style(tokenizer) == SavedStyle("as_stored")
+    assert saved_style(tokenizer).prompt_end == " "
+
+
+def test_turns_and_system_prompts_of_prompts_as_stored(flags):
+    tokenizer = chat_tokenizer(None)
+    save_style(tokenizer, SavedStyle("as_stored"))
+    maker = PromptMaker(flags(), tokenizer)
+    talk = [
+        {"role": "user", "content": "1 ="},
+        {"role": "assistant", "content": " 1"},
+        {"role": "user", "content": "2 ="},
+    ]
+    assert maker.make(talk, None, 0).prompt_text == "2 ="
+    with pytest.raises(ThreestepError, match="expected no system prompt, .* got one; write it into the question"):
+        maker.make([{"role": "system", "content": "Be brief."}, *talk], None, 0)
