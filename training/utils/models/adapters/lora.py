@@ -26,8 +26,9 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
     are these, trained on, but for their dropout.
 
     `lora_module_name` is "all-linear" (every linear layer but the head) or parts of the names of the layers, separated
-    by commas, which end the name where a $ is behind them. Of a model that reads more than text these are layers of the language model, but for a part that only
-    names of its tower or projector have. With `only_optimize_lora` all other weights are frozen, except a scalar head.
+    by commas, each the end of a name where a $ is behind it. Of a model that reads more than text these are layers of
+    the language model, but for a part that only names of its tower or projector have. With `only_optimize_lora` all
+    other weights are frozen, except a scalar head.
     """
     if settings.lora_dim == 0:
         return model
