@@ -36,7 +36,9 @@ def run(flags: PpoFlags, components: Components) -> None:
         style = adopt_styles(tokenizers, flags.data.chat, planned.plan.began_with("prompt_style"), ranks)
         opened = planned.opened(style, flags.roles.model("actor"), flags.roles.dtype)
         scale = wanted_score_scale(flags.roles, ppo)
-        inputs = load_inputs(flags, tokenizer, ranks, log, environments=components.environments)
+        inputs = load_inputs(
+            flags, tokenizer, ranks, log, environments=components.environments, rewards=components.rewards
+        )
         check_beside_media(flags, components, inputs.media)
         opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
         roles = open_roles(opening, opened.model.head_chunk_mb)
