@@ -84,7 +84,10 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
     package: where the file's relative imports look
     """
     real_path = os.path.realpath(os.path.expanduser(path))
+    folder = os.path.dirname(real_path)
     if real_path in _loaded:
+        if folder not in sys.path:  # a Python program had its path restored after an earlier run
+            sys.path.append(folder)
         return _loaded[real_path]
     if not os.path.isfile(real_path) or not real_path.endswith(".py"):
         raise ThreestepError(f"{flag} expects a Python file, got '{path}'")
@@ -96,7 +99,6 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    folder = os.path.dirname(real_path)
     if folder not in sys.path:
         sys.path.append(folder)
     try:

@@ -1,5 +1,5 @@
-"""Reward functions as TRL calls them: `reward(completions, **columns)`, prompts among the columns, every argument by its
-name. Of rows whose prompt is a conversation, prompts and completions are lists of messages.
+"""Reward functions as TRL calls them: `reward(completions, **columns)`, prompts among the columns, every argument by
+its name. Of rows whose prompt is a conversation, prompts and completions are lists of messages.
 
 A function is one of these if it has a parameter `completions` and none named `responses`.
 """
@@ -47,8 +47,8 @@ class CompletionsRule:
         for argument, remedy in _WITHOUT.items():
             if argument in self._needed:
                 raise ThreestepError(
-                    f"reward function '{name}' expects the argument {argument}, which only TRL has; {remedy}, and leave "
-                    f"{argument} out or give it a default"
+                    f"reward function '{name}' expects the argument {argument}, which only TRL has; {remedy}, and "
+                    f"leave {argument} out or give it a default"
                 )
 
     def __call__(self, prompts: list[str], responses: list[str], **columns: Any) -> Any:
