@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from threestep.apart import VARIABLE, is_apart, loaded_name
 from threestep.given_back import callers_state
 from training.utils.base.console import output_may_be_lost
 from training.utils.base.credentials import lend, redacted
@@ -46,7 +47,7 @@ def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callabl
     try:
         with callers_state(), functions_given(functions), output_may_be_lost():
             no_telemetry(os.environ)
-            importlib.import_module(program).main(words)
+            importlib.import_module(loaded_name(program)).main(words)
     except SystemExit as end:
         raise ThreestepError(_stopped(end.code, folder)) from end
     except Exception as problem:
@@ -62,6 +63,8 @@ def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -
     """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. Their output goes to this
     process's streams, a notebook's too. ThreestepError with the ranks' error message, and if they were stopped."""
     environment = {name: value for name, value in os.environ.items() if name != RANKS_VARIABLE}
+    if is_apart():
+        environment[VARIABLE] = "1"
     lend(list(words), environment)
     process = subprocess.Popen(
         [sys.executable, str(_FRONT), command, *map(redacted, words), f"--num_ranks={ranks}"],

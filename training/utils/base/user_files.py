@@ -19,8 +19,18 @@ from training.utils.base.errors import ThreestepError, nearest_names
 Returned = TypeVar("Returned")
 _loaded: dict[str, ModuleType] = {}
 
+_HOME = __name__.partition(".utils.")[0]
+
 GIVEN = "given:"  # before the name of a function that the caller of the run holds
 _given: contextvars.ContextVar[Mapping[str, Callable[..., Any]] | None] = contextvars.ContextVar("given", default=None)
+
+
+def loaded_name(address: str) -> str:
+    """The address of a module, or of a name in one: of this package by the name under which it is loaded, which is
+    another one beside a `training` of the user's (threestep/apart.py)."""
+    package = _HOME.rpartition(".")[2]
+    is_ours = address.partition(".")[0] == package
+    return f"{_HOME}{address.removeprefix(package)}" if is_ours else address
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.user_files import loaded_name
 from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
 
 if TYPE_CHECKING:
@@ -139,9 +140,9 @@ UNKNOWN_STEP = Step("step_other", "other", "other steps", ())
 @functools.cache
 def known_steps() -> dict[str, Step]:
     """Every step of the package, by name, in the order of the names."""
-    package = importlib.import_module(_PACKAGE)
+    package = importlib.import_module(loaded_name(_PACKAGE))
     names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name.startswith("step"))
-    return {name: importlib.import_module(f"{_PACKAGE}.{name}").STEP for name in names}
+    return {name: importlib.import_module(f"{package.__name__}.{name}").STEP for name in names}
 
 
 def step_of(settings: Mapping[str, Any]) -> Step:
