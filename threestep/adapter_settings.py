@@ -25,7 +25,7 @@ def flags_of_adapters(config: Any, kind: str, settings: Mapping[str, Any]) -> di
 
     ThreestepError for another object, a field that has no counterpart, and flags beside it that say the same.
     """
-    if type(config).__name__ != "LoraConfig" or not dataclasses.is_dataclass(config):
+    if type(config).__name__ != "LoraConfig" or not hasattr(config, "__dataclass_fields__"):
         raise ThreestepError(
             f"{_NAME} expects a peft.LoraConfig, got {type(config).__name__}; other adapters are not trained"
         )

@@ -50,7 +50,8 @@ def run_module(module: str, arguments: Sequence[str]) -> None:
     vars(main).update(__file__=spec.origin, __builtins__=_BUILTINS, __spec__=ModuleSpec(module, None))
     before, sys.modules["__main__"] = sys.modules["__main__"], main
     try:
-        exec(spec.loader.get_code(spec.name), vars(main))  # noqa: S102 - as runpy does
+        code: Any = spec.loader.get_code(spec.name)
+        exec(code, vars(main))  # noqa: S102 - as runpy does
     finally:
         sys.modules["__main__"] = before
 
@@ -114,15 +115,15 @@ def _import(
     globals: Mapping[str, Any] | None = None,
     locals: Mapping[str, Any] | None = None,
     fromlist: Sequence[str] | None = (),
-    level: int = 0,
+    *level: int,
 ) -> types.ModuleType:
-    """Python's `__import__`, as our modules have it."""
-    if level or name.partition(".")[0] != _NAME:
-        return builtins.__import__(name, globals, locals, fromlist, level)
+    """Python's `__import__`, as our modules have it. level: of a relative import; statements give it last."""
+    if any(level) or name.partition(".")[0] != _NAME:
+        return builtins.__import__(name, globals, locals, fromlist, *level)
     module = importlib.import_module(f"{__package__}.{name}")
     if not fromlist:  # `import training.x` binds the name `training`
         return sys.modules[_OURS]
-    return builtins.__import__(module.__name__, globals, locals, fromlist, 0)
+    return builtins.__import__(module.__name__, globals, locals, fromlist)
 
 
 _BUILTINS = {**vars(builtins), "__import__": _import}

@@ -19,11 +19,11 @@ def callers_state() -> Iterator[None]:
     """Restore the caller's hooks of errors, signal handlers, environment variables, search path, log levels, warning
     filters, random generators and settings of torch at the end."""
     with contextlib.ExitStack() as kept:
+        kept.enter_context(warnings.catch_warnings())  # first: the imports of others add filters too
         kept.enter_context(_hooks())
         kept.enter_context(_environment())
         kept.enter_context(_logging())
         kept.enter_context(_torch())
-        kept.enter_context(warnings.catch_warnings())
         kept.enter_context(random_state_kept())
         yield
 
