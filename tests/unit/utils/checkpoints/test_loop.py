@@ -438,7 +438,7 @@ def test_a_callback_ends_the_run_and_adds_figures(tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("own/twice") for line in lines] == [2, 2, 4, 4, 6, 8, None]
     assert ended(tmp_path / "a", LOSSES, own, resume="latest") == 4  # it is over
-    assert ended(tmp_path / "a", LOSSES, resume="latest") == 10  # without it, prolonged
+    assert ended(tmp_path / "a", LOSSES, resume="latest", early_stopping=9) == 10  # without it, prolonged
 
 
 def test_a_callbacks_mistake_ends_the_run(tmp_path):
