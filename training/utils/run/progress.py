@@ -77,6 +77,7 @@ class _Bar(tqdm):
     """A bar that starts no thread, which would outlive the run."""
 
     monitor_interval = 0
+    disable: bool
 
 
 class _Cell(_Bar):
