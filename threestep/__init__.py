@@ -2,13 +2,16 @@
 
     result = threestep.sft("Qwen/Qwen3-0.6B-Base", [{"prompt": "2 + 2 =", "completion": " 4"}, ...])
 
-Importing this package imports nothing, not even `training`: `__main__` first sees to the path on which that is found.
+Importing this package imports nothing, not even `training`: only where that is a module of the user's, it sees to it
+that both are found (`apart`).
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from threestep.apart import keep_apart, loaded_name
 
 if TYPE_CHECKING:
     from threestep.training_calls import Result, ThreestepError, dpo, ppo, reward, sft
@@ -17,10 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["Result", "ThreestepError", "__version__", "dpo", "ppo", "reward", "sft"]
 
 
+keep_apart()
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'threestep' has no attribute '{name}'")
-    home = importlib.import_module("training" if name == "__version__" else "threestep.training_calls")
+    home = importlib.import_module(loaded_name("training") if name == "__version__" else "threestep.training_calls")
     return getattr(home, name)
 
 

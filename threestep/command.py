@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from threestep.apart import is_apart, run_module
 from training import __version__
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.typed import COMMAND_VARIABLE
@@ -117,5 +118,8 @@ def run(word: str, arguments: Sequence[str]) -> None:
 
 def _run_here(module: str, arguments: Sequence[str]) -> None:
     """Run `python -m MODULE ARGUMENTS` in this process."""
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if is_apart():
+        run_module(module, arguments)
+    else:
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

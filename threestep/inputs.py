@@ -1,60 +1,78 @@
-"""A call's rows and functions in memory, as files and names that a run reads. Models: `given_models`.
+"""A call's rows and functions in memory, as files and names that a run reads. Forms of rows: `row_forms`; models:
+`given_models`.
 
 A run knows paths and names alone, so that it can be resumed, launched on ranks and repeated from its config.yaml.
 """
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from threestep.pictures import PictureFolder
+from threestep.row_forms import EVAL_ROWS, ROWS, held_rows, is_dataset, is_in_memory, is_path
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.base.user_files import GIVEN
 
-ROWS = "given_rows"
+ROWS_FILE = "given_rows"
 REWARD = "reward"
 _MAIN = "__main__"
 
 
-def address_of_rows(rows: Any, folder: Path, resumes: bool = False) -> list[str]:
+def address_of_rows(rows: Any, folder: Path, resumes: bool = False, *, eval_rows: Any = None) -> list[str]:
     """Return the value of --data_path for `rows`; those in memory are written to `folder`.
 
-    rows: a path, an address or a registered name; several of them; dicts; or a datasets.Dataset
+    rows: a path, an address or a registered name; several of them; or rows in memory, in one of the forms of
+        `row_forms`. eval_rows: the held-out ones of rows in memory, in such a form
     resumes: the run began with the rows that are there; ThreestepError if these are others
 
     Raises ThreestepError for anything else, and for values that JSON does not have.
     """
-    if isinstance(rows, (str, os.PathLike)):
-        return [_with_reader(os.fspath(rows))]
-    if isinstance(rows, Sequence) and rows and all(isinstance(row, (str, os.PathLike)) for row in rows):
-        return [_with_reader(os.fspath(row)) for row in rows]
-    if hasattr(rows, "to_parquet") and hasattr(rows, "column_names"):
-        path, fresh = folder / f"{ROWS}.parquet", folder / f".{ROWS}.new"
+    if not is_in_memory(rows):
+        if eval_rows is not None:
+            raise ThreestepError(
+                "eval_rows goes with rows in memory, and rows is a path or an address; put files named train and test "
+                "into one folder and give that (rows='jsonl:FOLDER'), or load the rows"
+            )
+        return [_with_reader(os.fspath(row)) for row in ([rows] if is_path(rows) else rows)]
+    held = held_rows(rows, eval_rows)
+    if held.held_out is None:
+        return [_written(held.train, folder, ROWS_FILE, resumes=resumes)]
+    # A folder's files have their shares by their names.
+    folder /= "rows"
+    train, held_out = held.train, held.held_out
+    if is_dataset(train) != is_dataset(held_out):
+        train, held_out = list(train), list(held_out)
+    _written(held_out, folder, "test", resumes=resumes, name=EVAL_ROWS)
+    reader = _written(train, folder, "train", resumes=resumes).partition(":")[0]
+    return [f"{reader}:{folder}"]
+
+
+def _written(rows: Any, folder: Path, stem: str, *, resumes: bool, name: str = ROWS) -> str:
+    """Write rows, as Parquet of a dataset and JSON lines otherwise; return their address."""
+    if is_dataset(rows):
+        path, fresh = folder / f"{stem}.parquet", folder / f".{stem}.new"
         _made(folder)
         _plain_rows(rows).to_parquet(str(fresh))
         if resumes and path.is_file() and not _table(fresh).equals(_table(path)):
-            raise _other_rows(path)
+            raise _other_rows(path, name)
         fresh.replace(path)
-        return [f"parquet:{path}"]
-    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
-        several = f" with the splits {', '.join(map(str, rows))}; give one of them" if isinstance(rows, Mapping) else ""
-        raise ThreestepError(
-            f"rows expects a list of dicts, a datasets.Dataset, a path or an address, got {_kind(rows)}{several}"
-        )
-    if not rows:
-        raise ThreestepError("rows expects at least one row, got an empty list")
-    text = "".join(f"{_line(row, index)}\n" for index, row in enumerate(rows))
-    path = folder / f"{ROWS}.jsonl"
+        return f"parquet:{path}"
+    pictures = PictureFolder(folder)
+    text = "".join(f"{_line(row, f'{name}[{index}]', pictures)}\n" for index, row in enumerate(rows))
+    path = folder / f"{stem}.jsonl"
     if resumes and path.is_file() and path.read_text(encoding="utf-8") != text:
-        raise _other_rows(path)
+        raise _other_rows(path, name)
     _made(folder)
     replace_file(path, text)
-    return [f"jsonl:{path}"]
+    return f"jsonl:{path}"
 
 
 def _plain_rows(rows: Any) -> Any:
@@ -75,17 +93,12 @@ def _table(path: Path) -> Any:
     return parquet.read_table(path)
 
 
-def _other_rows(path: Path) -> ThreestepError:
+def _other_rows(path: Path, name: str) -> ThreestepError:
+    run = path.parent.parent if path.stem == ROWS_FILE else path.parent.parent.parent
     return ThreestepError(
-        f"rows are others than those that the run in {path.parent.parent} began with ({path}); give these to resume "
-        "it, or another output_dir"
+        f"{name} are others than those that the run in {run} began with ({path}); give these to resume it, or another "
+        "output_dir"
     )
-
-
-def is_in_memory(rows: Any) -> bool:
-    """True if `rows` are rows themselves, of which the run trains on all; a path's are shared by --data_split."""
-    several = isinstance(rows, Sequence) and bool(rows) and isinstance(rows[0], (str, os.PathLike))
-    return not isinstance(rows, (str, os.PathLike)) and not several
 
 
 def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
@@ -146,18 +159,29 @@ def _with_reader(address: str) -> str:
     return f"{ending}:{address}" if is_file else address
 
 
-def _line(row: Mapping[str, Any], index: int) -> str:
+def _line(row: Mapping[str, Any], where: str, pictures: PictureFolder) -> str:
+    plain = pictures.without_pictures(row, where)
     try:
-        return json.dumps(dict(row), ensure_ascii=False)
+        return json.dumps(plain, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError):
-        for column, value in row.items():
+        for column, value in plain.items():
             try:
-                json.dumps({column: value})
+                json.dumps({column: value}, default=_plain)
             except (TypeError, ValueError) as problem:
                 raise ThreestepError(
-                    f"rows[{index}]['{column}'] expects text, numbers, lists or dicts, got {_kind(value)} ({problem})"
+                    f"{where}['{column}'] expects text, numbers, lists or dicts, got {_kind(value)} ({problem})"
                 ) from problem
         raise
+
+
+def _plain(value: Any) -> Any:
+    """A value of numpy as Python's; dates and decimals as text, as files have them. TypeError for others."""
+    library = type(value).__module__.partition(".")[0]
+    if library in ("numpy", "torch") and hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (datetime.date, datetime.time, decimal.Decimal)):
+        return str(value)
+    raise TypeError(f"Object of type {_kind(value)} is not JSON serializable")
 
 
 def _file_address(function: Any, setting: str) -> str:

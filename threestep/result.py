@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import html
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +77,27 @@ class Result:
     def __repr__(self) -> str:
         known = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items() if value is not None)
         return f"<{self.kind}: {known or 'no figures'}; in {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        """A notebook's view: the figures, and the first chart of the report."""
+        figures = [(name, value) for name, value in self.figures.items() if value is not None]
+        rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.4g}</td></tr>" for name, value in figures)
+        report = self.folder / "report.html"
+        where = html.escape(f"{self.kind}, in {report if report.is_file() else self.folder}")
+        return f'<p>{where}</p><div style="display:flex;gap:2em">{self._chart()}<table>{rows}</table></div>'
+
+    def _chart(self) -> str:
+        from training.utils.report.png import first_chart
+
+        try:
+            drawn = first_chart(self.folder)
+        except ThreestepError:  # a dry run's folder, or one that is gone
+            return ""
+        if drawn is None:
+            return ""
+        title, png = drawn
+        source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        return f'<img alt="{html.escape(title)}" src="{source}" style="max-width:30em">'
 
     def _check_model(self) -> None:
         if not (self.model_folder / "config.json").is_file():

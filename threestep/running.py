@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import os
 import signal
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from threestep.apart import VARIABLE, is_apart, loaded_name
+from threestep.given_back import callers_state
 from training.utils.base.console import output_may_be_lost
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.disk_errors import disk_error_in, disk_sentence
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
-from training.utils.base.seeds import random_state_kept
 from training.utils.base.user_files import functions_given
 from training.utils.flags.arguments import words_of
 from training.utils.run.launch import RANKS_VARIABLE
@@ -45,11 +44,10 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
 
 def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callable[..., Any]], folder: Path) -> None:
     """Run a step in this process, into `folder`; functions: those that its flags name."""
-    no_telemetry(os.environ)
-    main = importlib.import_module(program).main
     try:
-        with _callers_state(), functions_given(functions), output_may_be_lost():
-            main(words)
+        with callers_state(), functions_given(functions), output_may_be_lost():
+            no_telemetry(os.environ)
+            importlib.import_module(loaded_name(program)).main(words)
     except SystemExit as end:
         raise ThreestepError(_stopped(end.code, folder)) from end
     except Exception as problem:
@@ -61,33 +59,12 @@ def run_here(program: str, words: Sequence[str], functions: Mapping[str, Callabl
         raise ThreestepError(disk_sentence(refusal)) from problem
 
 
-@contextlib.contextmanager
-def _callers_state() -> Iterator[None]:
-    """Restore the caller's random generators, log levels and warning filters, which a run sets as a program may."""
-    import torch
-
-    from training.utils.engine.ranks.startup import QUIETED_LOGGERS
-
-    levels = {name: logging.getLogger(name).level for name in (*QUIETED_LOGGERS, "transformers")}
-    before = sys.modules.get("transformers.utils.logging")
-    shows_bars = before is None or before.is_progress_bar_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    try:
-        with warnings.catch_warnings(), random_state_kept():
-            yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        after = sys.modules.get("transformers.utils.logging")
-        if shows_bars and after is not None:
-            after.enable_progress_bar()
-
-
 def run_on_ranks(command: str, words: Sequence[str], ranks: int, folder: Path) -> None:
     """Run `threestep COMMAND WORDS` on so many ranks of this machine, into `folder`. Their output goes to this
     process's streams, a notebook's too. ThreestepError with the ranks' error message, and if they were stopped."""
     environment = {name: value for name, value in os.environ.items() if name != RANKS_VARIABLE}
+    if is_apart():
+        environment[VARIABLE] = "1"
     lend(list(words), environment)
     process = subprocess.Popen(
         [sys.executable, str(_FRONT), command, *map(redacted, words), f"--num_ranks={ranks}"],

@@ -12,11 +12,14 @@ import contextlib
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from threestep.inputs import address_of_rows, is_in_memory, with_addresses
+from threestep.adapter_settings import flags_of_adapters
+from threestep.inputs import address_of_rows, with_addresses
 from threestep.result import Result, result_of
+from threestep.row_forms import is_in_memory
 from threestep.running import flags_of, run_here, run_on_ranks
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.step import Step, known_steps
@@ -27,30 +30,75 @@ _GIVEN_FOLDER = "given"
 _RUNS = "runs"
 
 
-def sft(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of a call that all steps have."""
+
+    rows: Any
+    eval_rows: Any
+    num_ranks: int | None
+    peft_config: Any
+    settings: Mapping[str, Any]
+
+
+def sft(
+    model: Any,
+    rows: Any,
+    *,
+    eval_rows: Any = None,
+    tokenizer: Any = None,
+    peft_config: Any = None,
+    num_ranks: int | None = None,
+    **settings: Any,
+) -> Result:
     """Fine-tune on the chosen responses of `rows`.
 
     model: a folder, a hub name, or a loaded transformers model, of which a copy is trained as it is: its class's
         forward, hooks, frozen weights. The object itself is not changed
-    rows: a list of dicts or a datasets.Dataset, of which all are this step's; or a path or an address as --data_path
-        takes it, which --data_split shares. Their columns: docs/data.md
+    rows: dicts in a list or an iterable, a datasets.Dataset or DatasetDict, a pandas or polars frame, of which all are
+        this step's; or a path or an address as --data_path takes it, which --data_split shares. Columns: docs/data.md
+    eval_rows: held-out rows in such a form, for the evaluations; by default a share of `rows` (eval_fraction)
     tokenizer: of a loaded model
+    peft_config: a peft.LoraConfig, in place of lora_dim and its relatives
     num_ranks: processes to launch on this machine; None and 1 train in this process
-    settings: flags, e.g. learning_rate=1e-5, max_train_steps=100. output_dir is by default a new folder in runs/
+    settings: flags, e.g. learning_rate=1e-5, max_train_steps=100; run_name names the run, and its folder: by default a
+        new one in runs/. callback: a function (step, figures) that is called with each step's figures; if it returns
+        "stop", training ends after that step, with its model; figures that it returns as a dict are recorded too
 
     Raises ThreestepError for a mistake in the settings or the data, and if the run is stopped.
     """
-    return _trained("sft", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings=settings)
+    call = _Call(rows, eval_rows, num_ranks, peft_config, settings)
+    return _trained("sft", {"model_name_or_path": (model, tokenizer)}, call)
 
 
-def reward(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
+def reward(
+    model: Any,
+    rows: Any,
+    *,
+    eval_rows: Any = None,
+    tokenizer: Any = None,
+    peft_config: Any = None,
+    num_ranks: int | None = None,
+    **settings: Any,
+) -> Result:
     """Train a reward model on pairs of responses. Arguments as of `sft`."""
-    return _trained("reward", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings=settings)
+    call = _Call(rows, eval_rows, num_ranks, peft_config, settings)
+    return _trained("reward", {"model_name_or_path": (model, tokenizer)}, call)
 
 
-def dpo(model: Any, rows: Any, *, tokenizer: Any = None, num_ranks: int | None = None, **settings: Any) -> Result:
+def dpo(
+    model: Any,
+    rows: Any,
+    *,
+    eval_rows: Any = None,
+    tokenizer: Any = None,
+    peft_config: Any = None,
+    num_ranks: int | None = None,
+    **settings: Any,
+) -> Result:
     """Train the policy itself on pairs of responses. Arguments as of `sft`."""
-    return _trained("dpo", {"model_name_or_path": (model, tokenizer)}, rows, num_ranks, settings=settings)
+    call = _Call(rows, eval_rows, num_ranks, peft_config, settings)
+    return _trained("dpo", {"model_name_or_path": (model, tokenizer)}, call)
 
 
 def ppo(
@@ -58,16 +106,19 @@ def ppo(
     rows: Any,
     *,
     reward_model: Any = None,
+    eval_rows: Any = None,
     tokenizer: Any = None,
+    peft_config: Any = None,
     num_ranks: int | None = None,
     **settings: Any,
 ) -> Result:
     """Train the policy on prompts, by PPO, GRPO or another estimator (`advantage`).
 
     reward_model: the model of `reward`, as a path or loaded; also the critic's start (--critic_model_name_or_path)
-    settings: as of `sft`; reward: a function fn(prompts, responses, **columns) -> one number a response, a name or text
-        as of --reward, a list of them, or a dict of weights. Other settings that name a function (checker, advantage,
-        policy_loss, ...) take it too.
+    peft_config: of the actor
+    settings: as of `sft`; reward: a function fn(prompts, responses, **columns) -> one number a response, or TRL's
+        fn(completions, **columns); a name or text as of --reward, a list of them, or a dict of weights. Other settings
+        that name a function (checker, advantage, policy_loss, ...) take it too.
 
     Other arguments as of `sft`; the tokenizer is also the one of a loaded reward model.
     """
@@ -75,21 +126,22 @@ def ppo(
     if reward_model is not None:
         is_path = isinstance(reward_model, (str, os.PathLike))
         models["critic_model_name_or_path"] = (reward_model, None if is_path else tokenizer)
-    return _trained("ppo", models, rows, num_ranks, settings=settings)
+    return _trained("ppo", models, _Call(rows, eval_rows, num_ranks, peft_config, settings))
 
 
-def _trained(
-    kind: str, models: Mapping[str, tuple[Any, Any]], rows: Any, num_ranks: int | None, *, settings: Mapping[str, Any]
-) -> Result:
+def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> Result:
     step = next(step for step in known_steps().values() if step.kind == kind)
-    on_ranks = _check(num_ranks, models, settings, in_memory=is_in_memory(rows))
-    plain, functions = with_addresses(settings, on_ranks)
-    folder, is_new = _folder_of(kind, plain.pop("output_dir", None))
+    rows, num_ranks = call.rows, call.num_ranks
+    on_ranks = _check(num_ranks, models, call.settings, in_memory=is_in_memory(rows))
+    plain, functions = with_addresses(call.settings, on_ranks)
+    if call.peft_config is not None:
+        plain |= flags_of_adapters(call.peft_config, kind, plain)
+    folder, is_new = _folder_of(plain.get("run_name") or kind, plain.pop("output_dir", None))
     given = folder / _GIVEN_FOLDER
     try:
         resumes = _resumes(folder, plain)
         flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
-        flags["data_path"] = address_of_rows(rows, given, resumes)
+        flags["data_path"] = address_of_rows(rows, given, resumes, eval_rows=call.eval_rows)
         if is_in_memory(rows):
             flags["data_split"] = _all_rows(step)
         words = flags_of({**flags, **plain, "output_dir": str(folder)})
@@ -181,14 +233,19 @@ def _check(
     return num_ranks is not None and num_ranks > 1
 
 
-def _folder_of(kind: str, given: Any) -> tuple[Path, bool]:
-    """The run's folder, and whether it was made here: runs/sft, runs/sft_2, ... by default."""
+def _folder_of(name: Any, given: Any) -> tuple[Path, bool]:
+    """The run's folder, and whether it was made here: runs/NAME, runs/NAME_2, ... by default."""
     if given is not None:
         folder = Path(given).expanduser().absolute()
         return folder, not folder.exists()
+    name = str(name)
+    if name.strip() in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
+        raise ThreestepError(
+            f"run_name expects a name that a folder can have, got '{name}'; give another, or output_dir"
+        )
     number = 1
     while True:
-        folder = Path(_RUNS, kind if number == 1 else f"{kind}_{number}").absolute()
+        folder = Path(_RUNS, name if number == 1 else f"{name}_{number}").absolute()
         try:
             folder.mkdir(parents=True)
             return folder, True

@@ -39,7 +39,7 @@ from training.utils.generation.table import engine_class
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.intervals import Figure, ratio
 from training.utils.rewards.sample_figures import Sample, value_names
-from training.utils.rewards.weighted import Reward, named_rewards, reads_model
+from training.utils.rewards.weighted import Reward, named_rewards, reads_messages, reads_model
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
 from training.utils.setup.media import check_scored, keep_media, run_media, why_unread
@@ -127,7 +127,7 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     task, start_engine = flags.evaluation, _engine_of(flags)
     paths = [task.model_name_or_path, *([task.baseline] if task.baseline else [])]
     folders = [_folder(flags, path) for path in paths]
-    built = [_built(flags, "prompts", folder) for folder in folders]
+    built = [_built(flags, "prompts", folder, with_messages=reads_messages(rewards)) for folder in folders]
     seen = next((side.media for side in built if side.media is not None), None)
     if reads_model(rewards) and seen is not None:
         assert task.reward_model is not None, "checked with the flags"
@@ -211,11 +211,13 @@ class Built:
     seen: SeenMedia | None
 
 
-def _built(flags: Evaluated, kind: str, folder: ChatFolder) -> Built:
+def _built(flags: Evaluated, kind: str, folder: ChatFolder, with_messages: bool = False) -> Built:
+    """The rows of a kind. with_messages: the prompts' messages are among their columns"""
     unread = why_unread(folder.name)
-    built = build_phase(
-        kind, flags.data, folder.tokenizer, flags.run.seed, log=note, media=folder.reader, unread=unread
-    )
+    data = flags.data
+    if with_messages:
+        data = replace(data, rows=replace(data.rows, return_prompt_messages=True))
+    built = build_phase(kind, data, folder.tokenizer, flags.run.seed, log=note, media=folder.reader, unread=unread)
     rows = _checked_rows(getattr(built, flags.evaluation.split), flags)
     media = run_media(rows, built.seen, KINDS[kind].document)
     return Built(rows, media, built.seen)

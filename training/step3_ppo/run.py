@@ -38,7 +38,8 @@ def run(flags: PpoFlags, components: Components) -> None:
         log(style.sentence, ranks.is_main and not style.is_open)
         opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)
         scale = wanted_score_scale(flags.roles, ppo)
-        inputs = load_inputs(flags, tokenizer, ranks, log, style=style, environments=components.environments)
+        environments, rewards = components.environments, components.rewards
+        inputs = load_inputs(flags, tokenizer, ranks, log, style=style, environments=environments, rewards=rewards)
         opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
         check_beside_media(flags, components, inputs.media)
         opening = PpoOpening(flags, components, tokenizers, inputs, ranks)

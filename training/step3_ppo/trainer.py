@@ -97,9 +97,10 @@ class PpoTrainer:
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
-                last = iteration == settings.total_rollouts or self.kl_is_over(figures)
+                last = iteration == total or self.kl_is_over(figures) or self.checkpoints.ends(iteration)
                 if last or settings.evaluation.are_due(iteration):
                     after = self.evaluate(iteration)
+                    last = last or self.checkpoints.ends(iteration)
                 self.save_checkpoint(iteration, last, figures, before, after=after)
                 give_back_freed_memory(iteration)
                 done = iteration
@@ -123,7 +124,8 @@ class PpoTrainer:
         elif self.settings.evaluation.evaluates_first:
             after = self.evaluate(0)
             before = after if self.settings.total_rollouts else None  # without training it is the only one
-        return done, done if self.kl_is_over(saved) else self.settings.total_rollouts, before, after
+        is_over = self.checkpoints.ends(done) or self.kl_is_over(saved)
+        return done, done if is_over else self.settings.total_rollouts, before, after
 
     def _watch(self) -> DivergenceWatch:
         """Watch for a policy to which all tokens become equally likely, and for gradients."""

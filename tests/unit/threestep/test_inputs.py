@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from threestep.inputs import address_of_rows, is_in_memory, with_addresses
+from threestep.inputs import address_of_rows, with_addresses
+from threestep.row_forms import is_in_memory
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import GIVEN, functions_given, load_function
 
@@ -46,10 +47,8 @@ def test_paths_and_addresses_stay(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([], r"^rows expects at least one row, got an empty list$"),
-        (3, r"^rows expects a list of dicts, a datasets.Dataset, a path or an address, got int$"),
-        (iter(ROWS), r", got list_iterator$"),
-        ({"train": ROWS, "test": ROWS}, r", got dict with the splits train, test; give one of them$"),
+        ([], r"^rows expects at least one row, got none$"),
+        (3, r"^rows expects dicts in a list or an iterable, a datasets.Dataset, .*, a path or an address, got int$"),
         (
             [{"prompt": "a"}, {"prompt": object()}],
             r"^rows\[1\]\['prompt'\] expects text, numbers, lists or dicts, got o",
@@ -72,6 +71,44 @@ def test_rows_of_a_resumed_run_are_those_that_it_began_with(tmp_path):
         with pytest.raises(ThreestepError, match="^rows are others than those that the run in .*run began with"):
             address_of_rows(others, folder, resumes=True)
         assert {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")} == written
+
+
+def test_held_out_rows_are_a_file_of_the_same_folder(tmp_path):
+    """Which is how a run reads evaluation rows."""
+    from training.utils.data.files.stored import stored_rows
+
+    datasets = pytest.importorskip("datasets")
+    as_dataset = datasets.Dataset.from_list
+    for number, (rows, held_out) in enumerate(
+        ((ROWS, ROWS[:1]), (as_dataset(ROWS), as_dataset(ROWS[:1])), (as_dataset(ROWS), iter(ROWS[:1])))
+    ):
+        folder = tmp_path / str(number) / "given"
+        (address,) = address_of_rows(rows, folder, eval_rows=held_out)
+        train, evaluation = stored_rows(address, "data_path", str(tmp_path)).open()
+        assert [dict(row) for row in train] == ROWS and [dict(row) for row in evaluation] == ROWS[:1]
+        with pytest.raises(
+            ThreestepError, match=f"^eval_rows are others than those that the run in {tmp_path}/{number} b"
+        ):
+            others = ROWS[1:] if number != 1 else as_dataset(ROWS[1:])
+            address_of_rows(rows, folder, True, eval_rows=others)
+
+
+def test_held_out_rows_beside_a_path(tmp_path):
+    with pytest.raises(
+        ThreestepError, match="^eval_rows goes with rows in memory, and rows is a path or an address; put"
+    ):
+        address_of_rows("rows.jsonl", tmp_path, eval_rows=ROWS)
+
+
+def test_values_of_libraries_are_plain(tmp_path):
+    import datetime
+
+    import numpy
+
+    row = {"prompt": "a", "n": numpy.int64(3), "many": numpy.array([1.5, 2]), "day": datetime.date(2026, 5, 1)}
+    (address,) = address_of_rows([row], tmp_path)
+    (line,) = open(address.removeprefix("jsonl:"))
+    assert json.loads(line) == {"prompt": "a", "n": 3, "many": [1.5, 2.0], "day": "2026-05-01"}
 
 
 def test_a_dataset_is_taken_as_it_shows_itself(tmp_path):

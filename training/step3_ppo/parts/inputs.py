@@ -27,6 +27,7 @@ from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
+from training.utils.rewards.weighted import reads_messages
 from training.utils.setup.media import reader_of_model, run_media, why_unread
 from training.utils.setup.opened_run import RunData
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.environments.loading import Environments
     from training.utils.images.models.pictured import RowImages
+    from training.utils.rewards.weighted import Reward
 
 
 def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
@@ -138,15 +140,18 @@ def load_inputs(
     *,
     style: PromptStyle | None = None,
     environments: Environments | None = None,
+    rewards: Sequence[Reward] = (),
 ) -> Inputs:
     """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make.
 
     style: of the prompts, which may decide on it; `tokenizer` gets it. environments: of the flags; ThreestepError for a
-    row that names none of them.
+    row that names none of them. rewards: some are handed a prompt's messages.
     """
     run, data, ppo = flags.run, flags.data, flags.ppo
     if flags.environment.is_on:  # environments begin with the messages of a row
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
+    if reads_messages(rewards):
+        data = replace(data, rows=replace(data.rows, return_prompt_messages=True))
     actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
     reader = reader_of_model(*actor, tokenizer)
     read: Any = {"media": reader, "unread": why_unread(*actor)}

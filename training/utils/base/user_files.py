@@ -19,8 +19,18 @@ from training.utils.base.errors import ThreestepError, nearest_names
 Returned = TypeVar("Returned")
 _loaded: dict[str, ModuleType] = {}
 
+_HOME = __name__.partition(".utils.")[0]
+
 GIVEN = "given:"  # before the name of a function that the caller of the run holds
 _given: contextvars.ContextVar[Mapping[str, Callable[..., Any]] | None] = contextvars.ContextVar("given", default=None)
+
+
+def loaded_name(address: str) -> str:
+    """The address of a module, or of a name in one: of this package by the name under which it is loaded, which is
+    another one beside a `training` of the user's (threestep/apart.py)."""
+    package = _HOME.rpartition(".")[2]
+    is_ours = address.partition(".")[0] == package
+    return f"{_HOME}{address.removeprefix(package)}" if is_ours else address
 
 
 @contextlib.contextmanager
@@ -84,7 +94,10 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
     package: where the file's relative imports look
     """
     real_path = os.path.realpath(os.path.expanduser(path))
+    folder = os.path.dirname(real_path)
     if real_path in _loaded:
+        if folder not in sys.path:  # a Python program had its path restored after an earlier run
+            sys.path.append(folder)
         return _loaded[real_path]
     if not os.path.isfile(real_path) or not real_path.endswith(".py"):
         raise ThreestepError(f"{flag} expects a Python file, got '{path}'")
@@ -96,7 +109,6 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    folder = os.path.dirname(real_path)
     if folder not in sys.path:
         sys.path.append(folder)
     try:

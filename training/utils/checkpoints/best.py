@@ -22,12 +22,12 @@ class Best:
         return f"{self.metric} {self.value:.4g} after step {self.step:,}"
 
 
-def metric_in(figures: Mapping[str, float], given: str | None) -> str:
+def metric_in(figures: Mapping[str, float], given: str | None, flag: str = "--load_best_model_at_end") -> str:
     """The metric's name in `figures`, those of an evaluation; `given` may be written as transformers does (eval_loss).
-    ThreestepError if there is none."""
+    flag: what needs it. ThreestepError if there is none."""
     if not figures:
         raise ThreestepError(
-            "--load_best_model_at_end chooses by an evaluation, and there are no evaluation rows; raise "
+            f"{flag} goes by evaluations, and there are no evaluation rows; raise "
             "--eval_fraction, name data with evaluation rows, or leave it out"
         )
     if given is None:

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.disk_errors import disk_errors
+from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import flush_to_disk, new_rescue_folder
 from training.utils.base.typed import WHOLE_RUN_VARIABLE, resuming_command
+from training.utils.base.user_files import load_function
 from training.utils.checkpoints.best import Best, is_better, metric_in
+from training.utils.checkpoints.early_end import EarlyEnd
 from training.utils.checkpoints.expiry import Deadline, expiry_of
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
@@ -35,6 +38,7 @@ from training.utils.report.arguments import trackers_in
 from training.utils.report.tracking import open_trackers
 from training.utils.run.course import greater_wins
 from training.utils.run.metrics import MetricsWriter
+from training.utils.run.step_callback import CALLBACK_FLAG, StepCallback
 
 if TYPE_CHECKING:
     from training.utils.run.run_folder import RunFolder
@@ -47,7 +51,8 @@ _EXPIRES = len(SIGNALS) + 2
 @dataclass(frozen=True)
 class ResumePoint:
     """Start of a resumed run; by default, its beginning. path: of the checkpoint; settings, step, seconds, log_sizes:
-    of the run that wrote it; state: the one that its loop gave to `save`; best: the fields of its best evaluation."""
+    of the run that wrote it; state: the one that its loop gave to `save`; best: the fields of its best evaluation;
+    early_end: the state of it."""
 
     path: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -56,6 +61,7 @@ class ResumePoint:
     log_sizes: dict[str, int] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     best: dict[str, Any] | None = None
+    early_end: dict[str, Any] | None = None
 
 
 @contextlib.contextmanager
@@ -85,11 +91,17 @@ def checkpointed_run(
         point = _resume_point(plan.resume_from, manifest["settings"])
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
+    named = settings.get("callback")
+    callback = StepCallback(load_function(named, CALLBACK_FLAG)) if named else None
+    lines = run.run_log("metrics.jsonl")
     writer = MetricsWriter(
-        run.path, is_main, point.step, point.seconds, trackers=trackers, lines=run.run_log("metrics.jsonl")
+        run.path, is_main, point.step, point.seconds, trackers=trackers, lines=lines, callback=callback
     )
     with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
-        yield metrics, RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch)
+        yield (
+            metrics,
+            RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch, callback),
+        )
 
 
 def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
@@ -97,11 +109,18 @@ def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
     write such a one."""
     where = path / _TRAINER_FILE
     saved = read_record(where)
-    check_keys(saved, ("step", "seconds", "log_sizes", "state"), str(where), optional=("best",))
+    check_keys(saved, ("step", "seconds", "log_sizes", "state"), str(where), optional=("best", "early_end"))
     with as_written(str(where)):
         sizes = {name: int(size) for name, size in saved["log_sizes"].items()}
         point = ResumePoint(
-            path, settings, int(saved["step"]), float(saved["seconds"]), sizes, dict(saved["state"]), saved.get("best")
+            path,
+            settings,
+            int(saved["step"]),
+            float(saved["seconds"]),
+            sizes,
+            dict(saved["state"]),
+            saved.get("best"),
+            saved.get("early_end"),
         )
     if point.best is not None:
         record_of(Best, point.best, "the best evaluation")
@@ -120,6 +139,7 @@ class RunCheckpoints(Checkpoints):
     interrupts: Interrupts
     point: ResumePoint
     steps_per_epoch: float = 0.0
+    callback: StepCallback | None = None
 
     def __post_init__(self) -> None:
         self._ranks = self.parts.ranks
@@ -133,6 +153,11 @@ class RunCheckpoints(Checkpoints):
         self._best = record_of(Best, best, "the best evaluation") if best else None  # whose checkpoint is kept
         self._better: Best | None = None  # one that has none yet
         self._evaluations = 0
+        flags = self.plan.flags
+        self._early_end = EarlyEnd(flags.early_stopping, flags.metric_for_best_model, flags.greater_is_better)
+        if self.point.early_end is not None:
+            self._early_end.load_state(self.point.early_end, self.callback is not None)
+        self._ends = False
         stop_at = self.plan.flags.stop_at
         # The first rank alone reads it: hosts may disagree.
         self._deadline = Deadline(expiry_of(stop_at)) if stop_at is not None and self._ranks.is_main else None
@@ -158,6 +183,8 @@ class RunCheckpoints(Checkpoints):
 
     def evaluated(self, step: int) -> None:
         flags = self.plan.flags
+        if flags.early_stopping:
+            on_main(lambda: self._early_end.evaluated(step, self.metrics.evaluation), self._ranks.is_main)
         if flags.load_best_model_at_end:
             self._evaluations += step > 0
             self._better = on_main(lambda: self._judged(step), self._ranks.is_main)
@@ -195,6 +222,23 @@ class RunCheckpoints(Checkpoints):
             f"the model is the best by its evaluations, {best}: its weights are loaded from {path}", self._ranks.is_main
         )
         return dict(_resume_point(path, {}).state)
+
+    def ends(self, step: int) -> bool:
+        if self._ends or not (self.callback or self.plan.flags.early_stopping):
+            return self._ends
+        reason = on_main(self._end_reason, self._ranks.is_main)
+        if reason is not None:
+            self._ends = True
+            log(f"training ends after step {step:,}: {reason}", self._ranks.is_main)
+        return self._ends
+
+    def _end_reason(self) -> str | None:
+        """Why training ends now; ThreestepError for a callback's mistake."""
+        if self.callback is not None:
+            if self.callback.problem is not None:
+                raise ThreestepError(self.callback.problem)
+            self._early_end.called |= self.callback.stops
+        return self._early_end.reason
 
     def due(self, step: int, total_steps: int) -> bool:
         flags = self.plan.flags
@@ -273,6 +317,8 @@ class RunCheckpoints(Checkpoints):
         saved = {"step": step, "seconds": self.metrics.seconds, "log_sizes": sizes, "state": dict(state)}
         best = self._best_at(step)
         saved["best"] = best and asdict(best)
+        if self.callback or self.plan.flags.early_stopping:
+            saved["early_end"] = self._early_end.state()
         with disk_errors(folder.partial(step)):
             self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")

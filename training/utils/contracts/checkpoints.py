@@ -14,6 +14,11 @@ class Checkpoints:
         gave to `save` then; 0 and nothing at the beginning of a run. A collective."""
         return 0, {}
 
+    def ends(self, step: int) -> bool:
+        """True if training ends after `step`, although steps are left: the same answer on every rank. To be called
+        after the step, and again after an evaluation of it. A collective."""
+        return False
+
     def due(self, step: int, total_steps: int) -> bool:
         """True if the loop must call `save` after `step`: the same answer on every rank. A collective."""
         return False

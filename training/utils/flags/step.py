@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.user_files import loaded_name
 from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
 
 if TYPE_CHECKING:
@@ -139,11 +140,12 @@ UNKNOWN_STEP = Step("step_other", "other", "other steps", ())
 @functools.cache
 def known_steps() -> dict[str, Step]:
     """Every step of the package, by name, in the order of the names."""
-    return {name: importlib.import_module(f"{_PACKAGE}.{name}").STEP for name in _names_of_steps()}
+    package = loaded_name(_PACKAGE)
+    return {name: importlib.import_module(f"{package}.{name}").STEP for name in _names_of_steps()}
 
 
 def _names_of_steps() -> list[str]:
-    package = importlib.import_module(_PACKAGE)
+    package = importlib.import_module(loaded_name(_PACKAGE))
     return sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name.startswith("step"))
 
 
@@ -151,7 +153,7 @@ def step_of(settings: Mapping[str, Any]) -> Step:
     """The step that a run's settings belong to: their `program`, or else the step with most of their flags."""
     for name in _names_of_steps():
         if settings.get("program") == f"{_PACKAGE}.{name}.main":
-            return importlib.import_module(f"{_PACKAGE}.{name}").STEP  # without the flags of the others
+            return importlib.import_module(f"{loaded_name(_PACKAGE)}.{name}").STEP  # without the flags of the others
     steps = known_steps().values()
     flags = {step.name: defaults_of(step.groups).keys() for step in steps}
     distinctive = settings.keys() - set.intersection(*map(set, flags.values()))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.base.user_files import is_address, load_named
+from training.utils.base.user_files import is_address, load_named, loaded_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ ENGINES_HELP = f"{', '.join(ENGINES)} ({_NOTES}), or your own RolloutEngine as F
 
 def _at(place: str) -> Any:
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(loaded_name(module)), name)
 
 
 def _with_groups(kind: type[_Kind]) -> type[_Kind]:

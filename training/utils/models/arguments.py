@@ -72,7 +72,8 @@ class ModelArguments:
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", "0 <= probability < 1", topic="lora")
     lora_module_name: str = flag(
         "all-linear",
-        "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas.",
+        "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas; q_proj$ is "
+        "the end of a name.",
         "names",
         topic="lora",
     )

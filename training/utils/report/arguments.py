@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.console import LogPace
+from training.utils.base.user_files import load_function
 from training.utils.flags.flags import flag
 from training.utils.report.trackers.table import NO_TRACKERS, TRACKERS_HELP, check_tracker
+from training.utils.run.step_callback import CALLBACK_FLAG
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -32,6 +34,12 @@ class ReportArguments:
         "Samples of each evaluation. Steps 1 and 2: held-out rows, drawn by the seed, that samples.jsonl and trackers "
         "get; 0 writes none. Step 3, whose samples.jsonl has all: those of the first prompts, which trackers get.",
         "samples >= 0",
+    )
+    callback: str | None = flag(
+        None,
+        "Function that is called as fn(step, figures) with the figures of each step and evaluation, on the main rank: "
+        'returns None, "stop" (training ends after this step, with its model) or further figures as a dict.',
+        "file.py:name",
     )
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
     push_to_hub: bool = flag(False, "Upload OUTPUT_DIR/model with its card to the hub at the end of the run.")
@@ -65,6 +73,8 @@ class ReportArguments:
             self.push_to_hub or not self.hub_model_id,
             f"--hub_model_id {self.hub_model_id} is of --push_to_hub, which is off; give it too, or leave it out",
         )
+        if self.callback is not None:
+            mistakes.note(load_function, self.callback, CALLBACK_FLAG)
         names = [word.strip() for word in self.report_to.split(",")]
         for name in names:
             if names != [NO_TRACKERS]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.report.figures.charts import Chart, HistogramChart, LineChart, ScatterChart, running_mean
 from training.utils.report.figures.drawing import in_words
 from training.utils.report.figures.reading import ReportedRun, read_runs
 from training.utils.report.pages.page import step_charts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = ("#2a78d6", "#d9622b", "#179267", "#a4561f", "#c04f86", "#5f7a12", "#5a48b5", "#b3372f")
 _INCHES, _DOTS_PER_INCH = (6.0, 3.6), 160
@@ -20,18 +24,32 @@ _INCHES, _DOTS_PER_INCH = (6.0, 3.6), 160
 def write_pngs(folders: Sequence[str | Path], out: Path) -> Iterator[Path]:
     """Write each chart of the runs in `folders` to a PNG in `out`; yield the files. ThreestepError if a folder holds no
     run, or `out` cannot be written."""
-    from matplotlib.figure import Figure  # without pyplot: no display, no state
-
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, chart in named_charts(read_runs(folders)):
-            figure = Figure(figsize=_INCHES, layout="constrained")
-            _draw(chart, figure.subplots())
             path = out / f"{name}.png"
-            figure.savefig(path, dpi=_DOTS_PER_INCH)
+            _drawn(chart).savefig(path, dpi=_DOTS_PER_INCH)
             yield path
     except OSError as problem:
         raise ThreestepError(f"cannot write pictures to {out}: {problem.strerror}") from problem
+
+
+def first_chart(folder: str | Path) -> tuple[str, bytes] | None:
+    """The title and the PNG of a run's first chart; None if it has none. ThreestepError if the folder holds no run."""
+    chart = next((chart for _, chart in named_charts(read_runs([folder]))), None)
+    if chart is None:
+        return None
+    content = io.BytesIO()
+    _drawn(chart).savefig(content, format="png", dpi=_DOTS_PER_INCH)
+    return chart.title, content.getvalue()
+
+
+def _drawn(chart: Chart) -> Figure:
+    from matplotlib.figure import Figure  # without pyplot: no display, no state
+
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    _draw(chart, figure.subplots())
+    return figure
 
 
 def named_charts(runs: Sequence[ReportedRun]) -> list[tuple[str, Chart]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_function
 from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.completions import CompletionsRule, takes_completions
 from training.utils.rewards.table import RULES, RuleFlags
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ def reads_model(named: Sequence[Reward]) -> bool:
     return any(reward.rule is None and reward.name == MODEL for reward in named)
 
 
+def reads_messages(named: Sequence[Reward]) -> bool:
+    """True if one of them is handed prompts of messages as they are."""
+    return any(isinstance(reward.rule, CompletionsRule) for reward in named)
+
+
 def environment_weight(named: Sequence[Reward]) -> float:
     """The weight of the environments' rewards; 0 without any."""
     return sum(reward.weight for reward in named if reward.rule is None and reward.name == ENVIRONMENT)
@@ -89,7 +95,9 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
 def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:
     """Return the rule of a name or of a FILE.py:NAME; otherwise ThreestepError, which lists `names`."""
     if is_address(address):
-        return load_function(address, flag)
+        function = load_function(address, flag)
+        named = address.rpartition(":")[2]
+        return CompletionsRule(named, function) if takes_completions(function) else function
     if address not in RULES:
         raise ThreestepError(
             f"{flag} expects {', '.join(names)} or a function as FILE.py:NAME, got '{address}'"

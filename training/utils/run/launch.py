@@ -31,6 +31,8 @@ from training.utils.run.program import run_program
 
 _TERMINATION_SECONDS = 60.0
 _PACKAGE = Path(__file__).resolve().parents[2]
+# Loaded as a part of `threestep`, beside a `training` of the user's (threestep/apart.py): so are the ranks' modules.
+_IS_APART = not __name__.startswith(f"{_PACKAGE.name}.") and __name__ != "__main__"
 
 
 def choose_ranks(wanted: int | None, environment: Mapping[str, str], gpus: int) -> int:
@@ -114,6 +116,8 @@ def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping
 def _python_words(module: str, flag: str) -> list[str]:
     """Arguments of Python or the launcher that run a module. `-m` and `--module`, the flag, put the current folder
     first on the path, where a user's training.py would shadow this package: so its modules go by its folder."""
+    if _IS_APART:
+        return [str(_PACKAGE.with_name("threestep")), "--run", module]
     return [str(_PACKAGE), module] if module.partition(".")[0] == _PACKAGE.name else [flag, module]
 
 

@@ -1,7 +1,8 @@
-"""Progress of a loop, from rank 0 alone: a bar on a terminal, lines in a log that is a file."""
+"""Progress of a loop, from rank 0 alone: a bar on a terminal and in a notebook, lines in a log that is a file."""
 
 from __future__ import annotations
 
+import html
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -37,9 +38,9 @@ def progress_bar(
     done: int = 0,
     pace: LogPace | None = None,
 ) -> tqdm:
-    """A bar on rank 0's stderr: steps, the figures given to `show`, time left.
+    """A bar on rank 0's stderr, or in a notebook's cell: steps, the figures given to `show`, time left.
 
-    If stderr is not a terminal, it prints lines at the given pace instead, or nothing (`on_terminal_only`).
+    If stderr is neither, it prints lines at the given pace instead, or nothing (`on_terminal_only`).
     done: the steps that a resumed run starts with.
     """
     common: dict[str, Any] = {
@@ -50,8 +51,17 @@ def progress_bar(
         "disable": not is_main_rank or (on_terminal_only and not sys.stderr.isatty()),
     }
     if sys.stderr.isatty():
-        return tqdm(**common, dynamic_ncols=True, mininterval=0.2)
+        return _Bar(**common, dynamic_ncols=True, mininterval=0.2)
+    if in_notebook():
+        return _Cell(**common, mininterval=0.2)
     return _Lines(**common, miniters=1, mininterval=0.0, pace=pace or LogPace())
+
+
+def in_notebook() -> bool:
+    """True in a kernel of Jupyter, Colab and the like, where IPython shows what a cell gives."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def show(bar: tqdm, *figures: ShownFigure, steps: int = 1) -> None:
@@ -63,7 +73,48 @@ def show(bar: tqdm, *figures: ShownFigure, steps: int = 1) -> None:
     bar.update(steps)
 
 
-class _Lines(tqdm):
+class _Bar(tqdm):
+    """A bar that starts no thread, which would outlive the run."""
+
+    monitor_interval = 0
+    disable: bool
+
+
+class _Cell(_Bar):
+    """The same as an output of a notebook's cell, which stands for the last state in the end."""
+
+    def __init__(self, **common: Any) -> None:
+        self._output: Any = None
+        super().__init__(**common)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        from IPython.display import HTML, display
+
+        known = self.format_dict
+        left = ""
+        if self.n > self.initial and self.n < self.total:
+            seconds = (self.total - self.n) * known["elapsed"] / (self.n - self.initial)
+            left = f", {tqdm.format_interval(seconds)} left"
+        text = (
+            f"{self.desc}: {self.unit} {self.n:,} of {self.total:,}{self.postfix and f', {self.postfix}' or ''}{left}"
+        )
+        shown = HTML(f'<progress value="{self.n}" max="{self.total}"></progress> {html.escape(text)}')
+        if self._output is None:
+            self._output = display(shown, display_id=True)
+        else:
+            self._output.update(shown)
+        return True
+
+    def clear(self, nolock: bool = False) -> None:
+        """Do nothing: lines of the log are other outputs."""
+
+    def close(self) -> None:
+        if not self.disable:
+            self.display()
+        self.disable = True
+
+
+class _Lines(_Bar):
     """The same for a log that is a file: lines at the given pace."""
 
     def __init__(self, *, pace: LogPace, **common: Any) -> None:

@@ -63,7 +63,8 @@ def run_one_model(
         log(style.sentence, ranks.is_main and not style.is_open)
         reader = reader_of_start(flags, tokenizer)
         rows = build_phase(kind.name, data, tokenizer, flags.run.seed, is_main_rank=ranks.is_main, log=log, **reader)
-        say, most = partial(log, is_main_rank=ranks.is_main), data.rows.max_seq_len
+        most = data.rows.max_seq_len
+        say = partial(log, is_main_rank=ranks.is_main)
         run = run.styled(settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style)
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)
@@ -76,17 +77,14 @@ def run_one_model(
         )
         ends, inside = _ends(rows, tokenizer, style)
         if not scores:
-            unused = unused_stop_tokens(stop_tokens(model), tokenizer)
-            if unused is not None:
-                log(unused, ranks.is_main)
-            set_stop_tokens(model, tokenizer, ends, inside)
+            _set_stops(model, tokenizer, ends, inside)
         read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
             flags.engine.padded,
             model,
             engine,
             read,
-            longest_tokens=data.rows.max_seq_len,
+            longest_tokens=most,
             log=log,
             sharing=kind.shares_prompt or flags.engine.share_beginnings > 0,
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
@@ -116,6 +114,14 @@ def run_one_model(
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         closing = f"{said}; the model is in {run.folder.model}{result.signs}"
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
+
+
+def _set_stops(model: Any, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], inside: set[int]) -> None:
+    """Set the tokens that end the model's answers, and say which of its own never do."""
+    unused = unused_stop_tokens(stop_tokens(model), tokenizer)
+    if unused is not None:
+        log(unused, started_as_main_rank())
+    set_stop_tokens(model, tokenizer, ends, inside)
 
 
 def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyle) -> tuple[list[int], set[int]]:

@@ -184,7 +184,8 @@ class TrainingLoop:
             contextlib.closing(ahead),
             progress_bar(total, run.name, run.ranks.is_main, done=self._done, pace=settings.log_pace) as self._bar,
         ):
-            for step in traced(range(self._done + 1, total + 1), settings.traces, run.ranks.rank):
+            end = self._done if run.checkpoints.ends(self._done) else total
+            for step in traced(range(self._done + 1, end + 1), settings.traces, run.ranks.rank):
                 rows = taken(step)
 
                 def ready(step: int = step, rows: tuple[int, ...] = rows) -> Prepared:
@@ -194,12 +195,17 @@ class TrainingLoop:
                     return made
 
                 yield NextStep(step, rows, ready)
-                if step == total or self._evaluates_after(step):
+                self._done = step
+                last = step == total or run.checkpoints.ends(step)
+                if last or self._evaluates_after(step):
                     self.after = self._evaluated(step)
-                if run.checkpoints.due(step, total):
+                    last = last or run.checkpoints.ends(step)
+                if run.checkpoints.due(step, step if last else total):
                     states = {"before": self.before, "after": self.after}
                     run.checkpoints.save(step, {name: state and asdict(state) for name, state in states.items()})
-        best = run.checkpoints.load_best(total)
+                if last:
+                    break
+        best = run.checkpoints.load_best(self._done)
         if best is not None:
             self.after = self._evaluation_in(best, "after")
 

@@ -359,6 +359,99 @@ def test_a_resumed_run_remembers_the_best(tmp_path):
     assert judged(tmp_path, losses, 10, resume="latest", save_every=5) == {"at": 2}
 
 
+def ended(place: Path, losses: dict[int, float], callback: Any = None, resume: str | None = None, **flags: Any) -> int:
+    """The step after which a run of ten ends that is evaluated after the steps of `losses`."""
+    changes = {"callback": callback} if callback else {}
+    with opened(plan(place, resume=resume, changes=changes.items(), **flags), place) as (metrics, kept):
+        done, _ = kept.restore()
+        end = done if kept.ends(done) else 10
+        for step in range(done + 1, end + 1):
+            metrics.write(step, {"train/loss": float(step)})
+            last = kept.ends(step)
+            if step in losses:
+                metrics.write(step, {"eval/loss": losses[step], "eval/accuracy": -losses[step]})
+                kept.evaluated(step)
+                last = last or kept.ends(step)
+            if kept.due(step, step if last else 10):
+                kept.save(step, {})
+            if last:
+                return step
+        return end
+
+
+LOSSES = {1: 3.0, 2: 1.0, 4: 2.0, 5: float("nan"), 6: 1.0, 7: 0.5, 8: 4.0}
+
+
+def test_evaluations_without_a_better_one_end_the_run(tmp_path, capsys):
+    assert ended(tmp_path / "a", LOSSES, early_stopping=3) == 6
+    line = "training ends after step 6: none better than eval/loss 1 after step 2 in 3 evaluations (--early_stopping 3)"
+    assert line in capsys.readouterr().out
+    assert ended(tmp_path / "b", LOSSES, early_stopping=4) == 10
+    assert ended(tmp_path / "c", LOSSES, early_stopping=1, metric_for_best_model="accuracy") == 4
+    assert ended(tmp_path / "d", LOSSES, early_stopping=1, greater_is_better=True) == 2
+    assert ended(tmp_path / "e", {1: float("nan"), 2: float("nan")}, early_stopping=2) == 2
+    assert "training ends after step 2: no finite value in 2 evaluations" in capsys.readouterr().out
+    assert ended(tmp_path / "f", LOSSES) == 10
+
+
+def test_a_resumed_run_ends_where_the_unbroken_one_does(tmp_path):
+    for step in range(1, 6):
+        place = tmp_path / str(step)
+        assert (
+            ended(
+                place,
+                {at: loss for at, loss in LOSSES.items() if at <= step},
+                early_stopping=3,
+                save_every=step,
+                keep_last=0,
+            )
+            == 10
+        )
+        for later in checkpoints_in(place):
+            if later > step:
+                shutil.rmtree(CheckpointFolder(place).of(later))
+        assert ended(place, LOSSES, resume="latest", early_stopping=3, save_at_end=True, keep_last=0) == 6
+        assert ended(place, LOSSES, resume="latest", early_stopping=3) == 6  # it is over
+        assert ended(place, LOSSES, resume="latest", early_stopping=4) == 10  # and is prolonged
+
+
+def test_early_stopping_without_evaluations(tmp_path):
+    with opened(plan(tmp_path, resume=None, early_stopping=1), tmp_path) as (_, kept):
+        with pytest.raises(
+            ThreestepError, match="^--early_stopping goes by evaluations, and there are no evaluation r"
+        ):
+            kept.evaluated(0)
+
+
+def own_callback(folder: Path, body: str) -> str:
+    folder.mkdir(parents=True)
+    (folder / "own.py").write_text(f"def seen(step, figures):\n    {body}\n")
+    return f"{folder}/own.py:seen"
+
+
+def test_a_callback_ends_the_run_and_adds_figures(tmp_path, capsys):
+    own = own_callback(
+        tmp_path / "own", "return 'stop' if figures.get('eval/loss') == 2.0 else {'own/twice': 2 * step}"
+    )
+    assert ended(tmp_path / "a", LOSSES, own, save_at_end=True) == 4
+    assert 'training ends after step 4: the callback returned "stop"' in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("own/twice") for line in lines] == [2, 2, 4, 4, 6, 8, None]
+    assert ended(tmp_path / "a", LOSSES, own, resume="latest") == 4  # it is over
+    assert ended(tmp_path / "a", LOSSES, resume="latest", early_stopping=9) == 10  # without it, prolonged
+
+
+def test_a_callbacks_mistake_ends_the_run(tmp_path):
+    own = own_callback(tmp_path / "own", "return 1 / (3 - step)")
+    with pytest.raises(
+        ThreestepError, match="^--callback: the function expects to return None, .*, got 0.5; leave out"
+    ):
+        ended(tmp_path / "a", LOSSES, own)
+    own = own_callback(tmp_path / "other", "return None if step < 3 else 1 / 0")
+    with pytest.raises(ThreestepError, match=r"^--callback: seen raised ZeroDivisionError: .* \(own.py, line 2\)$"):
+        ended(tmp_path / "b", LOSSES, own)
+
+
 def test_a_best_checkpoint_that_is_gone_leaves_the_last_weights(tmp_path, capsys):
     made = plan(tmp_path, resume=None, load_best_model_at_end=True)
     with opened(made, tmp_path) as (metrics, kept):
@@ -374,7 +467,9 @@ def test_a_metric_that_no_evaluation_has(tmp_path):
     with pytest.raises(ThreestepError, match="expects one of accuracy, loss, got 'acuracy'; did you mean 'accuracy'"):
         judged(tmp_path / "a", {0: 1.0}, 0, metric_for_best_model="acuracy")
     with opened(plan(tmp_path / "b", resume=None, load_best_model_at_end=True), tmp_path / "b") as (_, kept):
-        with pytest.raises(ThreestepError, match="chooses by an evaluation, and there are no evaluation rows"):
+        with pytest.raises(
+            ThreestepError, match="^--load_best_model_at_end goes by evaluations, and there are no evaluation rows"
+        ):
             kept.evaluated(0)
 
 

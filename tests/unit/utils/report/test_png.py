@@ -7,7 +7,7 @@ import pytest
 from tests.unit.utils.report.conftest import write_lines
 from training.utils.base.errors import ThreestepError
 from training.utils.report.figures.reading import read_runs
-from training.utils.report.png import named_charts, write_pngs
+from training.utils.report.png import first_chart, named_charts, write_pngs
 
 
 def test_every_chart_has_a_picture(tmp_path, ppo_run):
@@ -31,3 +31,11 @@ def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path, sft_run):
     (tmp_path / "file").write_text("")
     with pytest.raises(ThreestepError, match="cannot write pictures to .*file/x: "):
         list(write_pngs([sft_run()], tmp_path / "file" / "x"))
+
+
+def test_the_first_chart_of_a_run(sft_run):
+    folder = sft_run()
+    title, content = first_chart(folder)
+    assert title == named_charts(read_runs([folder]))[0][1].title and content.startswith(b"\x89PNG")
+    (folder / "metrics.jsonl").write_text("")
+    assert first_chart(folder) is None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,3 +115,47 @@ def test_a_terminal_has_a_bar_with_the_time_left(monkeypatch, capsys):
         show(bar, loss(1.0), ShownFigure("", 5.0, ",.0f", "tok/s"))
     said = capsys.readouterr().err
     assert re.search(r"SFT: +25%.*1/4 \[\d\d:\d\d<\d\d:\d\d, .*loss 1.0, 5 tok/s", said)
+
+
+class Notebook:
+    """IPython in a notebook's kernel, as far as a bar knows it; `shown` has the texts of each output in turn."""
+
+    def __init__(self, monkeypatch, has_kernel=True):
+        self.shown: list[list[str]] = []
+        shell = SimpleNamespace(kernel=object()) if has_kernel else SimpleNamespace()
+        display = SimpleNamespace(HTML=str, display=self._display)
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell, display=display))
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+
+    def _display(self, text, display_id):
+        assert display_id is True
+        self.shown.append([text])
+        return SimpleNamespace(update=self.shown[-1].append)
+
+
+def test_a_notebook_has_one_output_for_a_bar_and_no_line(monkeypatch, capsys):
+    notebook = Notebook(monkeypatch)
+    with progress_bar(3, "SFT <1>", True, done=1) as bar:
+        show(bar, loss(1.0))
+        show(bar, loss(0.5))
+    (texts,) = notebook.shown
+    assert texts[0].startswith('<progress value="1" max="3"></progress> SFT &lt;1&gt;: step 1 of 3')
+    assert texts[-1] == '<progress value="3" max="3"></progress> SFT &lt;1&gt;: step 3 of 3, loss 0.5'
+    assert capsys.readouterr() == ("", "")
+    with progress_bar(2, "SFT", False) as bar:  # another rank's
+        show(bar, loss(1.0))
+    assert len(notebook.shown) == 1
+
+
+def test_ipython_on_a_terminal_is_no_notebook(monkeypatch, capsys):
+    notebook = Notebook(monkeypatch, has_kernel=False)
+    with progress_bar(1, "SFT", True) as bar:
+        show(bar, loss(1.0))
+    assert not notebook.shown and "step 1 of 1" in capsys.readouterr().err
+
+
+def test_a_bar_leaves_no_thread():
+    before = threading.enumerate()
+    with progress_bar(2, "SFT", True) as bar:
+        show(bar, loss(1.0))
+    assert threading.enumerate() == before

@@ -57,7 +57,8 @@ class RowMaker:
         self._strategy: PlainText | ChatText
         if isinstance(texts, ChatTokenizer):
             weighed = rows.loss_on if kind.weighs_messages else None
-            self._strategy = ChatText(texts, raw, media, data.chat.train_turns, rows.return_raw_chat, weighed)
+            raw_chat = rows.return_raw_chat or rows.return_prompt_messages
+            self._strategy = ChatText(texts, raw, media, data.chat.train_turns, raw_chat, weighed)
             self._read: Callable[[Sequence[str], Any, str], ReadSample] = partial(kind.read_chat, self._strategy)
             texts = texts.texts
         else:

@@ -38,14 +38,17 @@ class Prompts(RowKind):
     loss = "a prompt carries none: PPO learns from the responses that it samples"
 
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
+        kept = [rows.return_raw_ids, rows.return_raw_chat, rows.return_full_prompt]
+        kept += [True] if rows.return_prompt_messages else []
         return {
             "max_prompt_seq_len": str(rows.max_prompt_seq_len),
             "prompt_truncation": rows.prompt_truncation,
-            "kept on request": json.dumps([rows.return_raw_ids, rows.return_raw_chat, rows.return_full_prompt]),
+            "kept on request": json.dumps(kept),
         }
 
     def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         messages, text = chat.raw.get_prompt_messages(sample), None
+        has_messages = messages is not None
         if messages is None:
             text, _ = read_texts(chat.raw, responses, sample, where)
             messages = messages_of_text(text)
@@ -57,7 +60,7 @@ class Prompts(RowKind):
         if chat.return_raw_chat:
             raw_chat = checked_json(chat.raw, "get_prompt_messages", conversation.messages, where)
         pieces = chat.expanded(pieces, images, where)
-        return ReadSample(where, pieces, len(pieces), text, raw_chat, images=images)
+        return ReadSample(where, pieces, len(pieces), text, raw_chat, images=images, has_messages=has_messages)
 
     def carried(self, raw: PromptRawDataset, sample: Any, read: ReadSample, source: str) -> dict[str, Any]:
         reference, columns = read_carried(raw, sample, source, read.where)
@@ -86,6 +89,8 @@ class Prompts(RowKind):
             columns["raw_prompt_ids"] = cut
         if flags.return_raw_chat:
             columns["raw_prompt"] = sample.raw_chat
+        if flags.return_prompt_messages and sample.has_messages:
+            columns["prompt_messages"] = sample.raw_chat
         if flags.return_full_prompt:
             columns["full_prompts"] = "".join(piece.text for piece in sample.pieces)
         making.counts.columns.update(columns.keys())

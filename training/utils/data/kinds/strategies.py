@@ -39,7 +39,8 @@ class ReadSample:
     where: names the row in errors.
     pieces: its text; the first `prompts` of them are the prompt.
     prompt_text: the prompt as the dataset gives it.
-    raw_chat: of prompts, their messages with `--return_raw_chat`.
+    raw_chat: of prompts, their messages with `--return_raw_chat` or `--return_prompt_messages`.
+    has_messages: the dataset has messages, of which `raw_chat` is not made.
     noted: names under which the report counts it.
     images: of the prompt, in the order of their places.
     """
@@ -51,6 +52,7 @@ class ReadSample:
     raw_chat: list[Message] | None = None
     noted: str | None = None
     images: tuple[RowPicture, ...] = ()
+    has_messages: bool = False
 
 
 GLUED = (
@@ -84,14 +86,18 @@ class PlainText:
             self._check_weights(sample, where)
         answered = self._last_answer(sample, where) if responses and self._weighs_messages else None
         prompt, texts = answered or read_texts(self._raw, responses, sample, where)
-        messages = None
-        if not responses and self._rows.return_raw_chat:
-            messages = checked_messages(self._raw.get_prompt_messages(sample) or messages_of_text(prompt), where)
+        messages, has_messages = None, False
+        if not responses and (self._rows.return_raw_chat or self._rows.return_prompt_messages):
+            given = self._raw.get_prompt_messages(sample)
+            has_messages = bool(given)
+            messages = checked_messages(given or messages_of_text(prompt), where)
             messages, _ = split_weights(messages, where)
             checked_json(self._raw, "get_prompt_messages", messages, where)
         turns = [TextPiece(text, True, True, is_end=True) for text in texts]
         noted = None if answered is None else UNANSWERED
-        return ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages, noted=noted)
+        read = ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages, noted=noted)
+        read.has_messages = has_messages
+        return read
 
     def _last_answer(self, sample: Any, where: str) -> tuple[str, list[str]] | None:
         """The last answer of a conversation that goes on behind it, and its prompt; None of every other sample. Raises

@@ -47,6 +47,12 @@ class RowArguments:
     return_raw_chat: bool = flag(
         False, "Step 3: pass the prompt's messages to rewards and samples as raw_prompt.", topic="data"
     )
+    return_prompt_messages: bool = flag(
+        False,
+        "Step 3: pass the prompt's messages to rewards and samples as prompt_messages, where the data have messages; "
+        "on by itself with a reward that takes completions.",
+        topic="data",
+    )
     return_full_prompt: bool = flag(
         False, "Step 3: pass the prompt's text, uncut, to rewards and samples as full_prompts.", topic="data"
     )

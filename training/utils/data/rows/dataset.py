@@ -241,7 +241,7 @@ def _of_lists(values: list[Any]) -> pa.ListArray:
 
 def _optional(dtype: type) -> Callable[[list[Any]], pa.ListArray]:
     """An empty array means None."""
-    none = np.zeros(0, dtype)
+    none: np.ndarray = np.zeros(0, dtype)
     return lambda values: _ragged([none if value is None else np.array(value, dtype) for value in values], dtype)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.storage import HashedFile
+from training.utils.base.user_files import loaded_name
 from training.utils.data.files.digests import digest_file, digest_files, hash_text
 from training.utils.data.sources.row_versions import CLASSES
 
@@ -30,7 +31,7 @@ def code_of_class(dataset_class: type) -> str:
     versions = []
     for base in dataset_class.__mro__:
         package, _, name = base.__module__.rpartition(".")
-        if package.startswith("training.") and name in CLASSES:
+        if package.startswith(loaded_name("training.")) and name in CLASSES:
             versions.append(CLASSES[name])
             continue
         with suppress(TypeError, OSError):  # a class without a file, such as object

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.base.user_files import load_module
+from training.utils.base.user_files import load_module, loaded_name
 from training.utils.data.files.readers import READERS, is_saved_dataset, split_reader
 from training.utils.data.files.stored import check_stored
 from training.utils.data.files.strangers import why_no_dataset
@@ -65,17 +65,17 @@ def _where(dataset_class: type) -> str:
 
 def registered_names() -> list[str]:
     """All registered names, including the built-in ones."""
-    package = importlib.import_module(_BUILT_IN_PACKAGE)
+    package = importlib.import_module(loaded_name(_BUILT_IN_PACKAGE))
     in_package = [f"{_BUILT_IN_PACKAGE}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
     for name in [*_BUILT_IN_MODULES, *in_package]:
-        importlib.import_module(name)
+        importlib.import_module(loaded_name(name))
     return sorted(_classes)
 
 
 def load_dataset_module(path: str) -> ModuleType:
     """Run a Python file that registers datasets; a file already loaded is not run again. Its relative imports are
     those of a file in training/utils/data, where DeepSpeed-Chat's stand."""
-    return load_module(path, "dataset_module", package="training.utils.data")
+    return load_module(path, "dataset_module", package=loaded_name("training.utils.data"))
 
 
 def find_dataset(name: str) -> type[PromptRawDataset] | str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from training.utils.models.settings import ModelSettings
 
 ADAPTER = "default"
+END_OF_NAME = "$"  # behind a part: the layer's name is it, or ends with a dot and it
 
 
 def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel:
@@ -25,8 +26,9 @@ def add_lora(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel
     are these, trained on, but for their dropout.
 
     `lora_module_name` is "all-linear" (every linear layer but the head) or parts of the names of the layers, separated
-    by commas. Of a model that reads more than text these are layers of the language model, but for a part that only
-    names of its tower or projector have. With `only_optimize_lora` all other weights are frozen, except a scalar head.
+    by commas, each the end of a name where a $ is behind it. Of a model that reads more than text these are layers of
+    the language model, but for a part that only names of its tower or projector have. With `only_optimize_lora` all
+    other weights are frozen, except a scalar head.
     """
     if settings.lora_dim == 0:
         return model
@@ -112,7 +114,7 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, (torch.nn.Linear, Conv1D)) and module not in heads
     }
-    lacking = [part for part in parts if not any(part in name for name in found)]
+    lacking = [part for part in parts if not any(_is_named(name, part) for name in found)]
     named = _in_language(model, found, parts)
     found = {name: module for name, module in found.items() if name in named}
     if lacking or not found:
@@ -141,9 +143,13 @@ def _in_language(model: PreTrainedModel, names: Collection[str], parts: Sequence
 
     is_beside, found = is_beside_language(model), set[str]()
     for part in parts:
-        named = {name for name in names if part in name}
+        named = {name for name in names if _is_named(name, part)}
         found |= {name for name in named if not is_beside(name)} or named
     return found
+
+
+def _is_named(name: str, part: str) -> bool:
+    return f".{name}".endswith(f".{part[:-1]}") if part.endswith(END_OF_NAME) else part in name
 
 
 def _in_words(reason: str, names: list[str]) -> str:

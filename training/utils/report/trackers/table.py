@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.tables import check_signature
-from training.utils.base.user_files import is_address, load_named
+from training.utils.base.user_files import is_address, load_named, loaded_name
 
 if TYPE_CHECKING:
     from training.utils.contracts.trackers import Tracker
@@ -64,7 +64,7 @@ def check_tracker(given: str) -> None:
 def tracker_class(given: str) -> type[Tracker]:
     """Return the class of a name, or of a FILE.py:NAME; ThreestepError if that is not a tracker that can be opened."""
     if not is_address(given):
-        return pkgutil.resolve_name(TRACKERS[given].place)
+        return pkgutil.resolve_name(loaded_name(TRACKERS[given].place))
     from training.utils.contracts.trackers import Tracker
 
     found = load_named(given, FLAG)

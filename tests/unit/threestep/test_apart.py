@@ -1,0 +1,68 @@
+"""Our modules beside a `training` of the user's, each in an interpreter of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TOLD = (
+    "import threestep, sys\nfrom threestep.apart import is_apart, loaded_name\n"
+    "found = threestep.ThreestepError.__module__\n"
+    "print(is_apart(), loaded_name('training.chat'), found, threestep.__version__)\n"
+)
+APART = "True threestep.training.chat threestep.training.utils.base.errors"
+PLAIN = "False training.chat training.utils.base.errors"
+
+
+def told(place, source=TOLD, **environment):
+    (place / "program.py").write_text(source)
+    # Behind the program's folder, as what is installed is.
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    ran = subprocess.run([sys.executable, str(place / "program.py")], env=variables, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("theirs", ["training.py", "training/__init__.py", "training/loop.py"])
+def test_theirs_and_ours(theirs, tmp_path):
+    (tmp_path / theirs).parent.mkdir(exist_ok=True)
+    (tmp_path / theirs).write_text("MINE = 'mine'\n")
+    module = "training.loop" if theirs == "training/loop.py" else "training"
+    said = told(tmp_path, f"{TOLD}import {module} as own\nprint(own.MINE)\n")
+    assert said.startswith(APART) and said.endswith("\nmine\n")
+    if module == "training":  # of a folder without __init__.py Python finds an installed package first
+        assert told(tmp_path, f"import {module} as own\n{TOLD}print(own.MINE)\n") == said
+    assert (
+        told(
+            tmp_path,
+            f"import threestep, {module} as own\nfrom threestep.training.utils.contracts.trackers import Tracker\n",
+        )
+        == ""
+    )
+
+
+def test_without_a_module_of_theirs(tmp_path):
+    assert told(tmp_path).startswith(PLAIN)
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "rows.jsonl").write_text("")  # a folder of data
+    assert told(tmp_path).startswith(PLAIN)
+    assert told(tmp_path, f"import training\n{TOLD}").startswith(PLAIN)
+
+
+def test_a_rank_of_a_program_that_keeps_apart(tmp_path):
+    assert told(tmp_path, THREESTEP_APART="1").startswith(APART)
+
+
+def test_every_program_runs_apart(tmp_path):
+    """By its command: `python threestep --run MODULE`, as the launcher starts ranks."""
+    (tmp_path / "training.py").write_text("raise SystemExit('not yours')\n")
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "THREESTEP_APART": "1"}
+    for module in ("training.step1_sft.main", "training.inspect"):
+        words = [sys.executable, str(ROOT / "threestep"), "--run", module, "--help"]
+        ran = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True)
+        assert ran.returncode == 0 and f"usage: python -m {module} " in ran.stdout, ran.stdout[:300] + ran.stderr

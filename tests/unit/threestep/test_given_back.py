@@ -1,0 +1,53 @@
+"""Whatever a run sets is as it was before, also after a failure."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+import pytest
+import torch
+
+from threestep.given_back import callers_state
+
+
+def set_everything():
+    sys.excepthook = threading.excepthook = sys.unraisablehook = lambda *failure: None
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    os.environ["THREESTEP_TEST_NEW"], os.environ["THREESTEP_TEST_OLD"] = "1", "2"
+    sys.path.append("/nowhere")
+    sys.argv.append("more")
+    logging.getLogger("threestep_test").setLevel(logging.ERROR)
+    logging.root.setLevel(logging.DEBUG)
+    logging.raiseExceptions = False
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def state():
+    return [
+        sys.excepthook, threading.excepthook, sys.unraisablehook, signal.getsignal(signal.SIGUSR1), dict(os.environ),
+        sys.path[:], sys.argv[:], logging.getLogger("threestep_test").level, logging.root.level,
+        logging.raiseExceptions, torch.get_num_threads(), torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_is_given_back(fails, monkeypatch):
+    monkeypatch.setenv("THREESTEP_TEST_OLD", "1")
+    logging.getLogger("threestep_test").setLevel(logging.INFO)
+    before = state()
+    try:
+        with callers_state():
+            set_everything()
+            assert all(now != then for now, then in zip(state(), before, strict=True))
+            if fails:
+                raise KeyError
+    except KeyError:
+        assert fails
+    assert state() == before

@@ -1,0 +1,154 @@
+"""Forms in which a call's rows may be held in memory, as dicts or a datasets.Dataset. A library's objects are known by
+the module of their class: nothing is imported for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.utils.base.errors import ThreestepError
+from training.utils.data.files.addresses import names_evaluation, names_training
+
+ROWS, EVAL_ROWS = "rows", "eval_rows"
+_EXPECTS = "expects dicts in a list or an iterable, a datasets.Dataset, a pandas or polars frame, a path or an address"
+# Objects that hold no rows, and what to give in their place, by the module and name of their class.
+_ADVICE = {
+    ("pandas", "Series"): "give the frame, of which each row is an example",
+    ("polars", "Series"): "give the frame, of which each row is an example",
+    ("torch", "DataLoader"): "it makes batches; give the rows that it reads",
+    ("numpy", "ndarray"): "name its columns: [{'prompt': a, 'completion': b} for a, b in rows]",
+}
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """train, held_out: a list of dicts or a datasets.Dataset; the latter None where the run holds rows out itself."""
+
+    train: Any
+    held_out: Any = None
+
+
+def is_in_memory(rows: Any) -> bool:
+    """True if `rows` are rows themselves, of which the run trains on all; a path's are shared by --data_split."""
+    return not is_path(rows) and not _are_paths(rows)
+
+
+def is_path(rows: Any) -> bool:
+    return isinstance(rows, (str, os.PathLike))
+
+
+def _are_paths(rows: Any) -> bool:
+    return isinstance(rows, Sequence) and bool(rows) and all(map(is_path, rows))
+
+
+def is_dataset(rows: Any) -> bool:
+    """True for a datasets.Dataset."""
+    return all(hasattr(rows, name) for name in ("to_parquet", "column_names", "__len__"))
+
+
+def held_rows(rows: Any, eval_rows: Any = None) -> HeldRows:
+    """Read `rows`, and the held-out ones beside them; iterables are read once.
+
+    ThreestepError for another object, and for splits of which it is not plain which is held out.
+    """
+    if not isinstance(rows, Mapping):
+        return HeldRows(_read(rows, ROWS), None if eval_rows is None else _read(eval_rows, EVAL_ROWS))
+    trains = [name for name in rows if names_training(str(name))]
+    others = [name for name in rows if name not in trains]
+    columns = any(isinstance(value, (str, int, float)) for held in rows.values() for value in _first(held))
+    if columns:
+        raise ThreestepError(f"rows {_EXPECTS}, got a dict of columns; give datasets.Dataset.from_dict(rows)")
+    if len(trains) != 1 or len(others) > 1 or not all(names_evaluation(str(name)) for name in others):
+        named = ", ".join(map(str, rows)) or "none"
+        raise ThreestepError(
+            f"rows expects the splits train and test (or validation), got {type(rows).__name__} with {named}; name "
+            "two of them: rows[NAME], eval_rows=rows[NAME]"
+        )
+    if others and eval_rows is not None:
+        raise ThreestepError(f"rows has a split {others[0]}, and eval_rows is given too; give rows['{trains[0]}']")
+    held_out = rows[others[0]] if others else eval_rows
+    return HeldRows(
+        _read(rows[trains[0]], f"{ROWS}['{trains[0]}']"), None if held_out is None else _read(held_out, EVAL_ROWS)
+    )
+
+
+def _first(held: Any) -> list[Any]:
+    return list(held[:1]) if isinstance(held, (list, tuple)) else []
+
+
+def _read(rows: Any, name: str) -> Any:
+    """The rows of one split as a list of dicts, or the datasets.Dataset itself. name: the argument, for errors"""
+    library, kind = type(rows).__module__.partition(".")[0], type(rows).__name__
+    if is_dataset(rows):
+        plain = rows
+    elif (library, kind) in _ADVICE:
+        raise ThreestepError(f"{name} {_EXPECTS}, got a {library} {kind}; {_ADVICE[library, kind]}")
+    elif (library, kind) == ("pandas", "DataFrame"):
+        plain = _of_pandas(rows, name)
+    elif library == "polars" and kind in ("DataFrame", "LazyFrame"):
+        plain = (rows.collect() if kind == "LazyFrame" else rows).to_dicts()
+    elif (library, kind) == ("pyarrow", "Table"):
+        plain = rows.to_pylist()
+    elif library != "datasets" and (hasattr(rows, "to_dict") or hasattr(rows, "to_pandas")):
+        made = "rows.to_pandas()" if hasattr(rows, "to_pandas") else 'rows.to_dict("records")'
+        raise ThreestepError(f"{name} {_EXPECTS}, got a {library} {kind}; give {made}")
+    elif hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and not hasattr(rows, "__iter__"):
+        plain = [rows[index] for index in range(len(rows))]  # torch's datasets
+    elif isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping, os.PathLike)):
+        plain = list(rows)
+    else:
+        raise ThreestepError(f"{name} {_EXPECTS}, got {kind}{_path_advice(rows, name)}")
+    return _checked(plain, name)
+
+
+def _path_advice(rows: Any, name: str) -> str:
+    if not is_path(rows) or name != EVAL_ROWS:
+        return ""
+    return (
+        f" {os.fspath(rows)!r}; held-out rows in files go into the folder of the others, as train.jsonl and "
+        "test.jsonl: rows='jsonl:FOLDER'"
+    )
+
+
+def _of_pandas(frame: Any, name: str) -> list[dict[Any, Any]]:
+    """The records of a frame, with None for what it has as missing."""
+    if not frame.columns.is_unique:
+        twice = sorted({str(column) for column in frame.columns[frame.columns.duplicated()]})
+        raise ThreestepError(f"{name} expects columns of different names, got {', '.join(twice)} twice; rename one")
+    return [
+        {column: None if _is_missing(value) else value for column, value in record.items()}
+        for record in frame.to_dict("records")
+    ]
+
+
+def _is_missing(value: Any) -> bool:
+    """True for NaN, NaT and pandas.NA, which differ from themselves, or do not say."""
+    if isinstance(value, (str, list, tuple, dict)) or hasattr(value, "shape") and getattr(value, "shape", ()) != ():
+        return False
+    try:
+        return bool(value != value)
+    except (TypeError, ValueError):
+        return type(value).__name__ == "NAType"
+
+
+def _checked(rows: Any, name: str) -> Any:
+    if len(rows) == 0:
+        raise ThreestepError(f"{name} expects at least one row, got none")
+    if is_dataset(rows):
+        return rows
+    odd = next((at for at, row in enumerate(rows) if not isinstance(row, Mapping)), None)
+    if odd is None:
+        return rows
+    row = rows[odd]
+    advice = ""
+    if isinstance(row, str):
+        advice = "; give {'text': row} for each text to train on as it is, or name prompt and completion"
+    elif hasattr(row, "_asdict"):
+        advice = "; give [row._asdict() for row in rows]"
+    elif hasattr(row, "__dataclass_fields__"):
+        advice = "; give [dataclasses.asdict(row) for row in rows]"
+    elif hasattr(row, "model_dump"):
+        advice = "; give [row.model_dump() for row in rows]"
+    raise ThreestepError(f"{name} {_EXPECTS}, got {type(row).__name__} as {name}[{odd}]{advice}")

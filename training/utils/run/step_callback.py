@@ -1,0 +1,56 @@
+"""The user's function that is called with each step's figures (--callback), on the main rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import call_user
+
+FLAG = "--callback"
+CALLBACK_FLAG = "--callback"
+STOP = "stop"
+_NAMED_HERE = ("step", "seconds")
+
+
+class StepCallback:
+    """Calls `function(step, figures)`. Its mistakes are kept, for all ranks to end with (`problem`).
+
+    stops: it returned "stop"
+    """
+
+    def __init__(self, function: Callable[[int, dict[str, float]], Any]) -> None:
+        self._function = function
+        self.stops = False
+        self.problem: str | None = None
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> dict[str, float]:
+        """Call it; return the figures that it adds to the step's."""
+        if self.problem is not None:
+            return {}
+        try:
+            return self._read(call_user(self._function, step, dict(figures)), figures)
+        except ThreestepError as mistake:
+            self.problem = f"{CALLBACK_FLAG}: {mistake}"
+            return {}
+
+    def _read(self, answer: Any, figures: Mapping[str, float]) -> dict[str, float]:
+        if answer is None:
+            return {}
+        if isinstance(answer, str) and answer == STOP:
+            self.stops = True
+            return {}
+        if not isinstance(answer, Mapping):
+            raise ThreestepError(
+                f'the function expects to return None, "{STOP}" or figures as a dict, got {answer!r:.60}; leave out '
+                "other returns"
+            )
+        for name, value in answer.items():
+            if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real):
+                raise ThreestepError(f"figures expect numbers by name, got {name!r}: {value!r:.60}")
+            if name in figures or name in _NAMED_HERE:
+                raise ThreestepError(f"figures expect names of their own, got '{name}', which the step has; rename it")
+        return {name: float(value) if math.isfinite(value) else math.nan for name, value in answer.items()}
