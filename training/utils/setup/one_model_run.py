@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.base.console import log, log_on_main
+from training.utils.base.console import log, started_as_main_rank
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import PhaseData, build_phase
