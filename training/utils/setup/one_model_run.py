@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.base.console import log, started_as_main_rank
+from training.utils.base.console import log, log_on_main
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import PhaseData, build_phase
@@ -120,7 +120,7 @@ def _set_stops(model: Any, tokenizer: PreTrainedTokenizerBase, ends: Sequence[in
     """Set the tokens that end the model's answers, and say which of its own never do."""
     unused = unused_stop_tokens(stop_tokens(model), tokenizer)
     if unused is not None:
-        log(unused, started_as_main_rank())
+        log_on_main(unused)
     set_stop_tokens(model, tokenizer, ends, inside)
 
 
