@@ -69,7 +69,8 @@ setup(
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],
         "trackio": ["trackio"],
-        "mlflow": ["mlflow>=3"],
+        # Without the server: mlflow itself asks for a pyarrow of before 26, which may abort at the end of a program.
+        "mlflow": ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic"],
         "web": ["gradio>=6"],
         "openenv": ["openenv>=0.10"],  # environments behind its servers
         "quantized": ["bitsandbytes>=0.50"],  # a CPU build is part of it
