@@ -6,17 +6,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.conftest import run_step, save_start
-from tests.support.forked_programs import ROOT, run_python
+from tests.support.forked_programs import ROOT
 
 PROGRAM = Path(__file__).with_name("forms_program.py")
 ENVIRONMENT = {
     **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
+
+
+def run_python(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own: a fork of one that has imported `training` could not import the user's."""
+    return subprocess.run(
+        [sys.executable, *words], env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, timeout=280
+    )
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +34,7 @@ def called(tmp_path_factory):
     save_start(place / "start")
     shutil.copy(PROGRAM, place / "program.py")
     (place / "training.py").write_text('MINE = "the user\'s"\n')
-    ran = run_python([str(place / "program.py"), str(place)], ENVIRONMENT, folder=place, timeout_seconds=280)
+    ran = run_python([str(place / "program.py"), str(place)], place)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     return place, json.loads((place / "told.json").read_text())
 
@@ -110,7 +119,7 @@ def test_ranks_keep_apart_too(theirs, tmp_path, called):
         f"    data_output_path={str(tmp_path / 'cache')!r})\n"
         f"import {module} as theirs\nprint('at last', theirs.MINE)\n"
     )
-    ran = run_python([str(tmp_path / "program.py")], ENVIRONMENT, folder=tmp_path, timeout_seconds=280)
+    ran = run_python([str(tmp_path / "program.py")], tmp_path)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     assert "mine is theirs" in ran.stdout and "at last theirs" in ran.stdout
     assert (tmp_path / "runs" / "ppo" / "model" / "model.safetensors").is_file()
