@@ -11,7 +11,7 @@ import decimal
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ def address_of_rows(rows: Any, folder: Path, resumes: bool = False, *, eval_rows
                 "eval_rows goes with rows in memory, and rows is a path or an address; put files named train and test "
                 "into one folder and give that (rows='jsonl:FOLDER'), or load the rows"
             )
-        return [_with_reader(os.fspath(row)) for row in ([rows] if is_path(rows) else rows)]
+        addresses = [os.fspath(row) for row in ([rows] if is_path(rows) else rows)]
+        _check_addresses(addresses)
+        return [_with_reader(address) for address in addresses]
     held = held_rows(rows, eval_rows)
     if held.held_out is None:
         return [_written(held.train, folder, ROWS_FILE, resumes=resumes)]
@@ -53,6 +55,16 @@ def address_of_rows(rows: Any, folder: Path, resumes: bool = False, *, eval_rows
     _written(held_out, folder, "test", resumes=resumes, name=EVAL_ROWS)
     reader = _written(train, folder, "train", resumes=resumes).partition(":")[0]
     return [f"{reader}:{folder}"]
+
+
+def _check_addresses(addresses: Sequence[str]) -> None:
+    """ThreestepError for texts, which no address is: it has no space before its first colon, unless it is a file."""
+    for place, text in enumerate(addresses):
+        if " " in text.partition(":")[0] and not os.path.exists(text):
+            raise ThreestepError(
+                f"rows expects rows as dicts, or paths and addresses, got the text {text!r:.60} as number {place}; for "
+                "texts give dicts: [{'text': text} for text in texts]"
+            )
 
 
 def _written(rows: Any, folder: Path, stem: str, *, resumes: bool, name: str = ROWS) -> str:

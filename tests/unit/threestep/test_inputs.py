@@ -61,6 +61,16 @@ def test_other_rows(rows, sentence, tmp_path):
     assert not (tmp_path / "given").exists()
 
 
+def test_texts_are_no_addresses(tmp_path):
+    with pytest.raises(
+        ThreestepError, match=r"got the text '2 \+ 3 = 5' as number 1; for texts give dicts: \[\{'text'"
+    ):
+        address_of_rows(["embedded", "2 + 3 = 5"], tmp_path)
+    (tmp_path / "my rows.jsonl").touch()
+    named = [str(tmp_path / "my rows.jsonl"), f"jsonl:{tmp_path}/my rows.jsonl"]
+    assert address_of_rows(named, tmp_path)[1] == named[1]
+
+
 def test_rows_of_a_resumed_run_are_those_that_it_began_with(tmp_path):
     datasets = pytest.importorskip("datasets")
     for rows, others in ((ROWS, ROWS[:1]), (datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:1]))):
