@@ -66,7 +66,7 @@ def expected(folder):
     ran = run_python(["-m", STEP, *FLAGS, "--output_dir", "ours"], environment(), ranks=2, folder=folder)
     assert ran.returncode == 0, ran.stderr
     found = losses(folder / "ours")
-    assert len(found) == 6  # 128 rows, 32 a step; evaluated before and after
+    assert len(found) == 4 + 5  # 128 rows, 32 a step; evaluated before the first step and after each
     return found
 
 

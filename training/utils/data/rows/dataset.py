@@ -76,7 +76,7 @@ def media_keys(path: str) -> np.ndarray:
 
 def _numbers_of_spans(batch: pa.RecordBatch) -> np.ndarray:
     """Int64 [images, SPAN_NUMBERS]."""
-    return _view(batch.column("images").values).astype(np.int64).reshape(-1, SPAN_NUMBERS)
+    return numbers_of(batch.column("images").values).astype(np.int64).reshape(-1, SPAN_NUMBERS)
 
 
 def _write(path: str, row_type: type[Row], batches: Iterable[pa.RecordBatch]) -> Written:
@@ -86,7 +86,7 @@ def _write(path: str, row_type: type[Row], batches: Iterable[pa.RecordBatch]) ->
         for batch in batches:
             stream.write_batch(batch)
             rows += batch.num_rows
-            tokens += int(_view(batch.column("length_tokens")).sum())
+            tokens += int(numbers_of(batch.column("length_tokens")).sum())
         stream.close()  # only here: a file that fails half-way gets no footer
     return Written(rows, tokens, file.size_bytes, file.sha256, file.xxh3)
 
@@ -102,7 +102,7 @@ def _to_batch(row_type: type[Row], rows: list[Any]) -> pa.RecordBatch:
 def token_runs(paths: Sequence[str]) -> Iterator[np.ndarray]:
     """The ids of all rows of several files of `TextBlock`, int32, a batch at a time."""
     for batch in _batches(paths):
-        yield _view(batch.column("input_ids").values)
+        yield numbers_of(batch.column("input_ids").values)
 
 
 def _batches(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -184,7 +184,7 @@ def _spans(masks: Sequence[np.ndarray]) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets(np.bincount(rows, minlength=len(masks))), _numbers(values))
 
 
-def _view(numbers: pa.Array) -> np.ndarray:
+def numbers_of(numbers: pa.Array) -> np.ndarray:
     """Arrow numbers as a read-only numpy view. `to_numpy` gives the same, but imports pandas: 46 MB and 0.3 s."""
     dtype = np.dtype(numbers.type.to_pandas_dtype())
     if len(numbers) == 0:
@@ -196,8 +196,10 @@ class _Ragged:
     """A list column of one batch as numpy views of the memory map; of lists of lists, as tuples of views."""
 
     def __init__(self, column: pa.ListArray) -> None:
-        self._offsets = _view(column.offsets)
-        self._values: Any = _Ragged(column.values) if pa.types.is_list(column.type.value_type) else _view(column.values)
+        self._offsets = numbers_of(column.offsets)
+        self._values: Any = (
+            _Ragged(column.values) if pa.types.is_list(column.type.value_type) else numbers_of(column.values)
+        )
 
     def __getitem__(self, index: int) -> Any:
         begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
@@ -210,7 +212,7 @@ class _Batch:
     """One record batch, its columns by the names of their fields."""
 
     def __init__(self, batch: pa.RecordBatch, row_type: type[Row]) -> None:
-        self.row_ids, self.lengths = _view(batch.column("row_id")), _view(batch.column("length_tokens"))
+        self.row_ids, self.lengths = numbers_of(batch.column("row_id")), numbers_of(batch.column("length_tokens"))
         self.columns: dict[str, tuple[_Form, Any]] = {}
         for field, form in row_type.stored.items():
             column = batch.column(_OTHER_NAMES.get(field, field))
@@ -326,7 +328,7 @@ class CachedSplit(Sequence):
         lengths = np.zeros(self._rows, np.int64)
         for number in range(self._reader.num_record_batches):
             begin = number * ROWS_PER_BATCH
-            part = _view(self._reader.get_batch(number).column("length_tokens"))
+            part = numbers_of(self._reader.get_batch(number).column("length_tokens"))
             lengths[begin : begin + len(part)] = part
             if number % 64 == 63:
                 self._forget_pages()

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from training.utils.data.rows.dataset import numbers_of
+
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_ODD = np.uint64(0xBF58476D1CE4E5B9)
 _ONE, _HALF = np.uint64(1), np.uint64(32)
@@ -39,8 +41,8 @@ def _holds_tokens(kind: Any) -> bool:
 def _hashes(column: Any) -> np.ndarray:
     """A hash of each value, uint64: of a list's values, in their order, and their number."""
     if not pa.types.is_list(column.type):
-        return column.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
-    bounds = column.offsets.to_numpy().astype(np.int64)
+        return numbers_of(column).astype(np.int64).view(np.uint64)
+    bounds = numbers_of(column.offsets).astype(np.int64)
     begins, lengths = bounds[:-1], np.diff(bounds)
     values = _hashes(column.values.slice(bounds[0], bounds[-1] - bounds[0]))
     places = (np.arange(bounds[0], bounds[-1]) - np.repeat(begins, lengths)).view(np.uint64)
