@@ -309,7 +309,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--greater_is_better": Same("default: unless the metric is a loss"),
     "--save_only_model": refused_switch(
         "is not how checkpoints are written here: they hold what --resume needs; the finished model is in "
-        "OUTPUT_DIR/model, and `python -m training.export` makes a model of a checkpoint"
+        "OUTPUT_DIR/model, and `threestep export` makes a model of a checkpoint"
     ),
     "--save_safetensors": needless_switch("models are saved as safetensors"),
     "--resume_from_checkpoint": renamed(
@@ -500,6 +500,6 @@ HF_DPO_FLAGS: dict[str, OldFlag] = {
         "cuts the response", unless=NO_VALUE
     ),
     "--generate_during_eval": refused_switch(
-        "is not built; `python -m training.evaluate win_rate` compares answers of finished models"
+        "is not built; `threestep evaluate win_rate` compares answers of finished models"
     ),
 }  # fmt: skip

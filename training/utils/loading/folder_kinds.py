@@ -162,7 +162,7 @@ def _without_config(folder: Path) -> str:
         return f"'{folder}' is the folder of a run; give its model, {' or '.join(map(str, models))}"
     if checkpoint := _checkpoint(folder):
         return (
-            f"'{folder}' is a checkpoint, or a folder of them, not a model folder; make one: python -m training.export "
+            f"'{folder}' is a checkpoint, or a folder of them, not a model folder; make one: threestep export "
             f"{checkpoint} OUT"
         )
     if ggufs := sorted(folder.glob("*.gguf")):
@@ -193,8 +193,8 @@ def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
     """Description of a folder with a configuration and no safetensors; None for the configuration alone."""
     if (folder / "weights.json").is_file() and folder.parent.name == "models":
         return (
-            f"'{folder}' describes a model in a checkpoint and holds no weights; make a model folder: python -m "
-            f"training.export {folder.parents[1]} OUT" + (" --part critic" if folder.name == "critic" else "")
+            f"'{folder}' describes a model in a checkpoint and holds no weights; make a model folder: threestep "
+            f"export {folder.parents[1]} OUT" + (" --part critic" if folder.name == "critic" else "")
         )
     if pickles := _pickles(folder):
         return (

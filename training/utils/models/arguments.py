@@ -117,7 +117,7 @@ class ModelArguments:
         mistakes.require(
             bool(self.model_name_or_path),
             "--model_name_or_path expects the folder or hub name of a model, got nothing; "
-            "`python -m training.new_model --out DIR` makes one with random weights",
+            "`threestep new-model --out DIR` makes one with random weights",
         )
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})

@@ -249,7 +249,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--f_divergence_type js_divergence": "is not built beside the reverse KL",
         "--max_prompt_length 128": "--truncation left cuts the prompt",
         "--max_completion_length 128": "--truncation right cuts the response",
-        "--generate_during_eval": "python -m training.evaluate win_rate",
+        "--generate_during_eval": "threestep evaluate win_rate",
         "--dataset_name a/b": {"data_split": "0,1,0"},
     },
     "step3_ppo": {

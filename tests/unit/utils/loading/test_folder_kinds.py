@@ -73,7 +73,7 @@ def test_folders_that_are_none(load, tmp_path):
             ["config.json", "zero_to_fp32.py", "latest"],
             "a checkpoint of DeepSpeed .*zero_to_fp32.py .*given .*given --safe",
         ),
-        (["checkpoints/step_000100/manifest.json"], "is a checkpoint, .* python -m training.export .*given OUT"),
+        (["checkpoints/step_000100/manifest.json"], "is a checkpoint, .* threestep export .*given OUT"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,
 )
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_ours_names_the_export(tmp_path, given, wanted):
     step = tmp_path / "run/checkpoints/step_000100"
     folder_of(step, "manifest.json", "models/actor/config.json", "models/actor/weights.json")
     folder_of(step, "models/critic/config.json", "models/critic/weights.json")
-    with pytest.raises(ThreestepError, match=re.escape(f"python -m training.export {tmp_path}/{wanted}")):
+    with pytest.raises(ThreestepError, match=re.escape(f"threestep export {tmp_path}/{wanted}")):
         check_model_folder(str(tmp_path / "run" / given))
 
 

@@ -93,7 +93,7 @@ def test_a_malformed_row_is_named(flags, tagged, row):
     sentence = (
         r"^dataset 'jsonl:.*rows.jsonl', row [37]: the tags of parallel thinking \(<Parallel> <Path> </Path> "
         rf"</Parallel>\) do not match in the response: token \d+: {reason}; correct the row, or choose "
-        r"--malformed_parallel drop or causal; python -m training.inspect with the same data flags shows how they are "
+        r"--malformed_parallel drop or causal; threestep inspect with the same data flags shows how they are "
         r"read$"
     )
     rows = [GOOD] * 10
