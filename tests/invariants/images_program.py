@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,6 +221,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         report=ReportArguments(),
     )
     loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks=ranks, pad_token_id=0)
+    loop = replace(loop, eval_interval=0)
     folder = out / name
     with MetricsWriter(folder, ranks.is_main) as metrics:
         run = TrainingRun("test", engine, rows, [], loop, metrics, media=images)

@@ -96,6 +96,7 @@ def trained(
     data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
     flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
     loop = loop_settings(flags, (STEPS, case.per_step), model, case.packed, ranks=ranks, pad_token_id=PAD)
+    loop = replace(loop, eval_interval=0)
     [guests] = settings.open([(engine, model)], path, STEPS, HEAD_SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:

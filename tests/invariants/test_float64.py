@@ -32,6 +32,7 @@ from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, REJECTIONS
 from training.step3_ppo.mismatch.figures import mismatch_measures
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.step3_ppo.mismatch.weights import corrected, loss_weights, sequences_of
+from training.utils.contracts.rollout import DrawnTokens
 
 B, R = 6, 5
 LENGTHS_B = torch.tensor([5, 3, 1, 4, 2, 5])
@@ -185,7 +186,8 @@ def test_mismatch(correction, level):
     counts_B = torch.tensor([True, True, False, True, True, True])
 
     def compute() -> Any:
-        weights_BR, kept_BR = corrected(old_BR, sampled_BR, INSIDE_BR, counts_B, settings, lambda own: own)
+        tokens = DrawnTokens(INSIDE_BR, INSIDE_BR.sum(-1), sampled_BR)
+        weights_BR, kept_BR = corrected(old_BR, tokens, counts_B, settings, over_ranks=lambda own: own)
         measures = mismatch_measures(old_BR, sampled_BR, INSIDE_BR, settings, weights_BR=weights_BR)
         in_loss_M = loss_weights((old_BR - sampled_BR)[INSIDE_BR], SEQUENCE_M, settings)
         return weights_BR, kept_BR, in_loss_M, [measure.values for measure in measures], measured(measures)
@@ -207,7 +209,9 @@ def test_preferences(loss_type):
         responses = dpo.Responses(ratios_B, drawn(3), drawn(3), better_Q, worse_Q, weight_Q)
         best = dpo.best_response_loss(drawn(3), torch.tensor([3, 5, 7]), torch.tensor([True, False, False]), 3.0)
         options = reward.LossOptions(0.3, 0.1, 0.7)
-        ranking = reward.ranking_loss(drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, 3.0, options)
+        ranking = reward.ranking_loss(
+            drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, prompts_in_step=3.0, options=options
+        )
         return dpo.preference_loss(responses, 3.0, how), best, ranking
 
     judge(compute)
