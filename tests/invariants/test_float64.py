@@ -209,8 +209,7 @@ def test_preferences(loss_type):
         responses = dpo.Responses(ratios_B, drawn(3), drawn(3), better_Q, worse_Q, weight_Q)
         best = dpo.best_response_loss(drawn(3), torch.tensor([3, 5, 7]), torch.tensor([True, False, False]), 3.0)
         options = reward.LossOptions(0.3, 0.1, 0.7)
-        by_name = {"prompts_in_step": 3.0, "options": options}
-        ranking = reward.ranking_loss(drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, **by_name)
+        ranking = reward.ranking_loss(
             drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, prompts_in_step=3.0, options=options
         )
         return dpo.preference_loss(responses, 3.0, how), best, ranking
