@@ -56,7 +56,7 @@ def flags(tmp_path, folder, **given) -> DataArguments:
 
 
 def test_which_rows_serve_which_phase(tmp_path, folder, tiny_tokenizer):
-    data = flags(tmp_path, folder)
+    data = flags(tmp_path, folder, data_split="2,4,4")
     sft, pairs, ppo = (build_phase(phase, data, tiny_tokenizer, seed=3) for phase in (1, 2, 3))
     # 12 training questions by weights 2 and 4; 8 of 10 test questions with two different wrong solutions
     # each.

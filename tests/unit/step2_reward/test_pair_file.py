@@ -81,7 +81,7 @@ def test_a_missing_text_names_pair_and_flag(write, tiny_tokenizer, name):
 
 
 def test_an_empty_file(write, tiny_tokenizer):
-    with pytest.raises(ThreestepError, match=r"pairs.jsonl: expected pairs to score, got an empty file"):
+    with pytest.raises(ThreestepError, match=r"pairs.jsonl' is empty: it has no training rows"):
         read_pairs(write([]), DataArguments(), tiny_tokenizer)
 
 

@@ -37,7 +37,6 @@ _MEANT = {
     "dataset": ("data_path",),
     "dataset_path": ("data_path",),
     "deepspeed_stage": ("zero_stage", "actor_zero_stage"),
-    "early_stopping": (),
     "epochs": ("num_train_epochs",),
     "eps_clip": ("clip_range",),
     "estimator": ("advantage",),

@@ -122,7 +122,7 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
     written: list[dict] = []
     monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks: written.append(settings))
     ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
-    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, {})
+    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {})
     opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
     assert opened.plan.settings["eval_interval"] == written[0]["eval_interval"] == settled
 
