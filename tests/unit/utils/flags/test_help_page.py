@@ -19,11 +19,11 @@ from training.utils.flags.topics import OTHER, TOPICS
 # What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.
 UNITS = frozenset(
     {
-        "characters", "checkpoints", "covariance", "epochs", "evaluations", "factor", "forwards", "gib", "gigabytes",
-        "heads", "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port", "probability",
-        "processes", "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts", "rows",
-        "samples", "score", "seconds", "seed", "sequences", "share", "stage", "steps", "temperature", "tokens", "tries", "units", "waves",
-        "weights",
+        "characters", "checkpoints", "covariance", "epochs", "evaluations", "factor", "forwards", "gib",
+        "gigabytes", "heads", "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port",
+        "probability", "processes", "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts",
+        "rows", "samples", "score", "seconds", "seed", "sequences", "share", "stage", "steps", "temperature",
+        "tokens", "tries", "units", "waves", "weights",
     }
 )  # fmt: skip
 
