@@ -22,7 +22,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """A request.
 
     messages: of a chat; None for a text. prompts: of a text: texts, or ids of tokens.
@@ -49,7 +49,7 @@ class Asked:
         return self.messages is not None
 
 
-def read_asked(body: Any, is_chat: bool, model: str) -> Asked:
+def read_request(body: Any, is_chat: bool, model: str) -> CompletionRequest:
     """Return the request for a chat's answer or a text's end. RefusedRequest for any field that is not honoured.
 
     model: the name that the request must give
@@ -72,7 +72,7 @@ def read_asked(body: Any, is_chat: bool, model: str) -> Asked:
     return _together(read, is_chat)
 
 
-def _together(read: dict[str, Any], is_chat: bool) -> Asked:
+def _together(read: dict[str, Any], is_chat: bool) -> CompletionRequest:
     needed = "messages" if is_chat else "prompt"
     if needed not in read:
         raise RefusedRequest(f"'{needed}' is required and is not given", param=needed)
@@ -85,7 +85,7 @@ def _together(read: dict[str, Any], is_chat: bool) -> Asked:
     stream, options = read.get("stream", False), read.get("stream_options")
     if options is not None and not stream:
         raise RefusedRequest("'stream_options' expects 'stream': true; leave it out", param="stream_options")
-    return Asked(
+    return CompletionRequest(
         read.get("messages"),
         read.get("prompt", []),
         read.get("n", 1),

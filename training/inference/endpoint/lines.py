@@ -28,7 +28,8 @@ STOP, LENGTH = "stop", "length"  # OpenAI's words for what ended an answer
 
 @dataclass(frozen=True)
 class Order:
-    """An answer to draw. ids: of the prompt. ends: tokens, each of which ends it. alternatives: see `fields.Asked`."""
+    """An answer to draw. ids: of the prompt. ends: tokens, each of which ends it. alternatives: see
+    `fields.CompletionRequest`."""
 
     ids: tuple[int, ...]
     sampling: Sampling

@@ -31,7 +31,7 @@ from training.utils.models.stop_tokens import stop_tokens_in
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.inference.endpoint.fields import Asked
+    from training.inference.endpoint.fields import CompletionRequest
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.sources.formats.messages import Message
@@ -68,12 +68,12 @@ class ServedModel:
         """The text of one token."""
         return self.chat_model.tokenizer.decode([token])
 
-    def prompts(self, chat_model: Asked) -> list[tuple[int, ...]]:
+    def prompts(self, request: CompletionRequest) -> list[tuple[int, ...]]:
         """The ids of a request's prompts, a chat's as in training. ThreestepError for those that cannot be made."""
         with self._lock:  # tokenizers are changed while they encode
-            if chat_model.messages is not None:
-                return [self._chat_ids(chat_model.messages)]
-            return [self._text_ids(prompt) for prompt in chat_model.prompts]
+            if request.messages is not None:
+                return [self._chat_ids(request.messages)]
+            return [self._text_ids(prompt) for prompt in request.prompts]
 
     def _chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return tuple(prompt_of(self.chat_model, messages).flipped_prompt_ids[::-1].tolist())
@@ -94,18 +94,22 @@ class ServedModel:
         return tuple(ids)
 
     def orders(
-        self, chat_model: Asked, prompts: Sequence[tuple[int, ...]], flags: SamplingArguments, seeds: Sequence[int]
+        self,
+        request: CompletionRequest,
+        prompts: Sequence[tuple[int, ...]],
+        flags: SamplingArguments,
+        seeds: Sequence[int],
     ) -> list[Order]:
         """The answers to draw, those to one prompt adjacent. flags: for what the request leaves open. seeds: of each.
         RefusedRequest for answers longer than the model's positions, and log-probabilities that there are not."""
-        if chat_model.alternatives is not None and not self.has_logprobs:
+        if request.alternatives is not None and not self.has_logprobs:
             raise RefusedRequest("'logprobs' is not honoured for models of this family; leave it out", param="logprobs")
-        flags = replace(flags, **chat_model.sampling)
+        flags = replace(flags, **request.sampling)
         found = list[Order]()
         for ids in prompts:
-            most = self._room_behind(len(ids), chat_model.most_tokens, flags.max_new_tokens)
+            most = self._room_behind(len(ids), request.most_tokens, flags.max_new_tokens)
             sampling = self.chat_model.sampling(replace(flags, max_new_tokens=most))
-            found += [Order(ids, sampling, self.ends, 0, chat_model.alternatives)] * chat_model.samples
+            found += [Order(ids, sampling, self.ends, 0, request.alternatives)] * request.samples
         return [replace(order, seed=seed) for order, seed in zip(found, seeds, strict=True)]
 
     def _room_behind(self, prompt_tokens: int, most: int | None, default: int) -> int:

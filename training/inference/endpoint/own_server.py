@@ -51,10 +51,10 @@ def run_server(command: Callable[[str], ServerCommand], template: str, announce:
 
 def _until_the_end(child: subprocess.Popen[bytes]) -> int:
     """Wait for the child; hand SIGTERM and Ctrl-C on to it, once."""
-    chat_model = []
+    signals: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
-        chat_model.append(number)
+        signals.append(number)
         child.terminate()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -62,9 +62,9 @@ def _until_the_end(child: subprocess.Popen[bytes]) -> int:
         while True:
             try:
                 code = child.wait(_ENDING_SECONDS)
-                return 0 if chat_model else code
+                return 0 if signals else code
             except subprocess.TimeoutExpired:
-                if chat_model:
+                if signals:
                     child.kill()
     finally:
         for number, handler in before.items():

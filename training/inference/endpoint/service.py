@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from training.inference.endpoint.fields import Asked, read_asked
+from training.inference.endpoint.fields import CompletionRequest, read_request
 from training.inference.endpoint.lines import LENGTH, Event, Line
 from training.inference.endpoint.refusals import RefusedRequest
 from training.inference.endpoint.replies import Piece, ReplyForms
@@ -47,25 +47,25 @@ class Service:
 
     def begun(self, body: Any, is_chat: bool) -> Answering:
         """Begin to answer a request. RefusedRequest for what cannot be answered."""
-        chat_model = read_asked(body, is_chat, self.model.name)
+        request = read_request(body, is_chat, self.model.name)
         try:
-            prompts = self.model.prompts(chat_model)
+            prompts = self.model.prompts(request)
         except RefusedRequest:
             raise
         except ThreestepError as mistake:
             raise RefusedRequest(str(mistake), param="messages" if is_chat else "prompt") from mistake
-        seeds = seeds_of(chat_model, len(prompts) * chat_model.samples)
-        orders = self.model.orders(chat_model, prompts, self.sampling, seeds)
+        seeds = seeds_of(request, len(prompts) * request.samples)
+        orders = self.model.orders(request, prompts, self.sampling, seeds)
         lines, events = self.batch.submit(orders)
-        reply = ReplyForms(self.model.name, is_chat, chat_model.alternatives is not None, self.model.word)
-        texts = [AnswerText(self.model.decode, self.model.ends, chat_model.stop, self.model.strips and is_chat)
+        reply = ReplyForms(self.model.name, is_chat, request.alternatives is not None, self.model.word)
+        texts = [AnswerText(self.model.decode, self.model.ends, request.stop, self.model.strips and is_chat)
                  for _ in lines]  # fmt: skip
-        return Answering(chat_model, reply, lines, texts, events, sum(map(len, prompts)))
+        return Answering(request, reply, lines, texts, events, sum(map(len, prompts)))
 
 
-def seeds_of(chat_model: Asked, count: int) -> list[int]:
+def seeds_of(request: CompletionRequest, count: int) -> list[int]:
     """One seed for each answer; the first is the request's own, so that a request for more begins with the same."""
-    seed = secrets.randbits(62) if chat_model.seed is None else chat_model.seed
+    seed = secrets.randbits(62) if request.seed is None else request.seed
     return [derived_seed(seed, "served", place) for place in range(count)]
 
 
@@ -73,7 +73,7 @@ def seeds_of(chat_model: Asked, count: int) -> list[int]:
 class Answering:
     """A request that is being answered. prompt_tokens: of all its prompts."""
 
-    chat_model: Asked
+    request: CompletionRequest
     reply: ReplyForms
     lines: list[Line]
     texts: list[AnswerText]
@@ -118,7 +118,7 @@ class Answering:
                 told[place], is_told[place] = len(text.tokens), text.finish is not None
                 begins[place] += sum(len(self.reply.word(each.token)) for each in piece.tokens)
                 yield self.reply.chunk(piece)
-        if self.chat_model.include_usage:
+        if self.request.include_usage:
             yield self.reply.last(self.prompt_tokens, self.drawn_tokens)
 
     def _changes(self, is_gone: Callable[[], bool]) -> Iterator[set[int] | None]:

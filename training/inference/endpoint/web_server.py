@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.allow(self.connection, _ANSWER_SECONDS)
         answering = self._begun(given, path == CHAT)
         try:
-            if answering.chat_model.stream:
+            if answering.request.stream:
                 self._stream(answering)
             else:
                 whole = answering.whole(partial(hung_up, self.connection))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from training.inference.endpoint.fields import Asked, read_asked
+from training.inference.endpoint.fields import CompletionRequest, read_request
 from training.inference.endpoint.refusals import RefusedRequest
 
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def chat(**fields) -> Asked:
-    return read_asked({"model": "m", "messages": HI, **fields}, True, "m")
+def chat(**fields) -> CompletionRequest:
+    return read_request({"model": "m", "messages": HI, **fields}, True, "m")
 
 
-def text(**fields) -> Asked:
-    return read_asked({"model": "m", "prompt": "Hi", **fields}, False, "m")
+def text(**fields) -> CompletionRequest:
+    return read_request({"model": "m", "prompt": "Hi", **fields}, False, "m")
 
 
 def test_what_is_given_is_read():
@@ -24,8 +24,8 @@ def test_what_is_given_is_read():
         stream_options={"include_usage": True}, logprobs=True, top_logprobs=4,
     )  # fmt: skip
     sampling = {"temperature": 0.0, "top_p": 0.5, "top_k": 9, "min_p": 0.1}
-    assert asked == Asked(HI, [], 3, 5, 7, sampling, ("a",), 4, True, True) and asked.is_chat
-    assert chat() == Asked(HI, [])
+    assert asked == CompletionRequest(HI, [], 3, 5, 7, sampling, ("a",), 4, True, True) and asked.is_chat
+    assert chat() == CompletionRequest(HI, [])
     assert chat(logprobs=True).alternatives == 0 and chat(logprobs=False).alternatives is None
     assert chat(max_tokens=4, max_completion_tokens=4).most_tokens == 4
 
@@ -101,14 +101,14 @@ def test_a_text_is_refused_for_what_is_none():
         with pytest.raises(RefusedRequest, match="'prompt' expects a text, ids of tokens, or a list of either, got"):
             text(prompt=prompt)
     with pytest.raises(RefusedRequest, match="'prompt' is required and is not given"):
-        read_asked({"model": "m"}, False, "m")
+        read_request({"model": "m"}, False, "m")
 
 
 def test_the_model_must_be_the_one_that_is_served():
     with pytest.raises(RefusedRequest, match="'model' expects 'm', the only one here, got 'gpt-4'") as refusal:
-        read_asked({"model": "gpt-4", "messages": HI}, True, "m")
+        read_request({"model": "gpt-4", "messages": HI}, True, "m")
     assert (refusal.value.status, refusal.value.code) == (404, "model_not_found")
     with pytest.raises(RefusedRequest, match="'model' expects the name of the model, 'm', got none"):
-        read_asked({"messages": HI}, True, "m")
+        read_request({"messages": HI}, True, "m")
     with pytest.raises(RefusedRequest, match="the body expects a JSON object, got a list"):
-        read_asked([], True, "m")
+        read_request([], True, "m")

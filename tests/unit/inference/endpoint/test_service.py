@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from training.inference.endpoint.fields import Asked
+from training.inference.endpoint.fields import CompletionRequest
 from training.inference.endpoint.lines import DrawnToken, Event, Line, Order
 from training.inference.endpoint.refusals import RefusedRequest
 from training.inference.endpoint.replies import ReplyForms
@@ -28,7 +28,7 @@ def answering(*events: Event, stop: tuple[str, ...] = ()) -> Answering:
         queue.put(event)
     lines = [Line(ORDER, place, queue) for place in range(2)]
     texts = [AnswerText(decode, ORDER.ends, stop, False) for _ in lines]
-    asked = Asked([], [], samples=2, stop=stop)
+    asked = CompletionRequest([], [], samples=2, stop=stop)
     return Answering(asked, ReplyForms("m", True, False, chr), lines, texts, queue, 1)
 
 
