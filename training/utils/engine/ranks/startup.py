@@ -70,11 +70,6 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
     deepspeed = _imported_deepspeed()
     from deepspeed.accelerator import get_accelerator
 
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # after the import, which sets it to WARNING
-    # On a CPU deepspeed compiles a shared-memory collective at start-up; only inference_all_reduce uses it
-    # (deepspeed 0.19, comm/torch.py), which training never calls, and without a compiler it would end the run.
-    # The rest of this table nobody reads, and to make it tries a compiler out.
-    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=timeout_seconds)
@@ -109,9 +104,15 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
 
 
 def _imported_deepspeed() -> Any:
+    """DeepSpeed, which logs errors alone and compiles nothing."""
     with quick_imports():
         import deepspeed
 
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # after the import, which sets it to WARNING
+    # On a CPU deepspeed compiles a shared-memory collective at start-up; only inference_all_reduce uses it
+    # (deepspeed 0.19, comm/torch.py), which training never calls, and without a compiler it would end the run.
+    # The rest of this table nobody reads, and to make it tries a compiler out.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return deepspeed
 
 
