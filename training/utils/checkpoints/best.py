@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.run.course import JUDGED
+from training.utils.run.course import judged_metric
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,11 @@ def metric_in(figures: Mapping[str, float], given: str | None, flag: str = "--lo
             f"{flag} goes by evaluations, and there are no evaluation rows; raise "
             "--eval_fraction, name data with evaluation rows, or leave it out"
         )
+    metric = judged_metric(figures, given)
+    if metric is not None:
+        return metric
     if given is None:
-        return next((name for name in JUDGED if name in figures), sorted(figures)[0])
-    for name in (given, f"eval/{given}", f"eval/{given.removeprefix('eval_')}"):
-        # Until November 2026 the best of k was named pass@k where all values were 0 or 1.
-        for known in (name, name.replace("_pass@", "_best@")):
-            if known in figures:
-                return known
+        return sorted(figures)[0]
     plain = [name.removeprefix("eval/") for name in figures]
     raise ThreestepError(
         f"--metric_for_best_model expects one of {', '.join(sorted(plain))}, got '{given}'{nearest_names(given, plain)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.utils.report.figures.numbers import shown
 from training.utils.report.figures.reading import finite
-from training.utils.run.course import JUDGED, Course, course_of, greater_wins, when
+from training.utils.run.course import Course, course_of, greater_wins, judged_metric, when
 
 if TYPE_CHECKING:
     from training.utils.report.figures.reading import StepRun
@@ -33,8 +33,7 @@ def judged_course(step: StepRun) -> Course | None:
     """The course of what the run is judged by (--metric_for_best_model). Its last value is the model's, which is that
     of the best evaluation after --load_best_model_at_end."""
     given = step.settings.get("metric_for_best_model")
-    spellings = (given, f"eval/{given}", f"eval/{str(given).removeprefix('eval_')}") if given else ()
-    metric = next((name for name in (*spellings, *JUDGED) if name in step.names), None)
+    metric = judged_metric(step.names, str(given) if given else None) or judged_metric(step.names, None)
     if metric is None:
         return None
     greater, points = step.settings.get("greater_is_better"), step.points(metric)
