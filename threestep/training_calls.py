@@ -22,7 +22,8 @@ from threestep.result import Result, result_of
 from threestep.row_forms import is_in_memory
 from threestep.running import flags_of, run_here, run_on_ranks
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.step import Step, known_steps
+from training.utils.data.build.arguments import whole_split
+from training.utils.flags.step import known_steps
 from training.utils.generation.table import WITH_OTHER_LOGPROBS
 from training.utils.loading.given import GivenObject, objects_given
 
@@ -143,7 +144,7 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
         flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
         flags["data_path"] = address_of_rows(rows, given, resumes, eval_rows=call.eval_rows)
         if is_in_memory(rows):
-            flags["data_split"] = _all_rows(step)
+            flags["data_split"] = whole_split(int(step.number))
         words = flags_of({**flags, **plain, "output_dir": str(folder)})
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
             (folder / "summary.json").unlink()
@@ -202,14 +203,13 @@ def _models_as_flags(
 def _resumes(folder: Path, settings: Mapping[str, Any]) -> bool:
     """True if the call resumes a run that has checkpoints. ThreestepError if it would overwrite a run."""
     from training.utils.checkpoints.arguments import CheckpointArguments
-    from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
+    from training.utils.checkpoints.earlier_run import check_earlier_run
     from training.utils.checkpoints.folder import CheckpointFolder
 
     resume = settings.get("resume")
     wanted = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None
     if not settings.get("overwrite"):
-        refuse = refuse_without_checkpoints if wanted else refuse_earlier_run
-        refuse(CheckpointFolder(folder))
+        check_earlier_run(CheckpointFolder(folder), resumes=wanted)
     return wanted and bool(CheckpointFolder(folder).steps())
 
 
@@ -251,11 +251,6 @@ def _folder_of(name: Any, given: Any) -> tuple[Path, bool]:
             return folder, True
         except FileExistsError:
             number += 1
-
-
-def _all_rows(step: Step) -> str:
-    """--data_split that gives the step every row."""
-    return ",".join("1" if phase == step.number else "0" for phase in "123")
 
 
 def _clear(folder: Path, is_new: bool) -> None:

@@ -14,6 +14,14 @@ _SUMMARY = "summary.json"
 _OF_A_FINISHED_RUN = (_SUMMARY, "model/config.json", "model/adapter_config.json")
 
 
+def check_earlier_run(folder: CheckpointFolder, *, resumes: bool) -> None:
+    """ThreestepError for an earlier run in the folder that a new one, or one that resumes, would write over."""
+    if resumes:
+        refuse_without_checkpoints(folder)
+    else:
+        refuse_earlier_run(folder)
+
+
 def refuse_earlier_run(folder: CheckpointFolder) -> None:
     """ThreestepError if a new run would overwrite one that is finished, or the checkpoints of one."""
     steps, run = folder.steps(), folder.path.parent

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.hub import is_offline
 from training.utils.report.card import write_card
 
 
@@ -18,7 +18,7 @@ def open_repository(settings: Mapping[str, Any], api: Any = None) -> None:
     if not settings.get("push_to_hub"):
         return
     name = _named(settings)
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if is_offline():
         raise ThreestepError("--push_to_hub needs the hub, and HF_HUB_OFFLINE is set; unset it, or leave it out")
     try:
         _api(api).create_repo(name, private=settings.get("hub_private_repo"), exist_ok=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
+from training.utils.checkpoints.earlier_run import check_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.data.sources.first_look import look_at_data
 
@@ -23,7 +23,6 @@ def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, 
     if run.dry_run:
         return
     if not checkpoints.overwrite:
-        refuse = refuse_earlier_run if checkpoints.resume is None else refuse_without_checkpoints
-        refuse(CheckpointFolder(run.output_dir))
+        check_earlier_run(CheckpointFolder(run.output_dir), resumes=checkpoints.resume is not None)
     if step.number:  # of the phase whose rows it takes
         look_at_data(int(step.number), source)
