@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from training.inference.arguments import EvaluateArguments
+from training.inference.arguments import END_TOKEN_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT, EvaluateArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
@@ -62,20 +62,9 @@ class TalkArguments:
     )
     image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", "file")
     system: str = flag("", "A system prompt.", "text")
-    prompt_style: str = flag_of(
-        ChatArguments,
-        "human_assistant ('Human: ... Assistant:'), as_stored (the question alone), chat_template, or auto: the style "
-        "saved with the model, "
-        "otherwise the chat template if the tokenizer has one.",
-    )
-    chat_template_kwargs: str | None = flag_of(
-        ChatArguments, "Further variables for the chat template, as a JSON object; default: those saved with the model."
-    )
-    end_of_conversation_token: str | None = flag_of(
-        ChatArguments,
-        "Token that ends an answer; default: the one saved with the model, the chat template's, or the "
-        "tokenizer's eos.",
-    )
+    prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
+    chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
+    end_of_conversation_token: str | None = flag_of(ChatArguments, END_TOKEN_TEXT)
     parallel_thinking: bool = flag_of(
         ChatArguments,
         "Draw the paths of a block side by side, as step 3 does with this flag; of a model that was trained so.",

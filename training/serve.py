@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from training.inference.arguments import END_TOKEN_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.chat.arguments import ChatArguments
@@ -79,19 +80,9 @@ class ServeArguments:
     grace_seconds: float = flag(
         20.0, "Time for answers that are being drawn when the server is asked to end.", "seconds >= 0"
     )
-    prompt_style: str = flag_of(
-        ChatArguments,
-        "human_assistant ('Human: ... Assistant:'), chat_template, or auto: the style saved with the model, "
-        "otherwise the chat template if the tokenizer has one.",
-    )
-    chat_template_kwargs: str | None = flag_of(
-        ChatArguments, "Further variables for the chat template, as a JSON object; default: those saved with the model."
-    )
-    end_of_conversation_token: str | None = flag_of(
-        ChatArguments,
-        "Token that ends an answer; default: the one saved with the model, the chat template's, or the "
-        "tokenizer's eos.",
-    )
+    prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
+    chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
+    end_of_conversation_token: str | None = flag_of(ChatArguments, END_TOKEN_TEXT)
     max_new_tokens: int = flag_of(
         SamplingArguments, "Maximum length of an answer, of requests that name none.", topic="rollout"
     )
