@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from training.inference.arguments import END_TOKEN_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT, EvaluateArguments
+from training.inference.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT, EvaluateArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
@@ -64,7 +64,7 @@ class TalkArguments:
     system: str = flag("", "A system prompt.", "text")
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
-    end_of_conversation_token: str | None = flag_of(ChatArguments, END_TOKEN_TEXT)
+    end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
     parallel_thinking: bool = flag_of(
         ChatArguments,
         "Draw the paths of a block side by side, as step 3 does with this flag; of a model that was trained so.",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from training.inference.arguments import END_TOKEN_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
+from training.inference.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.chat.arguments import ChatArguments
@@ -82,7 +82,7 @@ class ServeArguments:
     )
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
-    end_of_conversation_token: str | None = flag_of(ChatArguments, END_TOKEN_TEXT)
+    end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
     max_new_tokens: int = flag_of(
         SamplingArguments, "Maximum length of an answer, of requests that name none.", topic="rollout"
     )

@@ -18,11 +18,11 @@ SPLITS = ("eval", "train")
 
 # Flags of programs that ask finished models, which know more than training's: the style is saved with the model.
 PROMPT_STYLE_TEXT = (
-    "human_assistant ('Human: ... Assistant:'), as_stored (the question alone), chat_template, or auto: the style saved "
-    "with the model, otherwise the chat template if the tokenizer has one."
+    "human_assistant ('Human: ... Assistant:'), as_stored (the question alone), chat_template, or auto: the style "
+    "saved with the model, otherwise the chat template if the tokenizer has one."
 )
 TEMPLATE_KWARGS_TEXT = "Further variables for the chat template, as a JSON object; default: those saved with the model."
-END_TOKEN_TEXT = (
+END_OF_ANSWER_TEXT = (
     "Token that ends an answer; default: the one saved with the model, the chat template's, or the tokenizer's eos."
 )
 
