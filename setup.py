@@ -69,7 +69,7 @@ setup(
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],
         "trackio": ["trackio"],
-        # Without the server: mlflow itself asks for a pyarrow of before 26, which may abort at the end of a program.
+        # Without the server, which asks for a pyarrow of before 26.
         "mlflow": ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic"],
         "web": ["gradio>=6"],
         "openenv": ["openenv>=0.10"],  # environments behind its servers
