@@ -10,7 +10,6 @@ from typing import Any
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import call_user
 
-FLAG = "--callback"
 CALLBACK_FLAG = "--callback"
 STOP = "stop"
 _NAMED_HERE = ("step", "seconds")

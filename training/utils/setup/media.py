@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.rows.media_store import HeldMedia
 from training.utils.images.data.row_pictures import WHY_DROPPED, after_cut
 from training.utils.images.run.chat_images import chat_media
