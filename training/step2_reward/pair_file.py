@@ -124,7 +124,6 @@ def _as_stored(columns: tuple[list[str], ...], texts: TextTokenizer) -> Iterator
 def _under_template(path: str, raw: PromptRawDataset, strategy: ChatText, media: Any) -> Iterator[_Encoded | Dropped]:
     """Ids of each pair by the chat template, or the reason why it has none. Raises BadConversation."""
     samples: Sequence[Any] = raw.get_train_data()
-    _check_some(path, samples)
     for place, sample in enumerate(samples, start=1):
         try:
             read = KINDS["ranked"].read_chat(strategy, _COLUMNS[1:], sample, f"{path}, pair {place}")
@@ -156,10 +155,4 @@ def _texts(path: str, raw: PromptRawDataset) -> tuple[list[str], ...]:
                     f"name its column with --{name}_column"
                 )
             column.append(text)
-    _check_some(path, samples)
     return columns
-
-
-def _check_some(path: str, samples: Sequence[Any]) -> None:
-    if not len(samples):
-        raise ThreestepError(f"{path}: expected pairs to score, got an empty file")
