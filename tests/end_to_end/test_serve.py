@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import signal
@@ -53,7 +54,9 @@ def folder(tmp_path_factory, tiny_tokenizer):
     place = tmp_path_factory.mktemp("served")
     own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
     tiny_causal_lm("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(place / "model")
-    tiny_tokenizer.save_pretrained(place / "model")
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.init_kwargs["threestep"] = {"prompt_style": "human_assistant"}
+    tokenizer.save_pretrained(place / "model")
     return place / "model"
 
 
