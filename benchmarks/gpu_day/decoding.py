@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from benchmarks.gpu_day.models import SHAPES, random_model, sequence
 from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.models.own_forward import read_own_forward
 
 CAPTURED = "training.utils.generation.decoding.captured"
 OURS, GENERATE, OWN_CACHE = "rollout", "generate", "rollout with the family's own growing cache"
@@ -63,7 +66,15 @@ def rates(call: Callable[[], torch.Tensor], request: RolloutRequest) -> dict[str
 
 
 def _rollout(model: Any, request: RolloutRequest) -> torch.Tensor:
-    return TransformersRollout().roll_out(model, request).response_ids_BR
+    return checked_rollout(model).roll_out(model, request).response_ids_BR
+
+
+def checked_rollout(model: Any) -> TransformersRollout:
+    """As a program has it: unchecked, it decodes in the way of most families, without graphs."""
+    engine = TransformersRollout()
+    for line in engine.check(contextlib.nullcontext(model), read_own_forward(model, 0)):
+        print(line, file=sys.stderr, flush=True)
+    return engine
 
 
 def _own_cache(model: Any, request: RolloutRequest) -> torch.Tensor:

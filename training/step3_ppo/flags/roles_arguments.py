@@ -9,7 +9,7 @@ from training.utils.engine.config.arguments import (
     EngineArguments,
     EngineSettings,
     RateArguments,
-    check_bf16_states,
+    check_precision,
     check_offload,
     check_schedule,
     check_zero3_limits,
@@ -169,8 +169,8 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_offload(mistakes, self.offload, "--critic_zero_stage", self.critic_zero_stage)
         is_zero3 = 3 in (self.actor_zero_stage, self.critic_zero_stage)
         check_zero3_limits(mistakes, self, "--actor_zero_stage 3 or --critic_zero_stage 3", is_zero3)
-        check_bf16_states(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
-        check_bf16_states(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
+        check_precision(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
+        check_precision(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
         check_schedule(mistakes, self)
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--actor_lora_dim": self.actor_lora_dim})

@@ -167,7 +167,7 @@ class EngineArguments:
     max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", "norm >= 0")
     dtype: str = flag(
         "bf16",
-        "Precision of training; fp16 needs a GPU. bf16 keeps float32 master weights; DeepSpeed accumulates "
+        "Precision of training; fp16 needs a GPU, and ZeRO stage 1, 2 or 3. bf16 keeps float32 master weights; DeepSpeed accumulates "
         "gradients in bf16 at ZeRO stage 0, in float32 from stage 1 on.",
         choices=DTYPE_NAMES,
         topic="memory",
@@ -204,7 +204,7 @@ class EngineArguments:
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
         check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
-        check_bf16_states(mistakes, self, "--zero_stage", self.zero_stage)
+        check_precision(mistakes, self, "--zero_stage", self.zero_stage)
         check_zero3_limits(mistakes, self, "--zero_stage 3", self.zero_stage == 3)
         check_schedule(mistakes, self)
         check_epochs(mistakes, self)
@@ -235,8 +235,18 @@ def check_zero3_limits(mistakes: Mistakes, flags: Any, wanted: str, is_zero3: bo
         )
 
 
-def check_bf16_states(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> None:
-    """Note what --bf16_optimizer_states cannot go with. flags: with dtype, offload and bf16_optimizer_states."""
+def check_precision(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> None:
+    """Note fp16 at stage 0, and what --bf16_optimizer_states cannot go with. flags: with dtype, offload and
+    bf16_optimizer_states.
+
+    DeepSpeed's stage 0 divides fp16's gradients by a loss scale that it never multiplied the loss by (deepspeed 0.19.8,
+    engine.py: backward asks for a ZeROOptimizer), so that Adam sees 1/65536 of them beside its epsilon.
+    """
+    mistakes.require(
+        flags.dtype != "fp16" or stage > 0,
+        f"--dtype fp16 expects {stage_flag} 1, 2 or 3, got 0, at which DeepSpeed does not scale the loss; 1 computes the "
+        "same, on one GPU too",
+    )
     if not flags.bf16_optimizer_states:
         return
     mistakes.require(flags.dtype == "bf16", f"--bf16_optimizer_states expects --dtype bf16, got {flags.dtype}")

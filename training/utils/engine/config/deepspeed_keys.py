@@ -11,6 +11,7 @@ from typing import Any
 
 # What runs: ZeRO stages; "1bf16" is stage 1 in bfloat16 with float32 sums, where DeepSpeed has another optimizer.
 _ANYWHERE = "0 1 1bf16 2 3"
+_FP16 = "1 2 3"  # not at stage 0: `check_precision`
 _SHARDED = "1 1bf16 2 3"
 _PREFIX = "zero_optimization."
 
@@ -36,13 +37,13 @@ ACCEPTED = {
     "bf16.immediate_grad_update": "1bf16",
     "bf16.bf16_master_weights_and_grads": "1 2 3",
     "bf16.bf16_optimizer_states": "1 2 3",
-    "fp16.enabled": _ANYWHERE,
-    "fp16.loss_scale": _ANYWHERE,
-    "fp16.initial_scale_power": _ANYWHERE,
-    "fp16.loss_scale_window": _ANYWHERE,
-    "fp16.hysteresis": "1 2 3",
-    "fp16.consecutive_hysteresis": "1 2 3",
-    "fp16.min_loss_scale": _ANYWHERE,
+    "fp16.enabled": _FP16,
+    "fp16.loss_scale": _FP16,
+    "fp16.initial_scale_power": _FP16,
+    "fp16.loss_scale_window": _FP16,
+    "fp16.hysteresis": _FP16,
+    "fp16.consecutive_hysteresis": _FP16,
+    "fp16.min_loss_scale": _FP16,
 } | {
     _PREFIX + key: where
     for key, where in {

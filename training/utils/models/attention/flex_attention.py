@@ -84,8 +84,12 @@ def _seen_by(table: SegmentTable) -> Callable[..., Any]:
 
 def _ordered(seen_bb: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return int32 [1, 1, b] and [1, 1, b, b]: in each line of `seen_bb` how many blocks are seen, and the numbers of
-    all blocks, these first. Places are counted, not sorted."""
-    seen = seen_bb.to(torch.int32)
+    all blocks, these first. Places are counted, not sorted.
+
+    The numbers of a line lie side by side: torch's kernels (2.11) read them so whatever their strides, and took wrong
+    blocks for the gradients of keys and values from a transposed table.
+    """
+    seen = seen_bb.to(torch.int32, memory_format=torch.contiguous_format)
     seen_before, count = seen.cumsum(1) - seen, seen.sum(1, dtype=torch.int32)
     number_bb = torch.arange(len(seen), device=seen.device).expand_as(seen)
     place_bb = torch.where(seen_bb, seen_before, count.unsqueeze(1) + number_bb - seen_before)

@@ -37,6 +37,11 @@ def test_the_defaults_are_sound():
         ({"lora_learning_rate": 0.0}, "--lora_learning_rate expects more than 0, got 0.0"),
         ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'; did you mean 'fp32'?"),
         (
+            {"dtype": "fp16"},
+            "--dtype fp16 expects --zero_stage 1, 2 or 3, got 0, at which DeepSpeed does not scale the loss; 1 "
+            "computes the same, on one GPU too",
+        ),
+        (
             {"bf16_optimizer_states": True, "dtype": "fp16", "zero_stage": 1},
             "--bf16_optimizer_states expects --dtype bf16, got fp16",
         ),

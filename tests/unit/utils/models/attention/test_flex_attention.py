@@ -79,6 +79,8 @@ def test_the_block_mask_is_what_torch_makes_of_its_rule():
         expected = create_block_mask(mask.mask_mod, 1, None, length, length, device="cpu")
         for ours, torchs in zip(mask.as_tuple(), expected.as_tuple(), strict=True):
             assert torch.equal(ours, torchs) if isinstance(ours, torch.Tensor) else callable(ours) or ours == torchs
+            # The kernels of its backward read a line's numbers side by side, whatever the strides.
+            assert not isinstance(ours, torch.Tensor) or ours.is_contiguous()
 
 
 def test_what_is_not_compiled_is_said_once_and_right(capsys):
