@@ -9,8 +9,8 @@ from training.utils.engine.config.arguments import (
     EngineArguments,
     EngineSettings,
     RateArguments,
-    check_precision,
     check_offload,
+    check_precision,
     check_schedule,
     check_zero3_limits,
 )

@@ -18,6 +18,7 @@ from training.utils.contracts.documents import Document, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS, text_attention
+from training.utils.models.attention.attention_forms import KERNELS, heads_of, why_not_the_mask
 from training.utils.models.attention_choice import take_next
 from training.utils.models.own_forward import OwnForward, own_forward_of
 from training.utils.models.tensors.rounding import rms
@@ -123,6 +124,12 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
     difference = _largest_difference(own, packed_M, beside_long_M if own.probes.long else None, at=tail.start)
     if not difference <= own.tolerance:
         return f"a packed row and separate sequences differ by {difference:.2g}"
+    if implementation in KERNELS and device.type == "cuda":
+        wrong = why_not_the_mask(implementation, heads_of(model), model.dtype, device)
+        if wrong is not None and not own.others:
+            raise ThreestepError(f"--attn_implementation {implementation}: {wrong}; use sdpa")
+        if wrong is not None:
+            return wrong
     return None if own.with_media is None else own.with_media.why_not(read, device, text=second[0])
 
 

@@ -167,8 +167,8 @@ class EngineArguments:
     max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", "norm >= 0")
     dtype: str = flag(
         "bf16",
-        "Precision of training; fp16 needs a GPU, and ZeRO stage 1, 2 or 3. bf16 keeps float32 master weights; DeepSpeed accumulates "
-        "gradients in bf16 at ZeRO stage 0, in float32 from stage 1 on.",
+        "Precision of training; fp16 needs a GPU, and ZeRO stage 1, 2 or 3. bf16 keeps float32 master weights; "
+        "DeepSpeed accumulates gradients in bf16 at ZeRO stage 0, in float32 from stage 1 on.",
         choices=DTYPE_NAMES,
         topic="memory",
     )
@@ -244,8 +244,8 @@ def check_precision(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int)
     """
     mistakes.require(
         flags.dtype != "fp16" or stage > 0,
-        f"--dtype fp16 expects {stage_flag} 1, 2 or 3, got 0, at which DeepSpeed does not scale the loss; 1 computes the "
-        "same, on one GPU too",
+        f"--dtype fp16 expects {stage_flag} 1, 2 or 3, got 0, at which DeepSpeed does not scale the loss; 1 computes "
+        "the same, on one GPU too",
     )
     if not flags.bf16_optimizer_states:
         return

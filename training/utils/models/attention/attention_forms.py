@@ -1,7 +1,8 @@
 """Each form of attention as one function of queries, keys and values, for rows that are laid out already.
 
-For comparisons of forms: the first rows of a run on CUDA (`time_on_first_rows`), benchmarks and tests. `attention_of`
-makes what a model needs once for a micro-batch (mask, block mask, lengths of runs); its result is the layer's work.
+For comparisons of forms: the check at the start (`why_not_the_mask`), the first rows of a run on CUDA
+(`time_on_first_rows`), benchmarks and tests. `attention_of` makes what a model needs once for a micro-batch (mask,
+block mask, lengths of runs); its result is the work of a layer.
 
 N rows, T tokens in a row, A heads, K key-value heads, D head size.
 """
@@ -20,6 +21,8 @@ from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
+from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.attention import FLEX, SDPA, VARLEN, model_inputs, text_attention
 from training.utils.models.attention.flex_attention import FlexAttention
 from training.utils.models.attention.varlen_attention import VarlenAttention, torch_kernel
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
 
 FORMS = (VARLEN, FLEX, SDPA)
+KERNELS = (VARLEN, FLEX)  # whose backward no CPU has
+# Of the largest number, in any output or gradient. On an H200 in bfloat16 varlen's are 0.005 off at most; gradients of
+# the wrong keys were off by more than the whole.
+LARGEST_SHARE = 0.05
+_PROMPT, _RESPONSES, _TEXT = 300, (150, 1, 129, 77), 257  # tokens: several blocks of any kernel, none of them whole
 _MOST_MASK_BYTES = 2**28  # of a dense mask that is made to be timed
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -105,6 +113,49 @@ def seconds_of_forms(
     return seconds
 
 
+def why_not_the_mask(form: str, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return None if a kernel's outputs and gradients are those of a dense mask, else by how much they are not, on rows
+    with shared prompts that are longer than any kernel's block. The forward alone, or short rows, would show less.
+
+    shape: heads, key-value heads, head size
+    """
+    rows = _rows_of_many_blocks().to(device)
+    width = rows.input_ids_NT.shape[1]
+    generator = torch.Generator(device).manual_seed(0)
+    weights_TAD, *drawn = (
+        torch.randn(1, heads, width, shape[2], generator=generator, device=device, dtype=dtype)
+        for heads in (shape[0], *shape[:2], shape[1])
+    )
+    read = {}
+    for name in (form, SDPA):
+        parts = [part.to(dtype if name == form else torch.float32).requires_grad_() for part in drawn]
+        output = attention_of(name, rows)(*parts)
+        gradients = torch.autograd.grad((output * weights_TAD.transpose(1, 2)).sum(), parts)
+        read[name] = [output.detach().float(), *(gradient.float() for gradient in gradients)]
+    names = ("outputs", "gradients of queries", "gradients of keys", "gradients of values")
+    for name, got, wanted in zip(names, read[form], read[SDPA], strict=True):
+        share = float((got - wanted).abs().max() / wanted.abs().max())
+        if not share <= LARGEST_SHARE:
+            return f"its {name} here are off by {share:.2g} of the largest that a dense mask gives"
+    return None
+
+
+def _rows_of_many_blocks() -> TokenRows:
+    def part(length: int, is_target: bool) -> TokenSequence:
+        return TokenSequence(torch.ones(length, dtype=torch.long), torch.full((length,), is_target))
+
+    prompt = shared_prompt(part(_PROMPT, False), [part(length, True) for length in _RESPONSES])
+    return packed_rows([[prompt, plain(part(_TEXT, False))]], 0)
+
+
+def heads_of(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Return heads, key-value heads and head size by a model's configuration."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, size
+
+
 def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, log: Callable[[str], None]) -> None:
     """Time the attention of `model` beside sdpa's with a dense mask, on the first packed rows that `reader` trains on,
     and `log` one sentence. It changes no number and chooses nothing: clocks would differ from rank to rank, and from a
@@ -120,10 +171,7 @@ def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, log: Callable[
 
 
 def _timed(rows: TokenRows, model: PreTrainedModel) -> str:
-    config, form_of_model = model.config.get_text_config(), text_attention(model)
-    heads = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    form_of_model, (heads, key_heads, size) = text_attention(model), heads_of(model)
     count, width = rows.input_ids_NT.shape
     fits = count * width**2 * (1 + model.dtype.itemsize) <= _MOST_MASK_BYTES
     others = [SDPA] if form_of_model != SDPA and fits else []

@@ -51,6 +51,20 @@ def test_seconds_are_of_a_forward_and_backward():
     assert list(seconds) == ["varlen", "sdpa"] and all(0 < each < 10 for each in seconds.values())
 
 
+def test_a_kernel_is_held_against_the_mask(monkeypatch):
+    shape, device = (4, 2, 8), torch.device("cpu")
+    assert attention_forms.why_not_the_mask("varlen", shape, torch.float32, device) is None
+    assert attention_forms.why_not_the_mask("varlen", shape, torch.bfloat16, device) is None
+
+    def of_other_keys(query, key, value, *given, **named):  # right forward, gradients of the keys one place on
+        moved = key.roll(1, 0)
+        return varlen_attn(query, key.detach() + moved - moved.detach(), value, *given, **named)
+
+    monkeypatch.setattr(attention_forms, "torch_kernel", lambda: of_other_keys)
+    reason = attention_forms.why_not_the_mask("varlen", shape, torch.float32, device)
+    assert re.fullmatch(r"its gradients of keys here are off by [\d.]+ of the largest that a dense mask gives", reason)
+
+
 def test_the_first_packed_rows_are_timed_once_and_nothing_else_changes(monkeypatch):
     monkeypatch.setattr(AttentionInterface, "_global_mapping", dict(AttentionInterface._global_mapping))
     monkeypatch.setattr(varlen_attention, "torch_kernel", lambda: varlen_attn)
