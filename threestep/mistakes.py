@@ -71,6 +71,8 @@ def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
         on = "=True" if is_switch and before in _ADVICE else ""
         return shown + on + found[0].partition(f"--{name}")[2]
 
+    for flag, name in _ARGUMENTS.items():  # as suggestions have them
+        sentence = sentence.replace(f"'{flag}'", f"'{name}'")
     # Between backquotes stand commands of a shell.
     parts = sentence.split("`")
     parts[::2] = [_FLAG.sub(argument, part.replace("unknown flag --", "unknown argument --")) for part in parts[::2]]

@@ -40,7 +40,7 @@ def here(tmp_path, monkeypatch):
         ("--metric_for_best_model mine is not there", "metric_for_best_model='mine' is not there"),
         ("--metric_for_best_model yours is not there", "metric_for_best_model yours is not there"),
         ("raise --max_train_steps N", "raise max_train_steps=N"),
-        ("unknown flag --data_pathh", "unknown argument data_pathh"),
+        ("unknown flag --data_pathh; did you mean 'data_path'?", "unknown argument data_pathh; did you mean 'rows'?"),
         ("name others with --data_path.", "name others with rows."),
         ("--nobodys_flag stays, as does `threestep sft --resume`", None),
     ],

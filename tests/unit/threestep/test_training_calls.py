@@ -38,6 +38,11 @@ def here(tmp_path, monkeypatch):
         ({"learning_rate": -1}, "^learning_rate expects more than 0, got -1.0$"),
         ({"data_path": "x"}, "^data_path is the argument rows of this call; leave one out$"),
         ({"model_name_or_path": "x"}, "^model_name_or_path is the argument model or reward_model of this call"),
+        (
+            {"callback": object()},
+            "^callback expects a function .step, figures., .* got an object of object; write `def",
+        ),
+        ({"callback": dict}, "^callback expects .* got the class dict; write .* .by evaluations: early_stopping=N.$"),
         ({"num_ranks": 0}, "^num_ranks expects a positive whole number, got 0$"),
         ({"num_ranks": "2"}, "^num_ranks expects a positive whole number, got '2'$"),
     ],
@@ -138,6 +143,17 @@ def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
     assert {"--actor_model_name_or_path=a/b", "--critic_model_name_or_path=c/d"} <= set(words)
     assert "--reward=given:best:2.0,model:0.5" in words and functions == {"given:best": best}
     assert "--data_split" not in " ".join(words)  # a path's rows are shared as on the command line
+
+
+def test_step_3_without_a_reward(here):
+    sentence = (
+        r"^a reward is missing; give reward, a function of yours \(FILE.py:NAME\) or a name "
+        r"\(embedded, gsm8k, .*\), or a reward model, step 2's folder or a hub name, as reward_model$"
+    )
+    (here / "m").mkdir()
+    (here / "m" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(threestep.ThreestepError, match=sentence):
+        threestep.ppo("m", [{"prompt": "a"}], advantage="grpo", num_samples_per_prompt=2)
 
 
 def test_settings_as_flags():
