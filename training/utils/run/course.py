@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 # What a run is judged by unless --metric_for_best_model names another, the first that it has.
 JUDGED = ("eval/reward", "eval/loss")
@@ -31,6 +32,12 @@ def judged_metric(names: Collection[str], given: str | None) -> str | None:
             if known in names:
                 return known
     return None
+
+
+def may_be_evaluated(given: str, declared: Sequence[str]) -> bool:
+    """False for a metric that no evaluation of a step has. declared: as of `Step.evaluates`"""
+    name = given.removeprefix("eval/").removeprefix("eval_")
+    return not declared or any(fnmatchcase(name, pattern) for pattern in declared)
 
 
 @dataclass(frozen=True)
