@@ -30,7 +30,7 @@ def looked_at(step: str, metric: str, folder) -> None:
         (
             "step1_sft", "eval_accurcy",
             "^--metric_for_best_model expects a figure of evaluations, one of loss, perplexity, token_accuracy, got "
-            " 'eval_accurcy'; did you mean 'token_accuracy'.$",
+            "'eval_accurcy'; did you mean 'token_accuracy'.$",
         ),
         ("step2_dpo", "reward", "one of loss, accuracy, reward_margin, chosen_.*, rejected_reward, got 'reward'; did"),
         ("step3_ppo", "eval/rewrd", "one of reward, check, .*, turns, reward/NAME, check/NAME, got 'eval/rewrd'; did"),
