@@ -47,6 +47,12 @@ class Components(NamedTuple):
         return reads_model(self.rewards)
 
     @property
+    def rules(self) -> dict[str, Rule]:
+        """Every function of responses, by the name that errors give it."""
+        rules = {reward.name: reward.rule for reward in self.rewards if reward.rule is not None}
+        return rules | ({"--checker": self.checker} if self.checker is not None else {})
+
+    @property
     def with_critic_tokenizer(self) -> bool:
         """Something is loaded from --critic_model_name_or_path."""
         return self.with_reward_model or (self.algorithm.estimator.needs_critic and not self.share_trunk)
