@@ -33,7 +33,7 @@ def test_a_fifth_of_the_rows_is_said_in_the_first_line(flags, tiny_tokenizer, mo
 
 
 def test_step_3_hands_other_columns_to_rewards(flags, tiny_tokenizer):
-    for phase, others in ((1, "; not read: 'solution'"), (3, "; for rewards: 'solution', 'level'")):
+    for phase, others in ((1, "; not read: 'solution'"), (3, "; for rewards: 'level', 'solution'")):
         lines: list[str] = []
         more = [{**row, "solution": "x", "level": 3} for row in rows(40)]
         build_phase(phase, flags(more), tiny_tokenizer, 1, log=lines.append)
