@@ -13,6 +13,7 @@ JUDGED = ("eval/reward", "eval/loss")
 _LESS_IS_BETTER = ("loss", "perplexity")
 # A run got worse if it lost more than both of these shares: of what its best had gained on the first, and of the best
 # itself. Evaluations differ by less from one optimizer step to the next.
+_PATIENCE = 3  # that is advised. Fewer steps are no advice: the learning rate would fall sooner, in another run
 _OF_GAIN, _OF_BEST = 0.01, 0.02
 
 
@@ -71,7 +72,7 @@ class Course:
             return f"{course}: training made it worse; lower the learning rate, or look at the rows"
         return (
             f"{course}: further training made it worse; --load_best_model_at_end ends with the best one, "
-            f"--max_train_steps {step} stops there"
+            f"--early_stopping {_PATIENCE} also ends training after {_PATIENCE} evaluations without a better one"
         )
 
 
