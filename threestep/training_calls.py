@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from threestep.adapter_settings import flags_of_adapters
+from threestep.given_back import silent_bars
 from threestep.inputs import address_of_rows, with_addresses
 from threestep.mistakes import mistakes_in_python
 from threestep.result import Result, result_of
@@ -146,8 +147,9 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
     given = folder / _GIVEN_FOLDER
     try:
         resumes = _resumes(folder, plain)
-        flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
-        flags["data_path"] = address_of_rows(rows, given, resumes, eval_rows=call.eval_rows)
+        with silent_bars():
+            flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
+            flags["data_path"] = address_of_rows(rows, given, resumes, eval_rows=call.eval_rows)
         if is_in_memory(rows):
             flags["data_split"] = whole_split(int(step.number))
         words = flags_of({**flags, **plain, "output_dir": str(folder)})
