@@ -1,7 +1,8 @@
 """The package `training` beside a `training` of the user's: a file or folder of that name where a program looks first.
 
 There our modules are loaded as `threestep.training...`, and an import of `training` in them means these; everywhere
-else it means the user's. Without such a file nothing is done: our package is `training`.
+else it means the user's. Without such a file our package is `training`, and `threestep.training...` is another name of
+the same modules, for extensions that do not know which it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Mapping, Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
@@ -25,9 +27,11 @@ RUN = "--run"  # a program of the package, in the command line of such a rank
 
 
 def keep_apart() -> None:
-    """Load our modules under a name of their own, if `training` is the user's."""
-    if not is_apart() and (VARIABLE in os.environ or _is_theirs()):
-        sys.meta_path.insert(0, _Finder())
+    """Load our modules under a name of their own, if `training` is the user's; otherwise let it name them too."""
+    if any(isinstance(finder, (_Finder, _SameModules)) for finder in sys.meta_path):
+        return
+    theirs = VARIABLE in os.environ or _is_theirs()
+    sys.meta_path.insert(0, _Finder() if theirs else _SameModules())
 
 
 def is_apart() -> bool:
@@ -96,6 +100,31 @@ class _Finder:
             submodule_search_locations=spec.submodule_search_locations,
         )  # fmt: skip
         return found
+
+
+class _SameModules:
+    """Finds `threestep.training...`: the modules of `training`."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if name != _OURS and not name.startswith(f"{_OURS}."):
+            return None
+        plain = name.removeprefix(f"{__package__}.")
+        return None if importlib.util.find_spec(plain) is None else ModuleSpec(name, _SameModule(plain))
+
+
+class _SameModule(Loader):
+    """Loads a module by another name of it."""
+
+    def __init__(self, plain: str) -> None:
+        self._plain = plain
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        module = importlib.import_module(self._plain)
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__ = self._own  # for which the import has put that of the other name
 
 
 def _is_root(entry: str) -> bool:

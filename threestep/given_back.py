@@ -8,10 +8,17 @@ import os
 import signal
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Iterator
 
 from training.utils.base.seeds import random_state_kept
+
+_BARS = {
+    "transformers.utils.logging": "progress_bar",
+    "datasets.utils.tqdm": "progress_bars",
+    "huggingface_hub.utils.tqdm": "progress_bars",
+}
 
 
 @contextlib.contextmanager
@@ -23,6 +30,7 @@ def callers_state() -> Iterator[None]:
         kept.enter_context(_hooks())
         kept.enter_context(_environment())
         kept.enter_context(_logging())
+        kept.enter_context(_bars())
         kept.enter_context(_torch())
         kept.enter_context(random_state_kept())
         yield
@@ -69,8 +77,6 @@ def _logging() -> Iterator[None]:
         logging.root: logging.root.level
     }
     raises, disabled = logging.raiseExceptions, logging.root.manager.disable
-    before = sys.modules.get("transformers.utils.logging")
-    shows_bars = before is None or before.is_progress_bar_enabled()
     try:
         yield
     finally:
@@ -78,9 +84,41 @@ def _logging() -> Iterator[None]:
         logging.disable(disabled)
         for logger, level in levels.items():
             logger.setLevel(level)
-        after = sys.modules.get("transformers.utils.logging")
-        if shows_bars and after is not None:
-            after.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def silent_bars() -> Iterator[None]:
+    """Show no bars of transformers ("Loading weights", ...) and datasets inside, as far as they are imported."""
+    with _bars():
+        for module, _, switch in _known_bars():
+            getattr(module, f"disable_{switch}")()
+        yield
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[None]:
+    """Restore whether libraries show bars; those that are imported inside show them, unless the environment says no."""
+    before = {module: shows for module, shows, _ in _known_bars()}
+    try:
+        yield
+    finally:
+        constants = sys.modules.get("huggingface_hub.constants")
+        by_default = not getattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", None)
+        # The switch of transformers is also that of the hub, whose own comes after it.
+        for module, shows, switch in _known_bars():
+            wanted = before.get(module, by_default)
+            if wanted != shows:
+                getattr(module, f"{'enable' if wanted else 'disable'}_{switch}")()
+
+
+def _known_bars() -> Iterator[tuple[types.ModuleType, bool, str]]:
+    """The imported modules that switch bars, whether they show them, and the name of their switch."""
+    for name, switch in _BARS.items():
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        asks = getattr(module, "is_progress_bar_enabled", None)
+        yield module, bool(asks() if asks else not module.are_progress_bars_disabled()), switch
 
 
 @contextlib.contextmanager

@@ -20,9 +20,10 @@ from threestep.row_forms import EVAL_ROWS, ROWS, held_rows, is_dataset, is_in_me
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.base.user_files import GIVEN
+from training.utils.run.step_callback import check_callback
 
 ROWS_FILE = "given_rows"
-REWARD = "reward"
+REWARD, CALLBACK = "reward", "callback"
 _MAIN = "__main__"
 
 
@@ -132,6 +133,8 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
 
     plain = dict(settings)
     for name, value in settings.items():
+        if name == CALLBACK and value is not None and not isinstance(value, str):
+            check_callback(value)
         if name == REWARD:
             plain[name] = _reward_text(value, address_of)
         elif callable(value):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from threestep.given_back import silent_bars
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ class Result:
         """Folder of the model, for `from_pretrained` and the next step's `model`."""
         return self.folder / "model"
 
+    @property
+    def report(self) -> Path | None:
+        """The page about the run, report.html; None without one (report=False)."""
+        page = self.folder / "report.html"
+        return page if page.is_file() else None
+
     @functools.cached_property
     def model(self) -> PreTrainedModel:
         """The trained model in the precision that it was saved in, on the CPU; loaded at the first use. A reward model
@@ -49,14 +56,15 @@ class Result:
         import transformers
 
         self._check_model()
-        if self.given is not None:
-            from threestep.given_models import trained_object
+        with silent_bars():
+            if self.given is not None:
+                from threestep.given_models import trained_object
 
-            return trained_object(self.given, self.model_folder)
-        kind: Any = transformers.AutoModelForCausalLM
-        if self.kind == REWARD:
-            kind = transformers.AutoModelForSequenceClassification
-        return kind.from_pretrained(self.model_folder, dtype="auto")
+                return trained_object(self.given, self.model_folder)
+            kind: Any = transformers.AutoModelForCausalLM
+            if self.kind == REWARD:
+                kind = transformers.AutoModelForSequenceClassification
+            return kind.from_pretrained(self.model_folder, dtype="auto")
 
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -82,8 +90,7 @@ class Result:
         """A notebook's view: the figures, and the first chart of the report."""
         figures = [(name, value) for name, value in self.figures.items() if value is not None]
         rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.4g}</td></tr>" for name, value in figures)
-        report = self.folder / "report.html"
-        where = html.escape(f"{self.kind}, in {report if report.is_file() else self.folder}")
+        where = html.escape(f"{self.kind}, in {self.report or self.folder}")
         return f'<p>{where}</p><div style="display:flex;gap:2em">{self._chart()}<table>{rows}</table></div>'
 
     def _chart(self) -> str:
@@ -101,7 +108,7 @@ class Result:
 
     def _check_model(self) -> None:
         if not (self.model_folder / "config.json").is_file():
-            raise ThreestepError(f"the run in {self.folder} left no model: --dry_run and --val_only train none")
+            raise ThreestepError(f"the run in {self.folder} left no model: dry_run and val_only train none")
 
 
 def result_of(kind: str, folder: Path, given: GivenObject | None = None) -> Result:

@@ -12,7 +12,12 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import names_evaluation, names_training
 
 ROWS, EVAL_ROWS = "rows", "eval_rows"
-_EXPECTS = "expects dicts in a list or an iterable, a datasets.Dataset, a pandas or polars frame, a path or an address"
+_EXPECTS = (
+    "expects dicts in a list or an iterable, a dict of columns, a datasets.Dataset, a pandas or polars frame, a path "
+    "or an address"
+)
+# A dict's values that are columns, besides lists and tuples.
+_COLUMNS = (("numpy", "ndarray"), ("pandas", "Series"))
 # Objects that hold no rows, and what to give in their place, by the module and name of their class.
 _ADVICE = {
     ("pandas", "Series"): "give the frame, of which each row is an example",
@@ -53,13 +58,10 @@ def held_rows(rows: Any, eval_rows: Any = None) -> HeldRows:
 
     ThreestepError for another object, and for splits of which it is not plain which is held out.
     """
-    if not isinstance(rows, Mapping):
+    if not isinstance(rows, Mapping) or _has_columns(rows):
         return HeldRows(_read(rows, ROWS), None if eval_rows is None else _read(eval_rows, EVAL_ROWS))
     trains = [name for name in rows if names_training(str(name))]
     others = [name for name in rows if name not in trains]
-    columns = any(isinstance(value, (str, int, float)) for held in rows.values() for value in _first(held))
-    if columns:
-        raise ThreestepError(f"rows {_EXPECTS}, got a dict of columns; give datasets.Dataset.from_dict(rows)")
     if len(trains) != 1 or len(others) > 1 or not all(names_evaluation(str(name)) for name in others):
         named = ", ".join(map(str, rows)) or "none"
         raise ThreestepError(
@@ -74,15 +76,47 @@ def held_rows(rows: Any, eval_rows: Any = None) -> HeldRows:
     )
 
 
-def _first(held: Any) -> list[Any]:
-    return list(held[:1]) if isinstance(held, (list, tuple)) else []
+def _has_columns(rows: Mapping[Any, Any]) -> bool:
+    """True for a dict of columns, or of one row; False for one of splits, each of which begins with a dict."""
+    names = map(str, rows)
+    if all(names_training(name) or names_evaluation(name) for name in names):
+        return False
+    return any(
+        not isinstance(next(iter(held), None), (Mapping, type(None))) if _is_column(held) else isinstance(held, str)
+        for held in rows.values()
+    )
+
+
+def _is_column(held: Any) -> bool:
+    return isinstance(held, (list, tuple)) or _class_of(held) in _COLUMNS
+
+
+def _class_of(thing: Any) -> tuple[str, str]:
+    """The library and the name of its class."""
+    return type(thing).__module__.partition(".")[0], type(thing).__name__
+
+
+def _of_columns(columns: Mapping[Any, Any], name: str) -> list[dict[Any, Any]]:
+    """The rows of a dict of columns. ThreestepError unless each is a list, and all have one length."""
+    others = [f"'{column}' is {type(held).__name__}" for column, held in columns.items() if not _is_column(held)]
+    if len(others) == len(columns):
+        raise ThreestepError(f"{name} {_EXPECTS}, got one row; give a list of rows: [{name}]")
+    if others:
+        raise ThreestepError(f"{name} as a dict of columns expects a list for each, and {', '.join(others)}")
+    lengths = {column: len(held) for column, held in columns.items()}
+    if len(set(lengths.values())) > 1:
+        each = ", ".join(f"{length:,} of '{column}'" for column, length in lengths.items())
+        raise ThreestepError(f"{name} as a dict of columns expects lists of one length, got {each}")
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _read(rows: Any, name: str) -> Any:
     """The rows of one split as a list of dicts, or the datasets.Dataset itself. name: the argument, for errors"""
-    library, kind = type(rows).__module__.partition(".")[0], type(rows).__name__
+    library, kind = _class_of(rows)
     if is_dataset(rows):
         plain = rows
+    elif isinstance(rows, Mapping) and _has_columns(rows):
+        plain = _of_columns(rows, name)
     elif (library, kind) in _ADVICE:
         raise ThreestepError(f"{name} {_EXPECTS}, got a {library} {kind}; {_ADVICE[library, kind]}")
     elif (library, kind) == ("pandas", "DataFrame"):

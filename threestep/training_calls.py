@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from threestep.adapter_settings import flags_of_adapters
+from threestep.given_back import silent_bars
 from threestep.inputs import address_of_rows, with_addresses
+from threestep.mistakes import mistakes_in_python
 from threestep.result import Result, result_of
 from threestep.row_forms import is_in_memory
 from threestep.running import flags_of, run_here, run_on_ranks
@@ -42,6 +44,7 @@ class _Call:
     settings: Mapping[str, Any]
 
 
+@mistakes_in_python
 def sft(
     model: Any,
     rows: Any,
@@ -72,6 +75,7 @@ def sft(
     return _trained("sft", {"model_name_or_path": (model, tokenizer)}, call)
 
 
+@mistakes_in_python
 def reward(
     model: Any,
     rows: Any,
@@ -87,6 +91,7 @@ def reward(
     return _trained("reward", {"model_name_or_path": (model, tokenizer)}, call)
 
 
+@mistakes_in_python
 def dpo(
     model: Any,
     rows: Any,
@@ -102,6 +107,7 @@ def dpo(
     return _trained("dpo", {"model_name_or_path": (model, tokenizer)}, call)
 
 
+@mistakes_in_python
 def ppo(
     model: Any,
     rows: Any,
@@ -141,8 +147,9 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
     given = folder / _GIVEN_FOLDER
     try:
         resumes = _resumes(folder, plain)
-        flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
-        flags["data_path"] = address_of_rows(rows, given, resumes, eval_rows=call.eval_rows)
+        with silent_bars():
+            flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
+            flags["data_path"] = address_of_rows(rows, given, resumes, eval_rows=call.eval_rows)
         if is_in_memory(rows):
             flags["data_split"] = whole_split(int(step.number))
         words = flags_of({**flags, **plain, "output_dir": str(folder)})
@@ -178,7 +185,9 @@ def _models_as_flags(
     for name, (model, tokenizer) in models.items():
         if isinstance(model, (str, os.PathLike)):
             if tokenizer is not None:
-                raise ThreestepError(f"tokenizer goes with a loaded model, and {name} is '{model}', whose own is read")
+                raise ThreestepError(
+                    f"tokenizer goes with a loaded model, and --{name} is '{model}', whose own is read"
+                )
             flags[name] = os.fspath(model)
             continue
         from threestep.given_models import folder_of_model
@@ -187,13 +196,13 @@ def _models_as_flags(
         only_object = described.only_object
         if only_object is not None and on_ranks:
             raise ThreestepError(
-                f"{name}: with num_ranks other processes read the model from its folder, which cannot stand for this "
+                f"--{name}: with num_ranks other processes read the model from its folder, which cannot stand for this "
                 f"{type(model).__name__}: {only_object}; leave num_ranks out, or save what a folder holds"
             )
         engine = settings.get("rollout_engine")
         if only_object is not None and engine in WITH_OTHER_LOGPROBS:
             raise ThreestepError(
-                f"{name}: rollout_engine='{engine}' draws by code of its own for the family, not by this "
+                f"--{name}: rollout_engine='{engine}' draws by code of its own for the family, not by this "
                 f"{type(model).__name__} ({only_object}); use rollout_engine='hf'"
             )
         objects[flags[name]] = GivenObject(model)

@@ -86,6 +86,6 @@ def test_ranks_that_a_call_launches(tmp_path, monkeypatch):
     result = threestep.dpo(start, PAIRS, **shared, num_ranks=2, output_dir=tmp_path / "two")
     assert "2 ranks" in (result.folder / "config.yaml").read_text()
     assert result.figures["seconds"] > 0 and (result.model_folder / "model.safetensors").is_file()
-    with pytest.raises(threestep.ThreestepError, match="^unknown flag --lerning_rate; did you mean 'learning_rate'"):
+    with pytest.raises(threestep.ThreestepError, match="^unknown argument lerning_rate; did you mean 'learning_rate'"):
         threestep.sft(start, ROWS, lerning_rate=1, num_ranks=2, output_dir=tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()

@@ -44,7 +44,7 @@ def test_a_call_leaves_the_process_as_it_was(called):
 
 
 def test_so_does_a_call_that_fails(called):
-    assert called[1]["mistake"].startswith("--callback: main.<locals>.<lambda> raised ZeroDivisionError: ")
+    assert called[1]["mistake"].startswith("callback: main.<locals>.<lambda> raised ZeroDivisionError: ")
     assert called[1]["changed_by_a_mistake"] == []
 
 

@@ -67,7 +67,7 @@ def test_the_report_marks_the_best_step_and_says_that_it_got_worse(runs):
     said = (
         f"SFT: the held-out loss was lowest after step {best} ({by_step[best]:.4g}) and is {by_step[STEPS]:.4g} after"
     )
-    assert said in top and f"<code>--max_train_steps {best}</code> stops there" in top
+    assert said in top and "<code>--early_stopping 3</code> also ends training after 3" in top
     assert f'<span class="note bad">best: {shown(by_step[best])} after step {best}</span>' in top
     [held] = re.findall(r'"best":\[(\d+),([\d.]+)\]', text)[:1]
     assert (int(held[0]), float(held[1])) == (best, pytest.approx(by_step[best], rel=1e-5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,11 @@ def answer_samples(rows: Sequence[PromptRow], answers: Sequence[Answer], scores:
                 "ended": answer.ended,
                 **({} if answer.positions is None else {"positions": answer.positions, "paths": list(answer.paths)}),
                 "reward": scores.total[place],
-                **{f"reward/{name}": numbers[place] for name, numbers in scores.parts.items()},
+                **{
+                    f"reward/{name}": numbers[place]
+                    for name, numbers in scores.parts.items()
+                    if not math.isnan(numbers[place])  # it applies
+                },
             }
         )
     return samples

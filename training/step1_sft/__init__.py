@@ -30,6 +30,7 @@ STEP = Step(
         SPEED,
         RATE,
     ),
+    evaluates=("loss", "perplexity", "token_accuracy", "mtp_*"),
     headlines=(Headline("SFT loss", "eval/loss"), Headline("Token accuracy", "eval/token_accuracy")),
     closing=(
         ClosingRow(

@@ -37,6 +37,7 @@ STEP = Step(
         SPEED,
         RATE,
     ),
+    evaluates=("loss", "accuracy", "reward_margin", "chosen_reward", "rejected_reward"),
     headlines=(Headline("DPO pair accuracy", "eval/accuracy"), Headline("Reward margin", "eval/reward_margin")),
     sample_note="Held-out pairs with their implicit rewards before and after training. margin: chosen minus rejected "
     "(of more than two responses the least of all pairs); below 0 the order is wrong.",

@@ -28,6 +28,7 @@ STEP = Step(
         SPEED,
         RATE,
     ),
+    evaluates=("loss", "accuracy", "accuracy_*", "score_gap", "calibration_error", "chosen_*", "rejected_*"),
     headlines=(Headline("Pair accuracy", "eval/accuracy"), Headline("Score gap", "eval/score_gap")),
     sample_note="Held-out pairs with their scores before and after training. margin: chosen minus rejected (of more "
     "than two responses the least of all pairs); below 0 the order is wrong.",

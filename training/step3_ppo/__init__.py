@@ -92,6 +92,7 @@ STEP = Step(
     sample_labels=("SFT", "PPO"),
     sample_note="Responses to held-out prompts before step 3 (SFT) and after it (PPO), from the same seed for each "
     "prompt.",
+    evaluates=("reward", "check", "ended_share", "response_tokens", "turns", "reward/*", "check/*", "*/*", "*@*"),
     headlines=(
         Headline("Mean reward", "eval/reward", "reward_standard_error"),
         Headline("Checker", "eval/check", "checker_standard_error"),

@@ -38,8 +38,10 @@ def run(flags: PpoFlags, components: Components) -> None:
         log(style.sentence, ranks.is_main and not style.is_open)
         opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)
         scale = wanted_score_scale(flags.roles, ppo)
-        environments, rewards = components.environments, components.rewards
-        inputs = load_inputs(flags, tokenizer, ranks, log, style=style, environments=environments, rewards=rewards)
+        environments, rewards, rules = components.environments, components.rewards, components.rules
+        inputs = load_inputs(
+            flags, tokenizer, ranks, log, style=style, environments=environments, rewards=rewards, rules=rules
+        )
         opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
         check_beside_media(flags, components, inputs.media)
         opening = PpoOpening(flags, components, tokenizers, inputs, ranks)

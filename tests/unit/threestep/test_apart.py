@@ -54,6 +54,19 @@ def test_without_a_module_of_theirs(tmp_path):
     assert told(tmp_path, f"import training\n{TOLD}").startswith(PLAIN)
 
 
+def test_another_name_of_the_same_modules(tmp_path):
+    """Also for what is imported by it first."""
+    source = (
+        "from threestep.training.utils.contracts.trackers import Tracker\n"
+        "import training.utils.contracts.trackers as plain, threestep.training as ours, training, sys\n"
+        "assert plain.Tracker is Tracker and ours is training and training.utils.contracts.trackers is plain\n"
+        "assert (plain.__name__, plain.__spec__.name) == ('training.utils.contracts.trackers',) * 2\n"
+        "try:\n    import threestep.training.nothing\n"
+        "except ModuleNotFoundError as missing:\n    print(missing)\n"
+    )
+    assert told(tmp_path, source) == "No module named 'threestep.training.nothing'\n"
+
+
 def test_a_rank_of_a_program_that_keeps_apart(tmp_path):
     assert told(tmp_path, THREESTEP_APART="1").startswith(APART)
 

@@ -11,7 +11,7 @@ import threading
 import pytest
 import torch
 
-from threestep.given_back import callers_state
+from threestep.given_back import callers_state, silent_bars
 
 
 def set_everything():
@@ -51,3 +51,39 @@ def test_all_is_given_back(fails, monkeypatch):
     except KeyError:
         assert fails
     assert state() == before
+
+
+def shown_bars():
+    import datasets
+    import huggingface_hub.utils as hub
+    from transformers.utils import logging as transformers_logging
+
+    return [
+        transformers_logging.is_progress_bar_enabled(), not datasets.utils.are_progress_bars_disabled(),
+        not hub.are_progress_bars_disabled(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", [[True, True, True], [False, True, True], [True, False, False], [False] * 3])
+def test_bars_are_shown_as_before(wanted):
+    import datasets
+    import huggingface_hub.utils as hub
+    from transformers.utils import logging as transformers_logging
+
+    def set_to(transformers, of_datasets, of_hub):
+        (transformers_logging.enable_progress_bar if transformers else transformers_logging.disable_progress_bar)()
+        (datasets.utils.enable_progress_bars if of_datasets else datasets.utils.disable_progress_bars)()
+        (hub.enable_progress_bars if of_hub else hub.disable_progress_bars)()
+
+    before = shown_bars()
+    try:
+        set_to(*wanted)
+        with pytest.raises(KeyError), silent_bars():
+            assert shown_bars() == [False] * 3
+            raise KeyError
+        assert shown_bars() == wanted
+        with callers_state():
+            set_to(*(not each for each in wanted))
+        assert shown_bars() == wanted
+    finally:
+        set_to(*before)

@@ -48,7 +48,7 @@ def test_paths_and_addresses_stay(tmp_path):
     ("rows", "sentence"),
     [
         ([], r"^rows expects at least one row, got none$"),
-        (3, r"^rows expects dicts in a list or an iterable, a datasets.Dataset, .*, a path or an address, got int$"),
+        (3, r"^rows expects dicts in a list or an iterable, a dict of columns, .*, a path or an address, got int$"),
         (
             [{"prompt": "a"}, {"prompt": object()}],
             r"^rows\[1\]\['prompt'\] expects text, numbers, lists or dicts, got o",

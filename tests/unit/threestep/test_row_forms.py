@@ -44,6 +44,19 @@ def test_frames():
         held_rows(twice)
 
 
+def test_a_dict_of_columns():
+    numpy, pandas = pytest.importorskip("numpy"), pytest.importorskip("pandas")
+    columns = {"prompt": ["a", "c"], "completion": ("b", None)}
+    assert in_both(lambda: columns) == held_rows({"train": columns}).train == ROWS
+    assert held_rows({"x": numpy.array([1, 2]), "y": pandas.Series([3, 4], index=[7, 9])}).train == [
+        {"x": 1, "y": 3}, {"x": 2, "y": 4},
+    ]  # fmt: skip
+    talk = [{"role": "user", "content": "a"}]
+    assert held_rows({"messages": [talk, talk]}).train == [{"messages": talk}] * 2
+    # Objects in one column, and texts in another: no splits.
+    assert held_rows({"tools": [{"a": 1}], "prompt": ["p"]}).train == [{"tools": {"a": 1}, "prompt": "p"}]
+
+
 def test_frames_of_polars():
     polars = pytest.importorskip("polars")
     assert in_both(lambda: polars.DataFrame(ROWS)) == in_both(lambda: polars.DataFrame(ROWS).lazy()) == ROWS
@@ -95,7 +108,20 @@ Named = collections.namedtuple("Named", "prompt")
         ),
         ({"train_sft": ROWS, "train_prefs": ROWS}, r"got dict with train_sft, train_prefs; name two of them: rows\["),
         ({}, "got dict with none"),
-        ({"prompt": ["a"], "completion": ["b"]}, r"got a dict of columns; give datasets.Dataset.from_dict\(rows\)$"),
+        (
+            {"prompt": ["a", "b"], "completion": ["b"]},
+            r"^rows as a dict of columns expects lists of one length, got 2 of 'prompt', 1 of 'completion'$",
+        ),
+        (
+            {"prompt": ["a"], "completion": "b"},
+            "^rows as a dict of columns expects a list for each, and 'completion' is str$",
+        ),
+        ({"prompt": "a", "completion": "b"}, r"got one row; give a list of rows: \[rows\]$"),
+        (
+            {"train": {"prompt": ["a", "b"], "completion": ["b"]}},
+            r"^rows\['train'\] as a dict of columns expects lists",
+        ),
+        ({"prompt": [], "completion": []}, "got dict with prompt, completion; name two of them"),
         (iter([]), "^rows expects at least one row, got none$"),
         ((text for text in "ab"), r"got str as rows\[0\]; give \{'text': row\} for each text to train on as it is"),
         ([ROWS[0], Example("a")], r"got Example as rows\[1\]; give \[dataclasses.asdict\(row\) for row in rows\]$"),

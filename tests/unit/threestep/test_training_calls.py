@@ -34,10 +34,15 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"lerning_rate": 1}, "^unknown flag --lerning_rate; did you mean 'learning_rate'"),
-        ({"learning_rate": -1}, "^--learning_rate expects more than 0, got -1.0$"),
+        ({"lerning_rate": 1}, "^unknown argument lerning_rate; did you mean 'learning_rate'"),
+        ({"learning_rate": -1}, "^learning_rate expects more than 0, got -1.0$"),
         ({"data_path": "x"}, "^data_path is the argument rows of this call; leave one out$"),
         ({"model_name_or_path": "x"}, "^model_name_or_path is the argument model or reward_model of this call"),
+        (
+            {"callback": object()},
+            "^callback expects a function .step, figures., .* got an object of object; write `def",
+        ),
+        ({"callback": dict}, "^callback expects .* got the class dict; write .* .by evaluations: early_stopping=N.$"),
         ({"num_ranks": 0}, "^num_ranks expects a positive whole number, got 0$"),
         ({"num_ranks": "2"}, "^num_ranks expects a positive whole number, got '2'$"),
     ],
@@ -56,9 +61,7 @@ def test_a_launchers_ranks_share_paths_alone(monkeypatch):
 
 
 def test_a_tokenizer_goes_with_an_object():
-    with pytest.raises(
-        threestep.ThreestepError, match="^tokenizer goes with a loaded model, and model_name_or_path is 'm'"
-    ):
+    with pytest.raises(threestep.ThreestepError, match="^tokenizer goes with a loaded model, and model is 'm'"):
         threestep.sft("m", ROWS, tokenizer=object())
 
 
@@ -79,7 +82,7 @@ def test_a_tokenizer_goes_with_an_object():
 def test_what_only_this_process_can_compute(settings, sentence, here, tiny_tokenizer):
     model = tiny_causal_lm("llama")
     model.lm_head.register_forward_hook(lambda module, inputs, output: output / 2)
-    with pytest.raises(threestep.ThreestepError, match=f"^actor_model_name_or_path: {sentence}"):
+    with pytest.raises(threestep.ThreestepError, match=f"^model: {sentence}"):
         threestep.ppo(model, [{"prompt": "a"}], tokenizer=tiny_tokenizer, reward="gsm8k", **settings)
     assert not list(here.glob("runs/*"))
 
@@ -91,7 +94,7 @@ def test_an_earlier_run_is_not_written_over(here, monkeypatch):
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
     with pytest.raises(
-        threestep.ThreestepError, match="holds checkpoints of an earlier run, up to step 1: give --resume"
+        threestep.ThreestepError, match="holds checkpoints of an earlier run, up to step 1: give resume=True"
     ):
         threestep.sft("m", ROWS, output_dir="out")
     assert not (here / "out" / "given").exists()
@@ -112,7 +115,7 @@ def test_every_call_has_a_new_folder(here, monkeypatch):
     (program, own), (_, other) = words
     assert program == "training.step2_reward.main"
     assert "--data_split=0,1,0" in own and "--data_split=1,1,1" in other  # all rows, unless the caller shares them
-    with pytest.raises(threestep.ThreestepError, match="left no model: --dry_run and --val_only train none$"):
+    with pytest.raises(threestep.ThreestepError, match="left no model: dry_run and val_only train none$"):
         _ = first.model
 
 
@@ -120,7 +123,7 @@ def test_an_earlier_runs_figures_are_not_this_ones(here, monkeypatch):
     monkeypatch.setattr(training_calls, "run_here", lambda *given: None)
     (here / "out").mkdir()
     (here / "out" / "summary.json").write_text('{"seconds": 1.0}')
-    with pytest.raises(threestep.ThreestepError, match=r"out holds a finished run \(summary.json\): give an"):
+    with pytest.raises(threestep.ThreestepError, match=r"out' holds a finished run \(summary.json\): give an"):
         threestep.sft("m", "embedded", output_dir="out")
     assert (here / "out" / "summary.json").exists()
     assert threestep.sft("m", "embedded", output_dir="out", overwrite=True).figures == {}
@@ -140,6 +143,17 @@ def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
     assert {"--actor_model_name_or_path=a/b", "--critic_model_name_or_path=c/d"} <= set(words)
     assert "--reward=given:best:2.0,model:0.5" in words and functions == {"given:best": best}
     assert "--data_split" not in " ".join(words)  # a path's rows are shared as on the command line
+
+
+def test_step_3_without_a_reward(here):
+    sentence = (
+        r"^a reward is missing; give reward, a function of yours \(FILE.py:NAME\) or a name "
+        r"\(embedded, gsm8k, .*\), or a reward model, step 2's folder or a hub name, as reward_model$"
+    )
+    (here / "m").mkdir()
+    (here / "m" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(threestep.ThreestepError, match=sentence):
+        threestep.ppo("m", [{"prompt": "a"}], advantage="grpo", num_samples_per_prompt=2)
 
 
 def test_settings_as_flags():

@@ -8,7 +8,8 @@ B sequences of this rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,11 +65,15 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
                 own, values = answers[reward.name]
                 parts[reward.name] = torch.tensor(own, device=device)
                 parts |= {f"{reward.name}/{key}": torch.tensor(each, device=device) for key, each in values.items()}
-            summands.append(reward.weight * parts[reward.name])
+            summands.append(reward.weight * parts[reward.name].where(~parts[reward.name].isnan(), 0.0))
         scores_B = sum(summands, nothing_B)
+        if rewards.named:  # a response to which no reward applies has no score
+            scores_B = scores_B.where(
+                ~torch.stack([parts[each.name].isnan() for each in rewards.named]).all(0), math.nan
+            )
         outcomes_B = outcome_scores(rollout, scores_B, settings.scoring.length)
         rounding_B = rounding_B + rounding_of_sums(torch.stack([*summands, outcomes_B - scores_B], dim=1))
-        _check_finite(outcomes_B, rows, partial(_overflowing, rewards, summands))
+        _check_finite(outcomes_B, rows, partial(_no_sum, rewards, parts))
         group_B = torch.arange(len(scores_B), device=device) // max(len(scores_B) // len(rows), 1)
         return Scored(scores_B, settled(outcomes_B, rounding_B, group_B), rounding_B, parts)
 
@@ -171,12 +176,17 @@ def _check_finite(values_B: torch.Tensor, rows: Sequence[PromptRow], problem_of:
     raise ThreestepError(next(found for found in gathered(problem) if found is not None))
 
 
-def _overflowing(rewards: Rewards, summands: Sequence[torch.Tensor], index: int, those: str) -> str:
-    """Return the message for a sum that overflows, of summands that do not."""
-    shares = zip(rewards.named, summands, strict=True)
-    parts = ", ".join(f"{reward.name} {float(each_B[index]):.3g}" for reward, each_B in shares)
+def _no_sum(rewards: Rewards, parts: Mapping[str, torch.Tensor], index: int, those: str) -> str:
+    """Return the message for a sum that overflows, of summands that do not, or has no summand."""
+    summands = {each.name: float(each.weight * parts[each.name][index]) for each in rewards.named}
+    if all(map(math.isnan, summands.values())):
+        return (
+            f"no reward applies to a response: {', '.join(summands)} gave None, so that its score is {those}; let one "
+            "return a number for every response"
+        )
     return (
-        f"expected a score that is finite in float32, got {those}, whose rewards times their weights are {parts}; give "
+        f"expected a score that is finite in float32, got {those}, whose rewards times their weights are "
+        f"{', '.join(f'{name} {value:.3g}' for name, value in summands.items())}; give "
         "smaller weights in --reward, or smaller rewards and penalties"
     )
 

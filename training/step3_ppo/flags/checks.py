@@ -18,6 +18,7 @@ from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.generation.vllm.head_folder import check_form
 from training.utils.loading.configurations import check_positions, check_trains, load_config
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
+from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model, rule_named
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ class Components(NamedTuple):
     @property
     def with_reward_model(self) -> bool:
         return reads_model(self.rewards)
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """Every function of responses, by the name that errors give it."""
+        rules = {reward.name: reward.rule for reward in self.rewards if reward.rule is not None}
+        return rules | ({"--checker": self.checker} if self.checker is not None else {})
 
     @property
     def with_critic_tokenizer(self) -> bool:
@@ -202,13 +209,18 @@ def _check_critic(
     advantage, needs_critic = algorithm.flags.advantage, algorithm.estimator.needs_critic
     if needs_critic:
         check_ranks(mistakes, roles, {"--critic_lora_dim": roles.critic_lora_dim})
-    wanted_by = "the reward 'model'" if reads_model(rewards) else ""
-    if needs_critic and not roles.share_trunk:
-        wanted_by = f"the critic of --advantage {advantage}"
+    has_critic = needs_critic and not roles.share_trunk
+    if not roles.critic_model_name_or_path and reads_model(rewards):
+        also = f"; the critic of --advantage {advantage} starts from the latter" if has_critic else ""
+        mistakes.add(
+            f"a reward is missing; give --reward, a function of yours (FILE.py:NAME) or a name "
+            f"({', '.join(RULES)}), or a reward model, step 2's folder or a hub name, as --critic_model_name_or_path"
+            f"{also}"
+        )
     mistakes.require(
-        bool(roles.critic_model_name_or_path) or not wanted_by,
-        f"--critic_model_name_or_path expects a model folder or hub name for {wanted_by}, got nothing; give step 2's "
-        "model, or take --reward without model and an --advantage without critic",
+        bool(roles.critic_model_name_or_path) or reads_model(rewards) or not has_critic,
+        f"--critic_model_name_or_path expects a model folder or hub name for the critic of --advantage {advantage}, "
+        "got nothing; give step 2's model, or take an --advantage without critic, such as grpo",
     )
     mistakes.require(
         reads_model(rewards) or not ppo.normalize_reward_scores,

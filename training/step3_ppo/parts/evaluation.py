@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,10 +152,17 @@ class Evaluator:
                 timeout_seconds=rewards.timeout_seconds,
                 device=device,
                 more=more,
+                are_complete=True,
             )
             checks, values = wait()["--checker"]
             columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
-        return [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
+        samples = [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
+        # A reward that does not apply to a response is not in its sample.
+        return [{name: value for name, value in sample.items() if not _is_nan(value)} for sample in samples]
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def conversation_columns(

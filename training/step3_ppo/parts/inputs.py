@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -27,6 +27,7 @@ from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
+from training.utils.rewards.needed import check_columns
 from training.utils.rewards.weighted import reads_messages
 from training.utils.setup.media import reader_of_model, run_media, why_unread
 from training.utils.setup.opened_run import RunData
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.environments.loading import Environments
     from training.utils.images.models.pictured import RowImages
+    from training.utils.rewards.calling.calling import Rule
     from training.utils.rewards.weighted import Reward
 
 
@@ -141,11 +143,13 @@ def load_inputs(
     style: PromptStyle | None = None,
     environments: Environments | None = None,
     rewards: Sequence[Reward] = (),
+    rules: Mapping[str, Rule] | None = None,
 ) -> Inputs:
     """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make.
 
     style: of the prompts, which may decide on it; `tokenizer` gets it. environments: of the flags; ThreestepError for a
-    row that names none of them. rewards: some are handed a prompt's messages.
+    row that names none of them. rewards: some are handed a prompt's messages. rules: their functions by name, and the
+    checker's; ThreestepError for one that names a column which the rows lack.
     """
     run, data, ppo = flags.run, flags.data, flags.ppo
     if flags.environment.is_on:  # environments begin with the messages of a row
@@ -168,6 +172,9 @@ def load_inputs(
             "--val_only evaluates held-out prompts, and there are none; raise --eval_fraction (now "
             f"{data.split.eval_fraction:g}), name data with evaluation rows, or leave --val_only out"
         )
+    columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
+    if ppo.prompt_dataset is None:  # whose prompts may have others
+        check_columns(rules or {}, columns, (phase.train, phase.eval))
     texts = None
     if data.source.unsupervised_dataset_name is not None:
         texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, is_main_rank=ranks.is_main, log=log)
@@ -192,7 +199,7 @@ def load_inputs(
     return Inputs(
         train=source,
         eval=phase.eval,
-        columns=sorted({**phase.report.train.columns, **phase.report.eval.columns}),
+        columns=columns,
         texts=texts,
         length=RunLength(
             rollouts, rollouts * ppo.steps_per_rollout, flags.algorithm.critic_warmup * ppo.steps_per_rollout

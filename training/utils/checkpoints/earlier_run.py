@@ -43,8 +43,8 @@ def refuse_without_checkpoints(folder: CheckpointFolder) -> None:
     run = folder.path.parent
     if not folder.steps() and (run / _SUMMARY).exists():
         raise ThreestepError(
-            f"--resume: {run} holds a finished run ({_SUMMARY}) and no checkpoint to resume from: give another "
-            "--output_dir, or --overwrite to replace that run"
+            f"--resume: {run} holds a finished run ({_SUMMARY}) and no checkpoint to resume from, which --save_at_end "
+            "would have left: give another --output_dir, or --overwrite to replace that run"
         )
 
 

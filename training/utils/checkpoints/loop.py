@@ -22,7 +22,6 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import flush_to_disk, new_rescue_folder
 from training.utils.base.typed import WHOLE_RUN_VARIABLE, resuming_command
-from training.utils.base.user_files import load_function
 from training.utils.checkpoints.best import Best, is_better, metric_in
 from training.utils.checkpoints.early_end import EarlyEnd
 from training.utils.checkpoints.expiry import Deadline, expiry_of
@@ -38,7 +37,7 @@ from training.utils.report.arguments import trackers_in
 from training.utils.report.tracking import open_trackers
 from training.utils.run.course import greater_wins
 from training.utils.run.metrics import MetricsWriter
-from training.utils.run.step_callback import CALLBACK_FLAG, StepCallback
+from training.utils.run.step_callback import StepCallback, load_callback
 
 if TYPE_CHECKING:
     from training.utils.run.run_folder import RunFolder
@@ -92,7 +91,7 @@ def checkpointed_run(
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
     named = settings.get("callback")
-    callback = StepCallback(load_function(named, CALLBACK_FLAG)) if named else None
+    callback = StepCallback(load_callback(named)) if named else None
     lines = run.run_log("metrics.jsonl")
     writer = MetricsWriter(
         run.path, is_main, point.step, point.seconds, trackers=trackers, lines=lines, callback=callback

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,17 @@ from training.utils.compat.deepspeed_chat_flags import old_defaults
 from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
 from training.utils.compat.old_flags import OldFlag, Renamed, flags_with_values, translated
 from training.utils.flags.flag_names import nearest_flags
-from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, note_mistakes
+from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, UNIT, VALUES, Range, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 
 _SWITCHED = {"true": True, "false": False}
+# What argparse says of a value, and what is expected.
+_EXPECTED = {
+    r"invalid int value: (?P<got>.+)": "a whole number",
+    r"invalid float value: (?P<got>.+)": "a number",
+    r"Truthy value expected: got (?P<got>.+?) but .*": "true or false",
+    r"expected (?:one|at least one) argument(?P<got>)": "a value after it",
+}
 
 
 class ProgramParser(argparse.ArgumentParser):
@@ -109,7 +117,8 @@ def parse_arguments(
 
     class StrictParser(_dataclass_parser()):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
-            raise ThreestepError(f"in the command line or the configuration: {message}")
+            sentence = _value_sentence(message, parts)
+            raise ThreestepError(sentence or f"in the command line or the configuration: {message}")
 
         def add_argument(self, *names: str, **keywords: Any) -> Any:
             for key in OWN_KEYS:  # fields' metadata arrive here; argparse knows only its own
@@ -142,6 +151,17 @@ def parse_arguments(
         note_mistakes(instance, mistakes)
     mistakes.raise_if_any()
     return instances
+
+
+def _value_sentence(message: str, parts: Sequence[type]) -> str:
+    """Our sentence for argparse's message on a flag's value; "" for other messages."""
+    for said, expected in _EXPECTED.items():
+        found = re.fullmatch(rf"argument --(?P<name>\w+)\S*: {said}", message)
+        if found is not None:
+            unit = next((each.metadata.get(UNIT) for _, each in _fields(parts) if each.name == found["name"]), "")
+            of = f" ({unit})" if unit and unit not in found["name"] else ""
+            return f"--{found['name']} expects {expected}{of}, got {found['got'] or 'nothing'}"
+    return ""
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -198,6 +218,12 @@ def list_defaults_of(groups: Sequence[type]) -> dict[str, Any]:
     """Every flag of `groups` that takes a list, with its default."""
     fields = (each for _, each in _fields(groups))
     return {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+
+
+def choices_of(groups: Sequence[type]) -> dict[str, tuple[str, ...]]:
+    """The names that each flag of `groups` which takes one of several takes."""
+    fields = {each.name: each.metadata.get(VALUES) for _, each in _fields(groups)}
+    return {name: tuple(values) for name, values in fields.items() if values and not isinstance(values, Range)}
 
 
 def may_change_in(groups: Sequence[type]) -> frozenset[str]:

@@ -82,6 +82,8 @@ class Step:
     sample_labels: the models whose responses samples.jsonl holds, before and after training
     sample_note, sample_score: what the report says of the samples, and what it calls a ranked response's score
     reads_media: it trains models that read more than text, and rows with media
+    evaluates: the figures of its evaluations, by which a run can be judged; `*` stands for names of the user's. Empty:
+        not declared
     """
 
     name: str
@@ -99,6 +101,7 @@ class Step:
     sample_note: str = ""
     sample_score: str = "score"
     reads_media: bool = False
+    evaluates: tuple[str, ...] = ()
 
     @property
     def number(self) -> str:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.console import LogPace
-from training.utils.base.user_files import load_function
 from training.utils.flags.flags import flag
 from training.utils.report.trackers.table import NO_TRACKERS, TRACKERS_HELP, check_tracker
-from training.utils.run.step_callback import CALLBACK_FLAG
+from training.utils.run.step_callback import load_callback
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -74,7 +73,7 @@ class ReportArguments:
             f"--hub_model_id {self.hub_model_id} is of --push_to_hub, which is off; give it too, or leave it out",
         )
         if self.callback is not None:
-            mistakes.note(load_function, self.callback, CALLBACK_FLAG)
+            mistakes.note(load_callback, self.callback)
         names = [word.strip() for word in self.report_to.split(",")]
         for name in names:
             if names != [NO_TRACKERS]:

@@ -51,6 +51,11 @@ class CompletionsRule:
                     f"leave {argument} out or give it a default"
                 )
 
+    @property
+    def needed_columns(self) -> set[str]:
+        """The columns without which the function cannot be called."""
+        return self._needed - {"prompts", "completions"}
+
     def __call__(self, prompts: list[str], responses: list[str], **columns: Any) -> Any:
         messages = columns.pop(MESSAGES, None) or [None] * len(prompts)
         given = {

@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 # What a run is judged by unless --metric_for_best_model names another, the first that it has.
 JUDGED = ("eval/reward", "eval/loss")
 _LESS_IS_BETTER = ("loss", "perplexity")
 # A run got worse if it lost more than both of these shares: of what its best had gained on the first, and of the best
 # itself. Evaluations differ by less from one optimizer step to the next.
+_PATIENCE = 3  # that is advised. Fewer steps are no advice: the learning rate would fall sooner, in another run
 _OF_GAIN, _OF_BEST = 0.01, 0.02
 
 
@@ -31,6 +33,12 @@ def judged_metric(names: Collection[str], given: str | None) -> str | None:
             if known in names:
                 return known
     return None
+
+
+def may_be_evaluated(given: str, declared: Sequence[str]) -> bool:
+    """False for a metric that no evaluation of a step has. declared: as of `Step.evaluates`"""
+    name = given.removeprefix("eval/").removeprefix("eval_")
+    return not declared or any(fnmatchcase(name, pattern) for pattern in declared)
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Course:
             return f"{course}: training made it worse; lower the learning rate, or look at the rows"
         return (
             f"{course}: further training made it worse; --load_best_model_at_end ends with the best one, "
-            f"--max_train_steps {step} stops there"
+            f"--early_stopping {_PATIENCE} also ends training after {_PATIENCE} evaluations without a better one"
         )
 
 

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.user_files import call_user
+from training.utils.base.user_files import call_user, load_named
 
 CALLBACK_FLAG = "--callback"
 STOP = "stop"
 _NAMED_HERE = ("step", "seconds")
+_OF_TRAINERS = ("on_step_end", "on_log", "on_train_begin")  # methods of transformers' TrainerCallback
+
+
+def load_callback(given: str) -> Callable[..., Any]:
+    """Return the function of --callback; ThreestepError if it cannot be called as one."""
+    function = load_named(given, CALLBACK_FLAG)
+    check_callback(function)
+    return function
+
+
+def check_callback(function: Any) -> None:
+    """ThreestepError unless `function` can be called with (step, figures)."""
+    kind = f"the class {function.__name__}" if isinstance(function, type) else _described(function)
+    problem = None
+    if any(hasattr(function, method) for method in _OF_TRAINERS):
+        problem = f"{kind}, a callback of transformers' Trainer"
+    elif isinstance(function, type) or not callable(function):
+        problem = kind
+    else:
+        try:
+            inspect.signature(function).bind(0, {})
+        except TypeError as other:
+            problem = f"{kind}, which takes other arguments ({other})"
+        except ValueError:  # a built-in function without a signature
+            pass
+    if problem is not None:
+        raise ThreestepError(
+            f"{CALLBACK_FLAG} expects a function (step, figures), called with each step's figures, got {problem}; "
+            f'write `def follow(step, figures): ...`, which returns "{STOP}" to end training (by evaluations: '
+            "--early_stopping N)"
+        )
+
+
+def _described(function: Any) -> str:
+    name = getattr(function, "__name__", "")
+    return name if callable(function) and name else f"an object of {type(function).__name__}"
 
 
 class StepCallback:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.checkpoints.earlier_run import check_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.data.sources.first_look import look_at_data
+from training.utils.run.course import may_be_evaluated
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.arguments import CheckpointArguments
@@ -19,10 +21,22 @@ if TYPE_CHECKING:
 
 
 def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, source: SourceArguments) -> None:
-    """ThreestepError if the folder holds a finished run, or if the data cannot serve the step; a dry run may."""
+    """ThreestepError if the folder holds a finished run, or if the data cannot serve the step; a dry run may. Also for
+    a metric that its evaluations do not have."""
+    _check_metric(step, checkpoints.metric_for_best_model)
     if run.dry_run:
         return
     if not checkpoints.overwrite:
         check_earlier_run(CheckpointFolder(run.output_dir), resumes=checkpoints.resume is not None)
     if step.number:  # of the phase whose rows it takes
         look_at_data(int(step.number), source)
+
+
+def _check_metric(step: Step, metric: str | None) -> None:
+    if metric is None or may_be_evaluated(metric, step.evaluates):
+        return
+    named = [name.replace("*", "NAME") for name in step.evaluates if "*" not in name.removesuffix("/*")]
+    raise ThreestepError(
+        f"--metric_for_best_model expects a figure of evaluations, one of {', '.join(named)}, got '{metric}'"
+        f"{nearest_names(metric.removeprefix('eval_'), named)}"
+    )

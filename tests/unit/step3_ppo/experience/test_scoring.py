@@ -179,3 +179,20 @@ def test_a_sum_that_overflows_names_its_sample(weights, penalty, what):
     how_to = changed(how_to, missing_eos_penalty=penalty)
     with pytest.raises(ThreestepError, match=what):
         _ = start_scoring(ROWS, rollout(), None, how_to).scored
+
+
+def test_a_reward_that_does_not_apply_to_a_response():
+    """As TRL has it: the score is the sum of the others."""
+
+    def some(prompts, responses, **columns):
+        return [None, 1.0, None, 3.0]
+
+    def others(prompts, responses, **columns):
+        return [5.0, None, 7.0, 8.0]
+
+    how_to = settings(Reward("some", 2.0, some), Reward("more", 0.5, others))
+    scored = start_scoring(ROWS, rollout(), None, how_to).scored
+    assert scored.scores_B.tolist() == [2.5, 2.0, 3.5, 10.0] and scored.rounding_B.isfinite().all()
+    assert scored.parts["some"].isnan().tolist() == [True, False, True, False]
+    with pytest.raises(ThreestepError, match="^no reward applies to a response: some gave None, .* nan for 2 of 4 "):
+        _ = start_scoring(ROWS, rollout(), None, settings(Reward("some", 1.0, some))).scored

@@ -66,6 +66,9 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     assert inputs.length == (5, 5 * 2 * 3, 2 * 2 * 3)
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
         load(5)
+    rules = {"mine": lambda prompts, responses, level: []}
+    with pytest.raises(ThreestepError, match="^reward function 'mine' expects the column level, and the columns that"):
+        load_inputs(ppo_flags(), tokenizer, ranks, print, rules=rules)
 
 
 def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):

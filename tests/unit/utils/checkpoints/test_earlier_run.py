@@ -50,7 +50,7 @@ def test_a_finished_run_without_checkpoints_is_not_resumed(tmp_path):
     refuse_without_checkpoints(folder)
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(
-        ThreestepError, match="--resume: .* and no checkpoint to resume from: give another .*--overwrite"
+        ThreestepError, match="--resume: .* and no checkpoint to resume from, which --save_at_end would .*--overwrite"
     ):
         refuse_without_checkpoints(folder)
     (tmp_path / "checkpoints" / "step_000003").mkdir(parents=True)

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from training.utils.run.step_callback import StepCallback
+from training.utils.base.errors import ThreestepError
+from training.utils.run.step_callback import StepCallback, check_callback, load_callback
 
 
 def test_answers():
@@ -43,3 +44,37 @@ def test_other_answers(answer, sentence):
     assert sentence in callback.problem and not callback.stops
     callback.figures(2, {})
     assert calls == [1]  # the run is about to end
+
+
+class OfTrainers:
+    def on_step_end(self, args, state, control, **others):
+        return control
+
+
+class Follower:
+    def __call__(self, step, figures):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("callback", "got"),
+    [
+        (OfTrainers, "got the class OfTrainers, a callback of transformers' Trainer; write `def follow"),
+        (OfTrainers(), "got an object of OfTrainers, a callback of transformers' Trainer; write"),
+        (Follower, "got the class Follower; write"),
+        ([Follower()], "got an object of list; write"),
+        (lambda state: None, r"got <lambda>, which takes other arguments \(too many positional arguments\); write"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_the_run(callback, got):
+    with pytest.raises(ThreestepError, match=f"^--callback expects a function .step, figures., .*, {got}"):
+        check_callback(callback)
+
+
+def test_what_can_be_called(tmp_path):
+    for callback in (Follower(), lambda *both: None, lambda step, figures, more=1: None, max):
+        check_callback(callback)
+    (tmp_path / "own.py").write_text("def follow(step): ...\ndef other(step, figures): ...\n")
+    assert load_callback(f"{tmp_path}/own.py:other").__name__ == "other"
+    with pytest.raises(ThreestepError, match="got follow, which takes other arguments"):
+        load_callback(f"{tmp_path}/own.py:follow")

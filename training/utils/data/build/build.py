@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
+from training.utils.data.files.columns import column_names
 from training.utils.data.files.readers import split_reader
 from training.utils.data.kinds.parallel_thinking import parallel_tags, parts_of_parallel_thinking
 from training.utils.data.kinds.table import kind_of
@@ -41,6 +42,7 @@ from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
 from training.utils.data.sources.first_look import POINTER
 from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.data.sources.formats.recognition import NOT_READ
 from training.utils.data.sources.row_versions import ROWS
 
 if TYPE_CHECKING:
@@ -143,11 +145,18 @@ def _account(
     """Lines on how the sources are read, and on the rows that are kept, cut and left out."""
     for source in described:
         if source["recognised"] is not None:
-            yield f"data: {source['name']}: {source['recognised']['sentence']}"
+            yield f"data: {source['name']}: {_read_sentence(source['recognised'], kind.carries_columns)}"
     yield rows_sentence(kind.phase, data.split, described, report.train)
     yield f"data: phase {kind.phase}: {report.sentence}"
     for sentence in cut_sentences(kind, data.rows, report):
         yield f"warning: {sentence}"
+
+
+def _read_sentence(recognised: Mapping[str, Any], carries: bool) -> str:
+    """The recognition's sentence. carries: columns that are not read as text are handed to rewards"""
+    read, _, _ = recognised["sentence"].partition(NOT_READ)
+    others = [*recognised["texts_not_read"], *recognised["others_not_read"]]
+    return f"{read}; for rewards: {column_names(others)}" if carries and others else recognised["sentence"]
 
 
 def cut_sentences(kind: RowKind, flags: RowArguments, report: BuildReport) -> list[str]:

@@ -72,6 +72,7 @@ class RowKind(ABC):
     responses: of a sample, as the getters name them, best first; none: the rows are prompts.
     dropped_marks: of samples (`get_mark`) that are left out, with the reason.
     columns: roles of columns that this kind alone reads.
+    carries_columns: rows carry all others, for rewards.
     limit, truncation: the flags of the rows' length.
     needs_pad: batches of it may be padded.
     weighs_messages: the loss follows the weights of messages, and which turns are trained is a choice.
@@ -86,6 +87,7 @@ class RowKind(ABC):
     responses: ClassVar[tuple[str, ...]] = ()
     dropped_marks: ClassVar[dict[bool | None, str]] = {}
     columns: ClassVar[tuple[str, ...]] = ()
+    carries_columns: ClassVar[bool] = False
     limit: ClassVar[str] = "max_seq_len"
     truncation: ClassVar[str] = "truncation"
     needs_pad: ClassVar[bool] = True

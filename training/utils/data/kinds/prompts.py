@@ -33,6 +33,7 @@ class Prompts(RowKind):
     key = "3"
     record = PromptRow
     columns = ("reference",)
+    carries_columns = True
     limit = "max_prompt_seq_len"
     truncation = "prompt_truncation"
     loss = "a prompt carries none: PPO learns from the responses that it samples"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import deepcopy
@@ -74,16 +75,17 @@ def rule_batch(rows: Sequence[PromptRow], responses: Sequence[str], names: Itera
     return RuleBatch([row.uid for row in rows], prompts, list(responses), reward_columns(rows, names))
 
 
-def call_rule(name: str, rule: Rule, batch: RuleBatch) -> RuleAnswer:
-    """Return the scores, and the values to log by name (none if the rule returns only scores).
+def call_rule(name: str, rule: Rule, batch: RuleBatch, is_complete: bool = False) -> RuleAnswer:
+    """Return the scores, NaN where the rule returns None (it does not apply, as TRL has it), and the values to log by
+    name (none if the rule returns only scores).
 
     Raises ThreestepError, which names the rule and the sample at fault, for anything but one finite number per
-    response. The rule's exceptions pass through: see `raised`.
+    response, or None unless `is_complete`. The rule's exceptions pass through: see `raised`.
     """
     answer = batch.call(rule)
     scores, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     return (
-        _numbers(scores, f"reward function '{name}'", batch),
+        _numbers(scores, f"reward function '{name}'", batch, may_lack=not is_complete),
         {key: _numbers(numbers, f"reward function '{name}', value '{key}'", batch) for key, numbers in values.items()},
     )
 
@@ -109,15 +111,22 @@ def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, *, l
     )
 
 
-def _numbers(given: Any, source: str, batch: RuleBatch) -> list[float]:
-    if not isinstance(given, Iterable) or isinstance(given, (str, dict)):
+def _numbers(given: Any, source: str, batch: RuleBatch, may_lack: bool = False) -> list[float]:
+    if not isinstance(given, Iterable) or isinstance(given, (str, dict)) or getattr(given, "shape", None) == ():
         raise ThreestepError(f"{source}: expected a list of {len(batch)} numbers, got {type(given).__name__}")
-    numbers = list(given)
+    numbers = [_plain(number) for number in given]
     if len(numbers) != len(batch):
         raise ThreestepError(f"{source}: expected {len(batch)} numbers, one per response, got {len(numbers)}")
     for index, number in enumerate(numbers):
+        if number is None and may_lack:
+            continue
         if not isinstance(number, Real) or not abs(cast(Any, number)) <= _LARGEST:
             raise ThreestepError(
                 f"{source}: expected a number that is finite in float32, got {number!r:.60} for {batch.sample(index)}"
             )
-    return [float(number) for number in numbers]
+    return [math.nan if number is None else float(number) for number in numbers]
+
+
+def _plain(number: Any) -> Any:
+    """A number of Python for one of numpy or torch without dimensions."""
+    return number.item() if getattr(number, "shape", None) == () and hasattr(number, "item") else number

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class RunningRule:
     """One reward function applied to one batch. Creating the object starts it."""
 
-    def __init__(self, name: str, rule: Rule, batch: RuleBatch) -> None:
-        self.name = name
+    def __init__(self, name: str, rule: Rule, batch: RuleBatch, is_complete: bool = False) -> None:
+        self.name, self._is_complete = name, is_complete
         self._rule = rule
         self._batch = batch
         self._problem: BaseException | None = None
@@ -37,7 +37,7 @@ class RunningRule:
 
     def _run(self) -> None:
         try:
-            self._answer.set_result(call_rule(self.name, self._rule, self._batch))
+            self._answer.set_result(call_rule(self.name, self._rule, self._batch, self._is_complete))
         except ThreestepError as problem:
             self._answer.set_exception(problem)
         except BaseException as problem:  # noqa: BLE001 - also SystemExit, which would end this thread silently
@@ -71,9 +71,10 @@ def start_rules(
     timeout_seconds: float,
     device: torch.device,
     more: Mapping[str, list[Any]] | None = None,
+    are_complete: bool = False,
 ) -> Callable[[], dict[str, RuleAnswer]]:
     """Start each rule in a thread; return a function that waits for all and returns each rule's answer by name. more:
-    further columns, by response.
+    further columns, by response. are_complete: a rule that returns None for a response is a mistake
 
     That function is a collective unless `rules` is empty. If a rule fails on any rank, every rank raises its
     ThreestepError, so that none is left waiting.
@@ -83,7 +84,7 @@ def start_rules(
     per_prompt = len(responses) // len(rows)
     batch = rule_batch([row for row in rows for _ in range(per_prompt)], responses, columns)
     batch.columns.update(more or {})
-    running = [RunningRule(name, _on_device(rule, device), batch) for name, rule in rules.items()]
+    running = [RunningRule(name, _on_device(rule, device), batch, are_complete) for name, rule in rules.items()]
 
     def wait() -> dict[str, RuleAnswer]:
         answers: dict[str, RuleAnswer] = {}

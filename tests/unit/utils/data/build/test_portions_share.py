@@ -32,6 +32,15 @@ def test_a_fifth_of_the_rows_is_said_in_the_first_line(flags, tiny_tokenizer, mo
     assert lines[0].startswith("data: 108 of 600 rows are step 1's share ") and "from the cache" in lines[1]
 
 
+def test_step_3_hands_other_columns_to_rewards(flags, tiny_tokenizer):
+    for phase, others in ((1, "; not read: 'solution'"), (3, "; for rewards: 'level', 'solution'")):
+        lines: list[str] = []
+        more = [{**row, "solution": "x", "level": 3} for row in rows(40)]
+        build_phase(phase, flags(more), tiny_tokenizer, 1, log=lines.append)
+        (line,) = [line for line in lines if "read as preference because of its columns" in line]
+        assert line.endswith(f" 'rejected'{others}"), line
+
+
 @pytest.mark.parametrize(
     ("phase", "given", "sentence"),
     [

@@ -146,7 +146,7 @@ def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     assert any(
         told.startswith("SFT: the held-out loss was lowest after step 2 (2) and is 2.75") for told in reader.texts
     )
-    assert "<code>--max_train_steps 2</code>" in text and '<span class="note bad">best: 2 after step 2</span>' in text
+    assert "<code>--early_stopping 3</code>" in text and '<span class="note bad">best: 2 after step 2</span>' in text
     assert [line.get("best") for line in drawings(text)["sft-0"]["lines"]] == [None, [2.0, 2.0]]
     assert "nats a token; ring: the best evaluation, after step 2" in reader.texts
     assert "Every evaluation: the best is after step 2" in reader.texts

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
@@ -94,6 +95,10 @@ SAMPLE = "uid u1, prompt 'q', response 'no'"
             f"reward function 'answers', value 'n': expected {FINITE}, got 1e+39 for {SAMPLE}",
         ),
         ([True, "1"], f"reward function 'answers': expected {FINITE}, got '1' for {SAMPLE}"),
+        (np.float32(1), "reward function 'answers': expected a list of 2 numbers, got float32"),
+        (torch.tensor(1.0), "reward function 'answers': expected a list of 2 numbers, got Tensor"),
+        ([1.0, torch.ones(1)], f"reward function 'answers': expected {FINITE}, got tensor([1.]) for {SAMPLE}"),
+        (([1, 2], {"n": [1, None]}), f"reward function 'answers', value 'n': expected {FINITE}, got None for {SAMPLE}"),
         (([1, 2], {"n": [1]}), "reward function 'answers', value 'n': expected 2 numbers, one per response, got 1"),
     ],
 )
@@ -104,6 +109,21 @@ def test_other_answers(answer, said):
     with pytest.raises(ThreestepError) as caught:
         call_rule("answers", answers, batch())
     assert str(caught.value) == said
+
+
+def test_numbers_of_libraries_and_none_where_a_rule_does_not_apply():
+    for answer in (
+        [torch.tensor(1.0), np.float32(2)],
+        torch.tensor([1.0, 2.0], requires_grad=True),
+        [np.int64(1), torch.tensor(2)],
+        np.array([1.0, 2.0]),
+        [np.bool_(True), 2],
+    ):
+        assert call_rule("answers", lambda *_, answer=answer, **__: answer, batch())[0] == [1.0, 2.0]
+    scores, _ = call_rule("answers", lambda *_, **__: [None, 2.0], batch())
+    assert math.isnan(scores[0]) and scores[1] == 2.0
+    with pytest.raises(ThreestepError, match="^reward function '--checker': expected a number .* got None for uid u0"):
+        call_rule("--checker", lambda *_, **__: [None, 2.0], batch(), is_complete=True)
 
 
 def fails_on_no(prompts, responses, **columns):

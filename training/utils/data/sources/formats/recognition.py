@@ -11,6 +11,7 @@ from typing import Any
 
 from training.utils.data.files.columns import Kinds, column_names
 
+NOT_READ = "; not read: "  # before the columns, in a sentence
 _MAY_HOLD_TEXT = ("text", "a list", "an object")
 
 
@@ -35,7 +36,7 @@ class Recognition:
     def sentence(self) -> str:
         """One line for a log. Columns of text alone are named as not read: an id or a score is no text to learn."""
         columns = ", ".join(f"{role} '{column}'" for column, role in self.read.items())
-        unread = f"; not read: {column_names(self.texts_not_read)}" if self.texts_not_read else ""
+        unread = f"{NOT_READ}{column_names(self.texts_not_read)}" if self.texts_not_read else ""
         return f"read as {self.format} because of {self.why}: {columns}{unread}"
 
     def as_json(self) -> dict[str, Any]:

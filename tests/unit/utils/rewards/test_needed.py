@@ -1,0 +1,63 @@
+"""A reward that names a column which the rows lack is refused before the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow
+from training.utils.rewards.completions import CompletionsRule
+from training.utils.rewards.needed import check_columns, needed_columns
+from training.utils.rewards.rules.gsm8k import gsm8k_reward
+
+
+def by_place(prompts, responses, answer, level=1, *, ground_truth, **columns): ...
+
+
+def of_trl(completions, solution, prompts, trainer_state=None, **others): ...
+
+
+class Judge:
+    def __call__(self, prompts, responses, *, topic, **columns): ...
+
+
+def row(reference=None) -> PromptRow:
+    return PromptRow(0, np.zeros(1, np.int32), "p", reference, {})
+
+
+def test_what_a_rule_cannot_be_called_without():
+    assert needed_columns(by_place) == {"answer", "ground_truth"}
+    assert needed_columns(CompletionsRule("of_trl", of_trl)) == {"solution"}
+    assert needed_columns(Judge()) == {"topic"} and needed_columns(gsm8k_reward) == {"ground_truth"}
+    assert needed_columns(lambda prompts, responses, **columns: []) == needed_columns(max) == set()
+
+
+def test_columns_that_there_are():
+    rules = {"by_place": by_place, "of_trl": CompletionsRule("of_trl", of_trl)}
+    check_columns(rules, ["answer", "data_source", "solution"], ([row()], [row(), row("7")]))
+    check_columns({"seen": lambda prompts, responses, images, data_source, drawn_turns: []}, [], ([row()],))
+
+
+@pytest.mark.parametrize(
+    ("rule", "columns", "sentence"),
+    [
+        (
+            by_place,
+            ["answers", "data_source"],
+            "^reward function 'mine' expects the column answer, and the columns that rewards get are 'answers'; did "
+            "you mean 'answers'.; a column that is read as the prompt, the response or the reference is not among "
+            "them: the last is ground_truth$",
+        ),
+        (Judge(), ["data_source"], "expects the column topic, and the columns that rewards get are none; a column"),
+        (
+            CompletionsRule("mine", lambda completions, ground_truth, **others: []),
+            ["data_source", "solution"],
+            "^reward function 'mine' expects ground_truth, and no row has one; the columns that rewards get are "
+            "'solution': take one of these, or name the column of the reference with --reference_column$",
+        ),
+    ],
+)
+def test_columns_that_the_rows_lack(rule, columns, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        check_columns({"mine": rule}, columns, ([row()], [row()]))

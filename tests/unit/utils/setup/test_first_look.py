@@ -1,0 +1,69 @@
+"""Mistakes that a run names before libraries load."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from training.step1_sft.trainer import SftEvaluation
+from training.step2_dpo.trainer import DpoEvaluation
+from training.step3_ppo.parts.evaluation import evaluation_figures
+from training.utils.base.errors import ThreestepError
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.data.sources.arguments import SourceArguments
+from training.utils.flags.step import Step, known_steps
+from training.utils.run.course import may_be_evaluated
+from training.utils.setup.first_look import look_first
+
+
+def looked_at(step: str, metric: str, folder) -> None:
+    checkpoints = CheckpointArguments(early_stopping=2, metric_for_best_model=metric)
+    run = SimpleNamespace(dry_run=False, output_dir=str(folder))
+    look_first(known_steps()[step], run, checkpoints, SourceArguments(data_path=["embedded"]))
+
+
+@pytest.mark.parametrize(
+    ("step", "metric", "sentence"),
+    [
+        (
+            "step1_sft", "eval_accurcy",
+            "^--metric_for_best_model expects a figure of evaluations, one of loss, perplexity, token_accuracy, got "
+            "'eval_accurcy'; did you mean 'token_accuracy'.$",
+        ),
+        ("step2_dpo", "reward", "one of loss, accuracy, reward_margin, chosen_.*, rejected_reward, got 'reward'; did"),
+        ("step3_ppo", "eval/rewrd", "one of reward, check, .*, turns, reward/NAME, check/NAME, got 'eval/rewrd'; did"),
+    ],
+)  # fmt: skip
+def test_a_metric_that_no_evaluation_has(step, metric, sentence, tmp_path):
+    with pytest.raises(ThreestepError, match=sentence):
+        looked_at(step, metric, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("step", "metrics"),
+    [
+        ("step1_sft", ("eval_loss", "eval/perplexity", "token_accuracy", "mtp_loss")),
+        ("step2_reward", ("accuracy", "eval_accuracy_longer", "chosen_mean")),
+        ("step3_ppo", ("eval_reward", "reward/mine", "reward_best@4", "reward_pass@4", "eval_gsm8k/reward", "check/x")),
+    ],
+)
+def test_metrics_that_there_may_be(step, metrics, tmp_path):
+    for metric in metrics:
+        looked_at(step, metric, tmp_path)
+
+
+def test_every_figure_of_an_evaluation_is_declared():
+    steps = known_steps()
+    for name, evaluation in (("step1_sft", SftEvaluation), ("step2_dpo", DpoEvaluation)):
+        for each in dataclasses.fields(evaluation):
+            assert may_be_evaluated(f"eval/{each.name}", steps[name].evaluates), each.name
+    sample = {"prompt_index": 0, "sample": 0, "reward": 1.0, "response_tokens": 3, "ended": True, "turns": 2}
+    samples = [
+        {**sample, "columns": {"data_source": source}, "response": "a", "check": 1.0, "reward/mine/answer": 2.0}
+        for source in "ab"
+    ]
+    for figure in evaluation_figures(samples, "eval", seed=1):
+        assert may_be_evaluated(figure, steps["step3_ppo"].evaluates), figure
+    assert may_be_evaluated("anything", Step("step4_other", "o", "o", ()).evaluates)

@@ -1,0 +1,88 @@
+"""A user's mistake at the border of a Python call: a sentence that names arguments where the program's names flags, and
+a traceback that ends at the call."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import choices_of
+from training.utils.flags.step import known_steps
+
+VARIABLE = "THREESTEP_TRACEBACK"  # set: mistakes keep the traceback of the program
+# Arguments that are flags by another name.
+_ARGUMENTS = {
+    "model_name_or_path": "model", "actor_model_name_or_path": "model", "critic_model_name_or_path": "reward_model",
+    "data_path": "rows",
+}  # fmt: skip
+_NEITHER = ("num_ranks", "config")  # flags that are no step's
+# `--name`, the word before it, and the word behind it, if it may be a value.
+_FLAG = re.compile(r"(?:(?P<before>\w+) )?--(?P<name>[a-z]\w*)(?:[ =](?P<value>'[^']*'|[^\s,;:()]*[^\s,;:().]))?")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_SWITCHED = {"true": "True", "false": "False"}
+_ADVICE = ("give", "or", "take", "by", "with", "use", "add")  # before a switch that is to be on
+
+Taken = ParamSpec("Taken")
+Returned = TypeVar("Returned")
+
+
+def mistakes_in_python(call: Callable[Taken, Returned]) -> Callable[Taken, Returned]:
+    """A call named as a step (`sft`, ...), whose ThreestepErrors name its arguments, with a traceback of the call alone
+    unless `VARIABLE` is set. Other exceptions pass through."""
+
+    @functools.wraps(call)
+    def called(*given: Taken.args, **settings: Taken.kwargs) -> Returned:
+        cause = None
+        try:
+            return call(*given, **settings)
+        except ThreestepError as mistake:
+            sentence = in_python(str(mistake), call.__name__, settings)
+            cause = mistake if os.environ.get(VARIABLE) else None
+        # Out here, the error has no context, whose frames would hold the run's models.
+        raise ThreestepError(sentence) from cause
+
+    return called
+
+
+def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
+    """The sentence with arguments in the place of flags: output_dir, overwrite=True, advantage='gae'.
+
+    kind: of the step. settings: of the call; a word behind a flag that is neither one of these, nor a number, a choice,
+    a default or quoted is the sentence's
+    """
+    step = next(step for step in known_steps().values() if step.kind == kind)
+    defaults, choices = step.defaults, choices_of(step.groups)
+
+    def argument(found: re.Match[str]) -> str:
+        before, name, value = found["before"], found["name"], found["value"]
+        if name not in defaults and name not in _NEITHER and name not in settings:
+            return found[0]
+        shown = f"{before} " if before else ""
+        shown += _ARGUMENTS.get(name, name)
+        known = {str(defaults.get(name)), str(settings.get(name)), *choices.get(name, ())}
+        given = None if value is None else _given(value, known)
+        if given is not None:
+            return f"{shown}={given}"
+        is_switch = isinstance(defaults.get(name), bool) or name == "resume"
+        on = "=True" if is_switch and before in _ADVICE else ""
+        return shown + on + found[0].partition(f"--{name}")[2]
+
+    for flag, name in _ARGUMENTS.items():  # as suggestions have them
+        sentence = sentence.replace(f"'{flag}'", f"'{name}'")
+    # Between backquotes stand commands of a shell.
+    parts = sentence.split("`")
+    parts[::2] = [_FLAG.sub(argument, part.replace("unknown flag --", "unknown argument --")) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _given(value: str, known: set[str]) -> str | None:
+    """A word as the value of an argument; None if it is none. known: values of it"""
+    if value in _SWITCHED:
+        return _SWITCHED[value]
+    if _NUMBER.fullmatch(value) or value.startswith("'") or (value.isupper() and value.isalpha()):
+        return value
+    return repr(value) if value in known or value.startswith("/") else None

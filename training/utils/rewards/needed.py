@@ -1,0 +1,52 @@
+"""The columns that reward functions name among their arguments, held against those of the rows before a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.rewards.completions import CompletionsRule
+
+if TYPE_CHECKING:
+    from training.utils.contracts.rows import PromptRow
+    from training.utils.rewards.calling.calling import Rule
+
+_TRUTH = "ground_truth"
+# Columns that no row holds: of a response's turns, and of a prompt's pictures.
+_MADE = ("data_source", "drawn_turns", "images")
+
+
+def check_columns(rules: Mapping[str, Rule], columns: Collection[str], rows: Sequence[Iterable[PromptRow]]) -> None:
+    """ThreestepError for a rule that names a column which the rows lack: without it every response would be scored by
+    None. rules: by the name in the error. columns: that any row carries. rows: those to train on, and others"""
+    known = {*columns, *_MADE}
+    shown = ", ".join(f"'{name}'" for name in sorted(columns) if name != "data_source") or "none"
+    for name, rule in rules.items():
+        needed = needed_columns(rule)
+        lacking = sorted(needed - known - {_TRUTH})
+        if lacking:
+            raise ThreestepError(
+                f"reward function '{name}' expects the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}, and the "
+                f"columns that rewards get are {shown}{nearest_names(lacking[0], columns)}; a column that is read as "
+                f"the prompt, the response or the reference is not among them: the last is {_TRUTH}"
+            )
+        if _TRUTH in needed and all(row.reference is None for part in rows for row in part):
+            raise ThreestepError(
+                f"reward function '{name}' expects {_TRUTH}, and no row has one; the columns that rewards get are "
+                f"{shown}: take one of these, or name the column of the reference with --reference_column"
+            )
+
+
+def needed_columns(rule: Rule) -> set[str]:
+    """The columns without which a rule cannot be called."""
+    if isinstance(rule, CompletionsRule):
+        return rule.needed_columns
+    try:
+        parameters = list(inspect.signature(rule).parameters.values())
+    except (TypeError, ValueError):  # of a built-in function
+        return set()
+    by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    named = [*by_place[2:], *(each for each in parameters if each.kind is each.KEYWORD_ONLY)]
+    return {each.name for each in named if each.default is each.empty}
