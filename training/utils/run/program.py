@@ -46,6 +46,8 @@ def run_program(
     logging.raiseExceptions = False  # a log that cannot be written: logging itself would print a traceback
     threading.excepthook = _thread_failed
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
+    if threading.current_thread() is threading.main_thread():  # the launcher blocks it in DeepSpeed's programs
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     no_telemetry(os.environ)
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
