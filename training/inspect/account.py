@@ -198,8 +198,8 @@ def account_of(
     reader: MediaReader | None = None,
 ) -> Account:
     """Look at the sources and the phases. style: in one sentence, or the function that makes it from the rows of the
-    first phase that has any; has_ids: tokens are a model's, not characters. reader: of media; None where the model reads
-    text alone."""
+    first phase that has any. has_ids: tokens are a model's, not characters. reader: of media; None where the model
+    reads text alone."""
     opened = [_open_source(each, look, reader is not None) for each in _one_by_one(data)]
     sources = [source for _, source in opened if source is not None]
     phases: list[PhaseAccount] = []
