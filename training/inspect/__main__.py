@@ -10,7 +10,6 @@ them. Give it the data flags of a run. Without a model it counts characters. Not
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -69,11 +68,7 @@ def main(argv: Sequence[str]) -> None:
         if inspect.html:
             check_place("--html", inspect.html)
         account = look(inspect, data)
-    try:
-        _show(inspect, account)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has ended; Python would complain again when it closes the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _show(inspect, account)
     if account.refused is not None:
         raise ThreestepError(account.refused)
 
