@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from training.utils.compat.deepspeed_chat_flags import old_defaults
 from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
 from training.utils.compat.old_flags import OldFlag, Renamed, flags_with_values, translated
 from training.utils.flags.flag_names import nearest_flags
-from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, note_mistakes
+from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, UNIT, VALUES, Range, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 
 _SWITCHED = {"true": True, "false": False}
@@ -109,7 +110,9 @@ def parse_arguments(
 
     class StrictParser(_dataclass_parser()):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
-            raise ThreestepError(f"in the command line or the configuration: {message}")
+            raise ThreestepError(
+                _missing_value(message, parts) or f"in the command line or the configuration: {message}"
+            )
 
         def add_argument(self, *names: str, **keywords: Any) -> Any:
             for key in OWN_KEYS:  # fields' metadata arrive here; argparse knows only its own
@@ -142,6 +145,20 @@ def parse_arguments(
         note_mistakes(instance, mistakes)
     mistakes.raise_if_any()
     return instances
+
+
+def _missing_value(message: str, groups: Sequence[type]) -> str | None:
+    """The mistake of a flag without a value, from argparse's message; None for another one."""
+    found = re.fullmatch(r"argument --(\w+)\S*: expected (?:one|at least one) argument", message)
+    if found is None:
+        return None
+    [metadata] = [each.metadata for _, each in _fields(groups) if each.name == found[1]] or [{}]
+    values, unit = metadata.get(VALUES), metadata.get(UNIT)
+    if isinstance(values, Range):
+        expected = str(values)
+    else:
+        expected = f"one of {', '.join(values)}" if values else "a value"
+    return f"--{found[1]} expects {expected}{f' ({unit})' if unit else ''}, got nothing; write it behind the flag"
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
