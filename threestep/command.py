@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from threestep.apart import is_apart, run_module
 from training import __version__
+from training.utils.base.console import ends_with_its_reader
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.typed import COMMAND_VARIABLE
 
@@ -59,6 +60,11 @@ PROGRAMS = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program that the first word names, with the flags after it. argv: by default this process's."""
     words = list(sys.argv[1:] if argv is None else argv)
+    with ends_with_its_reader():
+        _answer(words)
+
+
+def _answer(words: Sequence[str]) -> None:
     if not words or words[0] in _HELP:
         print(overview())
     elif words[0] in ("-V", "--version"):

@@ -14,7 +14,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,16 +24,20 @@ from typing import Any
 
 import yaml
 
-from training.utils.base.credentials import lend, redacted_value
+from training.utils.base.credentials import lend, redacted, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, resuming_whole_run
 from training.utils.checkpoints.earlier_run import refuse_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.compat.e2e_flags import add_flags, given_flags, settings_of_e2e
+from training.utils.compat.launcher_flags import HOSTFILE_VARIABLE
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.sources.first_look import look_at_data
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.flags.step import known_steps
+from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.report.writing import report_at_end
-from training.utils.run.launch import launch
+from training.utils.run.launch import choose_ranks, launch, visible_gpus
 from training.utils.run.program import run_program
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
@@ -82,6 +88,8 @@ def main(argv: Sequence[str]) -> None:
         os.chdir(options.work_dir)
     values = settings_of_e2e(e2e, os.environ) if config is None else read_yaml(config)
     plan = read_plan(values, str(config or "e2e_rlhf.py's settings"), options.output_dir, options.seed)
+    if options.num_ranks is not None:
+        plan = dataclasses.replace(plan, ranks=options.num_ranks)
     if options.step:
         plan = _chosen_steps(plan, options.step)
     resumes = plan.resume if options.resume is None else options.resume
@@ -92,6 +100,8 @@ def main(argv: Sequence[str]) -> None:
         resumed = {name: {**settings, "resume": "latest"} for name, settings in plan.settings.items()}
         plan = dataclasses.replace(plan, settings=resumed)
     lend([plan.settings, plan.new_model], os.environ)  # the files that the steps read are without credentials
+    if options.dry_run:
+        return show(plan, finished)
     config_files = write_settings(plan)
     check_settings(config_files)
     resume_command = resuming_whole_run("training.all_steps", argv)
@@ -178,9 +188,9 @@ def steps_of(sections: Iterable[str], origin: str, mistakes: Mistakes) -> tuple[
     return steps
 
 
-def write_settings(plan: Plan) -> dict[str, Path]:
-    """Write each step's settings to OUTPUT_DIR/configs/STEP.yaml; return the files."""
-    folder = plan.output_dir / "configs"
+def write_settings(plan: Plan, folder: Path | None = None) -> dict[str, Path]:
+    """Write each step's settings to FOLDER/STEP.yaml; return the files. folder: OUTPUT_DIR/configs by default."""
+    folder = plan.output_dir / "configs" if folder is None else folder
     files = {step: folder / f"{step}.yaml" for step in plan.settings}
     for step, path in files.items():
         check_place("output_dir", path)
@@ -189,18 +199,78 @@ def write_settings(plan: Plan) -> dict[str, Path]:
     return files
 
 
-def check_settings(config_files: Mapping[str, Path]) -> None:
-    """Raise a ThreestepError with the mistakes in all steps' settings, before anything is started.
+def check_settings(config_files: Mapping[str, Path]) -> dict[str, tuple[Any, ...]]:
+    """Return all steps' settings as their groups. ThreestepError with the mistakes in them, before anything is started.
 
     Each step's parser reads its file, so that a slip in step 3's settings is not found after two steps.
     """
     mistakes = Mistakes()
+    parsed: dict[str, tuple[Any, ...]] = {}
     for step, path in config_files.items():
         try:
-            parse_arguments(known_steps()[step].groups, ["--config", str(path)], "", known_steps()[step].old_flags)
+            words, known = ["--config", str(path)], known_steps()[step]
+            parsed[step] = parse_arguments(known.groups, words, "", known.old_flags)
         except ThreestepError as problem:
             mistakes.add(f"{step}: {problem}")
     mistakes.raise_if_any()
+    return parsed
+
+
+def show(plan: Plan, finished: Sequence[str] = ()) -> None:
+    """Print the commands of a run and their folders (--dry_run). ThreestepError for what can be seen to fail before the
+    models of earlier steps are there. Nothing is written."""
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            parsed = check_settings(write_settings(plan, Path(place)))
+        except ThreestepError as mistake:
+            raise ThreestepError(str(mistake).replace(f"{place}{os.sep}", "")) from mistake
+    _check_inputs(plan, parsed)
+    hosts = os.environ.get(HOSTFILE_VARIABLE)
+    ranks = choose_ranks(plan.ranks, os.environ, len(visible_gpus(os.environ)))
+    where = f"on the hosts of {hosts}" if hosts else f"on {ranks} rank{'s' if ranks > 1 else ''}"
+    print(f"dry run: nothing is trained or written; this would run {where}")
+    if plan.new_model is not None and not finished:
+        print(f"\n== a new model with random weights\n{_command('training.new_model', plan.new_model)}")
+    for place_of, (name, settings) in enumerate(plan.settings.items(), start=1):
+        step = known_steps()[name]
+        state = "finished before" if name in finished else _state_of(plan.output_dir / name)
+        models = ", ".join(dict.fromkeys(settings[flag] for flag in step.inputs))
+        print(f"\n== step {place_of} of {len(plan.settings)}, {step.title}\n{_command(step.program, settings)}")
+        print(f"reads {models}; writes {settings['output_dir']} ({state})")
+    print("\nchecked: the settings of every step, its data, and the models that are there already")
+
+
+def _check_inputs(plan: Plan, parsed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Collect what is wrong with the data of the steps, and with models that none of them makes."""
+    mistakes: dict[str, list[str]] = {}  # each with the steps that have it
+    made = {str(plan.output_dir / name / "model") for name in plan.settings}
+    if plan.new_model is not None:
+        made.add(str(plan.output_dir / "new_model"))
+    for name, groups in parsed.items():
+        step, found = known_steps()[name], Mistakes()
+        for model in dict.fromkeys(plan.settings[name][flag] for flag in step.inputs):
+            if model not in made:
+                found.note(check_model_folder, model)
+        for data in (group for group in groups if isinstance(group, DataArguments)):
+            found.note(look_at_data, int(step.number), data.source)
+        for sentence in found.sentences:
+            mistakes.setdefault(sentence, []).append(name)
+    all_found = Mistakes()
+    for sentence, names in mistakes.items():
+        all_found.add(f"{', '.join(names)}: {sentence}")
+    all_found.raise_if_any()
+
+
+def _command(module: str, settings: Mapping[str, Any]) -> str:
+    """The command line that runs a program with these settings."""
+    words = [word for name, value in settings.items() if value != [] for word in words_of(name, value)]
+    return f"python -m {module} {redacted(shlex.join(words))}"
+
+
+def _state_of(folder: Path) -> str:
+    if not folder.exists():
+        return "new"
+    return "holds a run, which is replaced" if (folder / "summary.json").exists() else "is there"
 
 
 def finished_steps(plan: Plan) -> tuple[str, ...]:
@@ -327,11 +397,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--step", nargs="+", metavar="N", help="the steps to run, by number; models of others are read where they are"
     )
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
+    parser.add_argument("--num_ranks", type=int, metavar="N", help="overrides ranks of the file")
     parser.add_argument(
         "--resume", action="store_true", default=None, help="leave out finished steps, resume the one that was stopped"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace finished steps in the folder; without it they are refused"
+    )
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="check settings, data and models, and print what would run; writes nothing",
     )
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
     add_flags(parser)

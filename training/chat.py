@@ -115,8 +115,9 @@ def main(argv: Sequence[str]) -> None:
     for path in (*chat.model_name_or_path, *([chat.reward_model] if chat.reward_model is not None else [])):
         check_model_folder(path)
     if chat.web:
-        from training.inference.web import serve
+        from training.inference.web import check_page, serve
 
+        check_page(chat.web_port)
         serve(loaded(flags), chat.web_port, lambda address: print(address, flush=True))
     elif sys.stdin.isatty():
         converse(loaded(flags)())

@@ -9,7 +9,6 @@ its rows. `--json` prints one object per row, and nothing else, on standard outp
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -113,11 +112,7 @@ def main(argv: Sequence[str]) -> None:
         decode = shown.reader.counting(decode)
     if preview.html:
         return write_page(preview, shown, places, decode)
-    try:
-        (print_json if preview.json else print_text)(preview, shown, places, decode)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has ended; Python would complain again when it closes the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    (print_json if preview.json else print_text)(preview, shown, places, decode)
 
 
 def load(preview: PreviewArguments, data: DataArguments) -> tuple[Any, PromptStyle]:

@@ -10,10 +10,11 @@ own loop otherwise. Ctrl-C ends it.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import shlex
 import signal
-import socket
 import sys
 import threading
 import time
@@ -34,6 +35,7 @@ from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
 from training.utils.serving.door import ADDRESS
+from training.utils.serving.ports import check_port, free_port, port_refused
 
 if TYPE_CHECKING:
     from training.inference.endpoint.model import StyledModel
@@ -126,6 +128,7 @@ def main(argv: Sequence[str]) -> None:
     words = ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
     flags = ServeFlags(*parse_arguments(GROUPS, words, __doc__ or "")).serve
     check_model_folder(flags.model_name_or_path)
+    check_port("--port", flags.port)
     key, is_new = key_of(flags.api_key_file)
     found = with_own_server(flags)
     if found is None:
@@ -180,9 +183,13 @@ def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
 
 
 def announce(name: str, port: int, key: str, is_new: bool) -> None:
-    """Print the address, and a new key, which is not shown again."""
-    print(f"'{name}' at http://{ADDRESS}:{port}/v1 (Ctrl-C ends)", flush=True)
-    print(f"key: {key}" if is_new else "key: the given one", flush=True)
+    """Print the address, a new key, which is not shown again, and a command line that asks."""
+    question = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is 2 + 3?"}]})
+    print(f"'{name}' at http://{ADDRESS}:{port}/v1 (Ctrl-C ends)")
+    print(f"key: {key}" if is_new else "key: the given one")
+    print(f"model id: {name}; a question, with the key in {KEY_VARIABLE}:")
+    print(f'curl http://{ADDRESS}:{port}/v1/chat/completions -H "Authorization: Bearer ${KEY_VARIABLE}" \\')
+    print(f"    -H 'Content-Type: application/json' -d {shlex.quote(question)}", flush=True)
 
 
 def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key: str, *, is_new: bool) -> None:
@@ -207,13 +214,6 @@ def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key
         sys.exit(code if code > 0 else 1)
 
 
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
-        return int(probe.getsockname()[1])
-
-
 def serve_ours(flags: ServeArguments, key: str, is_new: bool) -> None:
     """Serve by Threestep's own loop until the program is asked to end."""
     from training.inference.endpoint.batch import Batch
@@ -229,7 +229,7 @@ def serve_ours(flags: ServeArguments, key: str, is_new: bool) -> None:
             flags.port, service, key, flags.max_body_mb * 2**20, most_connections=rows + flags.max_waiting + 16
         )
     except OSError as problem:
-        raise ThreestepError(f"--port {flags.port}: {problem.strerror}; give another port") from problem
+        raise port_refused("--port", flags.port, problem) from problem
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: _end(ending))

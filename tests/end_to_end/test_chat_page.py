@@ -20,8 +20,9 @@ from training.inference.model import Answer
 from training.inference.talk import Talk
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.serving import asgi
-from training.utils.serving.asgi import listening, server_of
+from training.utils.serving.asgi import server_of
 from training.utils.serving.door import Door
+from training.utils.serving.ports import listening
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gradio") is None, reason="needs the package gradio: pip install gradio"

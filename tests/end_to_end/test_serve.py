@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ def started(folder: Path, log: Path, *flags: str) -> SimpleNamespace:
     with log.open("w") as file:
         process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + 120
-    while "key: " not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+    while "curl " not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     said = log.read_text()
     assert "key: " in said, said
@@ -86,6 +87,16 @@ def test_chat_and_models(client):
     assert choice.message.role == "assistant" and choice.message.content and choice.finish_reason in ("stop", "length")
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert answer.usage.completion_tokens == 12 or choice.finish_reason == "stop"
+
+
+def test_the_printed_command_line_asks(server):
+    printed = server.log.read_text()
+    line = printed[printed.index("curl ") :].partition("}]}'")[0] + "}]}'"
+    done = subprocess.run(
+        ["bash", "-c", line], env={**os.environ, "THREESTEP_API_KEY": server.key}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and json.loads(done.stdout)["choices"][0]["message"]["content"], done
 
 
 def test_stream(client):

@@ -380,3 +380,72 @@ def test_the_steps_files_are_without_credentials_and_are_compared_so(tmp_path, m
         (tmp_path / step / "summary.json").write_text("{}")
     again = {**VALUES, "shared": {"data_path": [address.format("fedcba9876543210")]}}
     assert all_steps.finished_steps(all_steps.read_plan(again, "run.yaml", str(tmp_path))) == tuple(plan.settings)
+
+
+def tree(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def test_a_dry_run_prints_commands_and_folders_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for variable in ("THREESTEP_RANKS", "THREESTEP_HOSTFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "pairs.csv").write_text("question,answer,rejected\na,b,c\n" * 9)
+    values = {
+        "output_dir": "out", "new_model": {"vocab_size": 512}, "shared": {"data_path": "csv:pairs.csv"},
+        "step3_ppo": {"max_answer_seq_len": 16},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    before = tree(tmp_path)
+    monkeypatch.setattr(all_steps, "visible_gpus", lambda environment: [])
+    all_steps.main(["--config", "run.yaml", "--dry_run", "--num_ranks", "2"])
+    assert tree(tmp_path) == before
+    printed = capsys.readouterr().out
+    assert printed.startswith("dry run: nothing is trained or written; this would run on 2 ranks\n")
+    assert "python -m training.new_model --data_path=csv:pairs.csv --vocab_size=512 --out=out/new_model\n" in printed
+    assert "== step 3 of 3, PPO\npython -m training.step3_ppo.main --data_path=csv:pairs.csv" in printed
+    assert "--actor_model_name_or_path=out/step1_sft/model" in printed and "--max_answer_seq_len=16" in printed
+    assert "reads out/new_model; writes out/step1_sft (new)\n" in printed
+    assert "reads out/step1_sft/model, out/step2_reward/model; writes out/step3_ppo (new)\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model_name_or_path": "./modle"},
+            "^step1_sft: the model folder './modle' does not exist; did you mean 'model'",
+        ),
+        (
+            {"shared": {"data_path": "csv:prompts.csv"}},
+            "(?s)2 mistakes.*step1_sft: prompts.csv.*step2_reward: prompts.csv: .*phase 2 needs responses",
+        ),
+        ({"shared": {"data_path": "csv:no.csv"}}, "(?s)'no.csv' names a file that does not exist"),
+        ({"step1_sft": {"max_seq_length": 3, "sed": 4}}, "^step1_sft: step1_sft.yaml: unknown setting 'sed'; did you"),
+    ],
+)
+def test_a_dry_run_finds_what_needs_no_earlier_step(change, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.csv").write_text("question,answer,rejected\na,b,c\n" * 9)
+    (tmp_path / "prompts.csv").write_text("prompt\na\nb\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    values = {"output_dir": "out", "model_name_or_path": "model", "shared": {"data_path": "csv:pairs.csv"}, **change}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    before = tree(tmp_path)
+    with pytest.raises(ThreestepError, match=message):
+        all_steps.main(["--config", "run.yaml", "--dry_run"])
+    assert tree(tmp_path) == before
+
+
+def test_a_dry_run_names_steps_that_are_finished_or_would_be_replaced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.csv").write_text("question,answer,rejected\na,b,c\n" * 9)
+    values = {"output_dir": "out", "new_model": {}, "shared": {"data_path": "csv:pairs.csv"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    (tmp_path / "out" / "step1_sft").mkdir(parents=True)
+    (tmp_path / "out" / "step1_sft" / "summary.json").write_text("{}")
+    with pytest.raises(ThreestepError, match="step1_sft: .*holds a finished run"):
+        all_steps.main(["--config", "run.yaml", "--dry_run"])
+    all_steps.main(["--config", "run.yaml", "--dry_run", "--overwrite"])
+    assert "writes out/step1_sft (holds a run, which is replaced)\n" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from tests.support.chat_templates import chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import chat
 from training.utils.base.errors import ThreestepError
+from training.utils.serving.ports import listening
 
 
 @pytest.fixture
@@ -124,6 +125,18 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
 def test_mistakes(flags, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         chat.main(flags)
+
+
+def test_a_page_that_cannot_be_served_is_refused_before_a_model_is_loaded(folders, monkeypatch):
+    monkeypatch.setattr(chat, "loaded", None)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(ThreestepError, match="--web needs the package gradio"):
+        chat.main([str(folders / "one"), "--web"])
+    monkeypatch.setitem(sys.modules, "gradio", SimpleNamespace())
+    with listening(0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ThreestepError, match=f"^--web_port {port}: .* in use; give another port$"):
+            chat.main([str(folders / "one"), "--web", "--web_port", str(port)])
 
 
 def test_a_line_is_asked_as_it_was_typed_where_rows_were_as_stored():

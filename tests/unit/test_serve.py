@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import socket
 import sys
 from types import SimpleNamespace
@@ -49,7 +51,7 @@ def test_a_key_that_no_header_can_have_is_refused(tmp_path, monkeypatch, no_key)
         serve.key_of(str(tmp_path / "none"))
 
 
-def test_words_that_are_missing_or_wrong_are_sentences(folder, no_key):
+def test_words_that_are_missing_or_wrong_are_sentences(folder, no_key, monkeypatch):
     with pytest.raises(ThreestepError, match="expected a model, got none: MODEL before the flags"):
         serve.main([])
     with pytest.raises(ThreestepError, match="--engine expects one of auto, ours, vllm, got 'hf'"):
@@ -58,8 +60,20 @@ def test_words_that_are_missing_or_wrong_are_sentences(folder, no_key):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
+        monkeypatch.setattr(serve, "with_own_server", None)  # nothing is loaded, nor is an engine looked for
         with pytest.raises(ThreestepError, match=f"--port {port}: .* in use; give another port"):
-            serve.main([folder, "--engine", "ours", "--port", str(port)])
+            serve.main([folder, "--port", str(port)])
+
+
+def test_the_address_comes_with_the_models_id_and_a_line_that_asks(capsys):
+    serve.announce("it's/mine", 8001, "sk-secret", True)
+    printed = capsys.readouterr().out
+    assert "model id: it's/mine; a question, with the key in THREESTEP_API_KEY:\n" in printed
+    words = shlex.split(printed[printed.index("curl ") :].replace("\\\n", ""))
+    assert words[:2] == ["curl", "http://127.0.0.1:8001/v1/chat/completions"]
+    assert words[2:6] == ["-H", "Authorization: Bearer $THREESTEP_API_KEY", "-H", "Content-Type: application/json"]
+    assert words[6] == "-d" and json.loads(words[7])["model"] == "it's/mine"
+    assert printed.count("sk-secret") == 1
 
 
 class Installed:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.images.data.values import MOST_FILE_BYTES
-from training.utils.serving.asgi import GuardedApp, listening, server_of
+from training.utils.serving.asgi import GuardedApp, server_of
 from training.utils.serving.door import Door
+from training.utils.serving.ports import check_port, listening, port_refused
 
 if TYPE_CHECKING:
     from training.inference.talk import Talk
@@ -35,6 +36,12 @@ _STYLE = """
 _SEED = "seed"
 
 
+def check_page(port: int) -> None:
+    """ThreestepError without Gradio, or if the port is in use: before a model is loaded."""
+    _gradio()
+    check_port("--web_port", port)
+
+
 def serve(new_talk: Callable[[], Talk], port: int, announce: Callable[[str], None]) -> None:
     """Serve the page on the loopback address until the program ends, to whoever has the token of its address. announce:
     called with the address. ThreestepError without Gradio, or if the port is in use. new_talk: makes a conversation for
@@ -44,15 +51,13 @@ def serve(new_talk: Callable[[], Talk], port: int, announce: Callable[[str], Non
     try:
         socket = listening(port)
     except OSError as problem:
-        raise ThreestepError(f"--web_port {port}: {problem.strerror}; give another port") from problem
+        raise port_refused("--web_port", port, problem) from problem
     announce(f"{door.address(socket.getsockname()[1])} (Ctrl-C ends)")
     server_of(app).run(sockets=[socket])
 
 
 def guarded_page(new_talk: Callable[[], Talk], door: Door) -> GuardedApp:
     """The page as an ASGI application behind `door`. ThreestepError without Gradio."""
-    # Gradio reads these when it is imported: no telemetry, no record of conversations in the browser.
-    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
     gradio = _gradio()
     from fastapi import FastAPI  # Gradio's
 
@@ -179,6 +184,8 @@ def _theme() -> Any:
 
 
 def _gradio() -> Any:
+    # It reads these when it is imported: no telemetry, no record of conversations in the browser.
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
     try:
         import gradio
     except ImportError as problem:

@@ -10,7 +10,6 @@ them. Give it the data flags of a run. Without a model it counts characters. Not
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -59,7 +58,6 @@ class InspectArguments:
 
 
 GROUPS = (InspectArguments, DataArguments)
-_OPEN = "; training takes as_stored instead where the rows' prompts are not Human: ... Assistant:"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -70,11 +68,7 @@ def main(argv: Sequence[str]) -> None:
         if inspect.html:
             check_place("--html", inspect.html)
         account = look(inspect, data)
-    try:
-        _show(inspect, account)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has ended; Python would complain again when it closes the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _show(inspect, account)
     if account.refused is not None:
         raise ThreestepError(account.refused)
 
@@ -83,6 +77,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     """The account that the flags ask for."""
     from training.inspect.account import Look, account_of
     from training.inspect.characters import Characters
+    from training.utils.data.build.asked import settle_style
     from training.utils.data.chat.chat import adopt_style
     from training.utils.setup.media import reader_of_folder, why_unread
 
@@ -93,8 +88,13 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
         style = adopt_style(tokenizer, data.chat)
         reader = reader_of_folder(inspect.model_name_or_path, tokenizer)
         extent = replace(extent, unread=why_unread(inspect.model_name_or_path))
-        sentence = style.sentence + _OPEN * style.is_open
-        return account_of(replace(data, chat=style.chat), extent, tokenizer, sentence, has_ids=True, reader=reader)
+
+        def settled(rows: Sequence[Any]) -> str:
+            warnings: list[str] = []
+            found = settle_style(style, rows, tokenizer, warnings.append, most_tokens=data.rows.max_seq_len)
+            return "; ".join([found.sentence, *(line for line in warnings if line != found.sentence)])
+
+        return account_of(replace(data, chat=style.chat), extent, tokenizer, settled, has_ids=True, reader=reader)
     mistakes = Mistakes()
     for name in _flags_of_a_tokenizer(data):
         mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -189,19 +189,28 @@ class Look:
 
 
 def account_of(
-    data: DataArguments, look: Look, tokenizer: Any, style: str, *, has_ids: bool, reader: MediaReader | None = None
+    data: DataArguments,
+    look: Look,
+    tokenizer: Any,
+    style: str | Callable[[Sequence[Row]], str],
+    *,
+    has_ids: bool,
+    reader: MediaReader | None = None,
 ) -> Account:
-    """Look at the sources and the phases. style: in one sentence; has_ids: tokens are a model's, not characters.
-    reader: of media; None where the model reads text alone."""
+    """Look at the sources and the phases. style: in one sentence, or the function that makes it from the rows of the
+    first phase that has any. has_ids: tokens are a model's, not characters. reader: of media; None where the model
+    reads text alone."""
     opened = [_open_source(each, look, reader is not None) for each in _one_by_one(data)]
     sources = [source for _, source in opened if source is not None]
     phases: list[PhaseAccount] = []
+    rows: Sequence[Row] = ()
     if all(account.refused is None for account, _ in opened):
-        phases = [
-            _PhaseLook(phase, data, look, tokenizer, has_ids=has_ids, reader=reader).account(sources)
-            for phase in look.phases
-        ]
+        for phase in look.phases:
+            seen = _PhaseLook(phase, data, look, tokenizer, has_ids=has_ids, reader=reader)
+            phases.append(seen.account(sources))
+            rows = rows or seen.rows
     unit = "tokens" if has_ids else "characters"
+    style = style if isinstance(style, str) else style(rows)
     return Account([account for account, _ in opened], phases, style, unit)
 
 
@@ -314,6 +323,7 @@ class _PhaseLook:
         self._tokenizer = tokenizer
         self._has_ids = has_ids
         self._media = None if reader is None else held_media(reader, data.source)
+        self.rows: Sequence[Row] = ()  # that training would have, after `account`
 
     def account(self, sources: Sequence[DataSource]) -> PhaseAccount:
         account = PhaseAccount(
@@ -388,6 +398,7 @@ class _PhaseLook:
         account = replace(account, lengths=_lengths(list(whole.values())))
         counts = Counts()
         kept = list(self._made(portions, limits, counts))
+        self.rows = [taken.row for taken in kept]
         if not kept:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
             account = replace(account, refused=f"phase {self._phase} has no training rows: all are dropped ({reasons})")

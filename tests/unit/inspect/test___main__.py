@@ -64,6 +64,24 @@ def test_json_has_the_ids_of_the_model_and_the_runs_of_each_row(run, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("row", "style"),
+    [({"prompt": "1 + 1 =", "completion": " 2"}, "as_stored"), (PAIR, "human_assistant")],
+)
+def test_the_style_is_the_one_that_training_saves(run, tmp_path, tiny_tokenizer, row, style):
+    """The sentence of a run's log on the same rows, by the function that training calls."""
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    model = f"--model_name_or_path={tmp_path / 'model'}"
+    form = "have prompts as stored" if style == "as_stored" else "are 'Human: ... Assistant:'"
+    said = " ".join(run([row] * 5, model).split())
+    why = f"(the tokenizer has no chat template, and the rows {form})"
+    assert f"prompt style: {style}, responses end with <|endoftext|> {why}" in said
+    other = "human_assistant" if style == "as_stored" else "as_stored"
+    said = " ".join(run([row] * 5, model, "--prompt_style", other).split())
+    assert f"--prompt_style {style} asks as the rows do" in said
+    assert f"prompt style: {other}, responses end with <|endoftext|> (--prompt_style)" in said
+
+
 def test_a_page_is_written(run, tmp_path):
     assert run([PAIR] * 5, f"--html={tmp_path / 'data.html'}") == ""
     assert "<mark> Yes.&lt;end&gt;</mark>" in (tmp_path / "data.html").read_text(encoding="utf-8")

@@ -30,7 +30,7 @@ def ran(monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
     monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
-    monkeypatch.setattr(launch, "run_and_wait", lambda words, environment: calls.append(("launched", words)) or 3)
+    monkeypatch.setattr(launch, "run_and_wait", lambda words, environment, **_: calls.append(("launched", words)) or 3)
     monkeypatch.setattr(command.runpy, "run_module", lambda module, **_: calls.append(("here", module, sys.argv[1:])))
     return calls
 

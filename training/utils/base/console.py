@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import os
+import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,6 +57,39 @@ def output_may_be_lost() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def ends_with_its_reader() -> Iterator[None]:
+    """Inside, a standard output that nobody reads any more (`| head`) ends the process without a word, with the code
+    that a shell has for SIGPIPE. A mistake keeps its code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except SystemExit as end:
+        if not _drop_unread_output() or end.code not in (None, 0):
+            raise
+    except BrokenPipeError:  # or a socket's, or another file's
+        if not _drop_unread_output():
+            raise
+    else:
+        return
+    sys.exit(128 + signal.SIGPIPE)
+
+
+def _drop_unread_output() -> bool:
+    """True if standard output is a pipe without a reader; what is left of it is dropped, at the interpreter's end
+    too."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # of a test or a notebook
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _unfailing(stream: TextIO) -> TextIO:

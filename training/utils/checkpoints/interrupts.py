@@ -13,11 +13,14 @@ from types import FrameType
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _NEXT = "finishing this step, then writing a checkpoint"
 _SECOND = "; Ctrl-C again stops at once, without one"
+# One Ctrl-C may arrive twice: from the terminal and from the launcher, or from `timeout`, which signals its child and
+# then its whole group.
+_SAME_SECONDS = 1.0
 
 
 class Interrupts:
     """A context manager: inside, SIGTERM, SIGINT and SIGUSR1 set `reason` and print a line. A second SIGINT ends the
-    run at once.
+    run at once; one that comes within a second of the first is the same.
 
     announces: whether this rank prints the line
     follows: the end of the line: what the run does now
@@ -49,6 +52,9 @@ class Interrupts:
             if self._announces:
                 _announce(self.reason, self._follows)
         if number == signal.SIGINT:
+            # The program stands still meanwhile: afterwards the system itself must be able to end it, in a collective.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            time.sleep(_SAME_SECONDS)
             signal.signal(signal.SIGINT, _end_at_once if self._alone else signal.SIG_DFL)
 
 

@@ -36,7 +36,7 @@ _EXPECTED = {
     r"invalid int value: (?P<got>.+)": "a whole number",
     r"invalid float value: (?P<got>.+)": "a number",
     r"Truthy value expected: got (?P<got>.+?) but .*": "true or false",
-    r"expected (?:one|at least one) argument(?P<got>)": "a value after it",
+    r"expected (?:one|at least one) argument(?P<got>)": "a value",
 }
 
 
@@ -153,15 +153,23 @@ def parse_arguments(
     return instances
 
 
-def _value_sentence(message: str, parts: Sequence[type]) -> str:
+def _value_sentence(message: str, groups: Sequence[type]) -> str:
     """Our sentence for argparse's message on a flag's value; "" for other messages."""
     for said, expected in _EXPECTED.items():
         found = re.fullmatch(rf"argument --(?P<name>\w+)\S*: {said}", message)
         if found is not None:
-            unit = next((each.metadata.get(UNIT) for _, each in _fields(parts) if each.name == found["name"]), "")
-            of = f" ({unit})" if unit and unit not in found["name"] else ""
-            return f"--{found['name']} expects {expected}{of}, got {found['got'] or 'nothing'}"
+            name, got = found["name"], found["got"]
+            [metadata] = [each.metadata for _, each in _fields(groups) if each.name == name] or [{}]
+            unit, wanted = metadata.get(UNIT), expected if got else _values_in_words(metadata.get(VALUES))
+            of = f" ({unit})" if unit and unit not in name else ""
+            return f"--{name} expects {wanted}{of}, got {got or 'nothing; write it behind the flag'}"
     return ""
+
+
+def _values_in_words(values: Range | Sequence[str] | None) -> str:
+    if isinstance(values, Range):
+        return str(values)
+    return f"one of {', '.join(values)}" if values else "a value"
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

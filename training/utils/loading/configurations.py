@@ -11,7 +11,7 @@ from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
-from training.utils.loading.folder_kinds import check_base, check_model_folder, resaving_command
+from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
 from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
 from training.utils.models.families.checks import check_reads_text
 from training.utils.models.stop_tokens import stop_tokens_in
@@ -121,7 +121,11 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
                 f"'{name_or_path}' has no safetensors on the hub; pickled weights, which may run code when they are "
                 f"read, are refused; if you trust them, convert them: {resaving_command(name_or_path, None)}"
             ) from problem
-        raise ThreestepError(f"no {what} could be loaded from '{name_or_path}': {_in_words(problem)}") from problem
+        near = "" if Path(name_or_path).is_dir() else nearest_folders(name_or_path)
+        folder = f", and there is no such folder{near}?" if near else ":"
+        raise ThreestepError(
+            f"no {what} could be loaded from '{name_or_path}'{folder} {_in_words(problem)}"
+        ) from problem
 
 
 def _in_words(problem: Exception) -> str:

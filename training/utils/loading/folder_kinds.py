@@ -8,10 +8,11 @@ no weights passes: dry runs need no more, and the loader of weights reports that
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.errors import ThreestepError
 from training.utils.base.hub import check_hub
 from training.utils.base.storage import parse_json
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER
@@ -21,6 +22,7 @@ from training.utils.loading.weight_files import read_header, weight_files
 _MOST_LEVELS = 100  # of a configuration's JSON; Python copies and compares some three times as many
 _LARGE_BYTES = 4 << 20
 _MOST_NAMES = 6  # in a sentence on what a folder holds
+_MOST_NEAR = 3  # folders that are suggested
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"}
 
@@ -63,13 +65,21 @@ def _check_hub_name(name_or_path: str) -> None:
     """
     path, slashes = Path(name_or_path), name_or_path.count("/")
     if path.is_absolute() or name_or_path.startswith((".", "~")) or slashes > 1:
-        raise ThreestepError(f"the model folder '{name_or_path}' does not exist{_nearest_folder(path)}")
+        raise ThreestepError(f"the model folder '{name_or_path}' does not exist{nearest_folders(name_or_path)}")
     if slashes == 1 and path.parent.is_dir() and not _is_in_hub_cache(name_or_path):
         raise ThreestepError(
-            f"the model folder '{name_or_path}' does not exist, though '{path.parent}' does{_nearest_folder(path)}; "
-            "for the hub's model of that name, start from another folder"
+            f"the model folder '{name_or_path}' does not exist, though '{path.parent}' does"
+            f"{nearest_folders(name_or_path)}; for the hub's model of that name, start from another folder"
         )
-    check_hub(f"the model '{name_or_path}'", "models", name_or_path)
+    try:
+        check_hub(f"the model '{name_or_path}'", "models", name_or_path)
+    except ThreestepError as unreachable:
+        near = nearest_folders(name_or_path)
+        if not near:
+            raise
+        raise ThreestepError(
+            f"there is no folder '{name_or_path}'{near}? If the hub's model is meant: {unreachable}"
+        ) from unreachable
 
 
 def _is_in_hub_cache(name: str) -> bool:
@@ -78,12 +88,27 @@ def _is_in_hub_cache(name: str) -> bool:
     return (Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir()
 
 
-def _nearest_folder(path: Path) -> str:
-    """The nearest existing folders to `path`, as `nearest_names` without its question mark."""
-    if not path.parent.is_dir():
-        return ""
-    siblings = (str(sibling) for sibling in path.parent.iterdir() if sibling.is_dir())
-    return nearest_names(str(path), siblings).rstrip("?")
+def nearest_folders(name_or_path: str) -> str:
+    """ "; did you mean 'a' or 'b'": the existing folders whose path is nearest, those with a model first; "" if none is
+    near. Each part of the path may be misspelt."""
+    path = Path(name_or_path)
+    near = [Path(path.anchor)]
+    for part in path.parts[len(near[0].parts) :]:
+        near = [folder for parent in near for folder in _children_like(parent, part)][:_MOST_NEAR]
+    models = [folder / "model" if (folder / "model").is_dir() else folder for folder in near if folder != Path()]
+    models.sort(key=lambda folder: not any((folder / name).is_file() for name in ("config.json", ADAPTER)))
+    return f"; did you mean {' or '.join(map(repr, map(str, models)))}" if models else ""
+
+
+def _children_like(parent: Path, part: str) -> list[Path]:
+    """The folder of that name in `parent`, or those of the nearest names."""
+    if (parent / part).is_dir():
+        return [parent / part]
+    try:
+        names = [child.name for child in parent.iterdir() if child.is_dir()]
+    except OSError:  # of somebody else
+        return []
+    return [parent / name for name in get_close_matches(part, names, n=_MOST_NEAR)]
 
 
 def resaving_command(

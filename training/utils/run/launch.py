@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -171,18 +171,25 @@ def launch(
     arguments = [redacted(word) for word in arguments]  # launchers print them, and every user of the machine sees them
     command = launch_command(module, ranks, arguments, gpu_names, port=environment.get("MASTER_PORT"))
     print(f"+ {shlex.join(command)}", flush=True)
-    return run_and_wait(command, launch_environment(ranks, environment))
+    ours = ranks > 1 and module.partition(".")[0] == _PACKAGE.name
+    return run_and_wait(command, launch_environment(ranks, environment), interruptible=not ours)
 
 
-def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+def run_and_wait(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, interruptible: bool = True
+) -> int:
     """Run `command` and return its exit code (128 + the signal's number where a signal ended it).
+
+    interruptible: False blocks SIGINT in the command and below it; the ranks unblock it (`run_program`). DeepSpeed's
+        runner would end with a traceback, and its launcher would kill the ranks, where a Ctrl-C reaches every process
 
     SIGTERM, SIGINT and SIGUSR1 sent to this process reach the ranks below the command, or where it has none every
     process below it, and a command that fails after one leaves none behind. DeepSpeed's launcher itself must not get
     them: it would kill the ranks, which have a checkpoint to write. So it runs in a new session, which a terminal's
     Ctrl-C does not reach.
     """
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    with contextlib.nullcontext() if interruptible else _interrupts_blocked():
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
     signalled: list[psutil.Process] = []
 
     def pass_on(number: int, _frame: object) -> None:
@@ -205,6 +212,16 @@ def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None =
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread and in the processes that it starts inside."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def free_port() -> int:

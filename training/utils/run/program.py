@@ -17,7 +17,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from training.utils.base.console import output_may_be_lost, print_to
+from training.utils.base.console import ends_with_its_reader, output_may_be_lost, print_to
 from training.utils.base.credentials import RedactedStream, hide, hide_environment
 from training.utils.base.disk_errors import disk_error_in, disk_sentence, in_words
 from training.utils.base.errors import ThreestepError, first_line
@@ -46,6 +46,8 @@ def run_program(
     logging.raiseExceptions = False  # a log that cannot be written: logging itself would print a traceback
     threading.excepthook = _thread_failed
     os.umask(os.umask(0o022) | 0o002)  # the user's own, but never world-writable
+    if threading.current_thread() is threading.main_thread():  # the launcher blocks it in DeepSpeed's programs
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     no_telemetry(os.environ)
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
@@ -54,7 +56,7 @@ def run_program(
     hide(sys.argv)
     hide_environment(os.environ)
     try:
-        with output_may_be_lost() if output_is_log else contextlib.nullcontext():
+        with output_may_be_lost() if output_is_log else ends_with_its_reader():
             _redact_streams()
             _run(main)
     finally:

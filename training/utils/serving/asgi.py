@@ -6,11 +6,10 @@ Imports uvicorn, which Gradio brings along, only where it serves.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from training.utils.serving.door import ADDRESS, SAFE_HEADERS, Door
+from training.utils.serving.door import SAFE_HEADERS, Door
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Scope]]
@@ -57,19 +56,6 @@ class GuardedApp:
             await send(message)
 
         return sending
-
-
-def listening(port: int) -> socket.socket:
-    """A socket on the loopback address. OSError where the port is taken; 0 takes a free one."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((ADDRESS, port))
-        listener.listen()  # so that the port is taken
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def server_of(app: Any) -> Any:

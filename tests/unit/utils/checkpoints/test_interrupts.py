@@ -47,6 +47,16 @@ def test_a_second_interrupt_ends_the_run_at_once(alone, code, said):
     assert done.returncode == code and done.stdout == "SIGINT\n" + said
 
 
+def test_an_interrupt_within_a_second_of_the_first_is_the_same(capfd):
+    with Interrupts() as interrupts:
+        again = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        again.start()
+        os.kill(os.getpid(), signal.SIGINT)
+        again.join()
+        assert interrupts.reason == "SIGINT"
+    assert capfd.readouterr().err.count("SIGINT") == 1
+
+
 def test_the_first_signal_says_what_follows(capfd):
     with Interrupts():
         os.kill(os.getpid(), signal.SIGTERM)

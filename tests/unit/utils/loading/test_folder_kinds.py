@@ -151,6 +151,33 @@ def test_a_path_of_two_words_is_no_hub_name_where_the_first_is_a_folder(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("runs/mine/stf/model", "did you mean 'runs/mine/sft/model'"),
+        ("runs/mine/stf", "did you mean 'runs/mine/sft/model'"),  # a run's folder, whose model is meant
+        ("run/mien/sft/model", "did you mean 'runs/mine/sft/model'"),
+        ("./tinny", "did you mean 'tiny' or 'tunny'$"),  # that with a model first
+        (
+            "run/tinny",
+            "there is no folder 'run/tinny'; did you mean 'runs/tiny'? If the hub's model is meant: the model",
+        ),
+        ("tinyy", "there is no folder 'tinyy'; did you mean 'tiny' or 'tunny'? If the hub's model is meant: the model"),
+        ("gpt2", "^the model 'gpt2' is not here, and the hub could not be reached"),
+        ("/nowhere/near/by", "^the model folder '/nowhere/near/by' does not exist$"),
+    ],
+)
+def test_the_nearest_folder_is_named_first(given, nearest, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for name in ("runs/mine/sft/model", "runs/tiny", "tiny"):
+        folder_of(tmp_path / name, "config.json")
+    (tmp_path / "tunny").mkdir()
+    with pytest.raises(ThreestepError, match=nearest.replace("?", r"\?")):
+        check_model_folder(given)
+
+
+@pytest.mark.parametrize(
     ("module", "flags"),
     [
         ("training.step1_sft.main", "--data_path embedded --model_name_or_path runs/nosuch"),

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from training.utils.base.errors import ThreestepError
@@ -147,7 +148,7 @@ def test_what_a_launch_starts(monkeypatch, capsys, variables, started):
     commands = []
     monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
     monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
-    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None: commands.append(command) or 0)
+    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None, **_: commands.append(command) or 0)
     for name in ("RANK", "WORLD_SIZE", "THREESTEP_RANKS", "THREESTEP_HOSTFILE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -166,7 +167,7 @@ def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
     started = []
     monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
     monkeypatch.setattr(launch, "_installed_gpus", lambda: 8)
-    monkeypatch.setattr(launch, "run_and_wait", lambda *started_with: started.append(started_with) or 0)
+    monkeypatch.setattr(launch, "run_and_wait", lambda *started_with, **_: started.append(started_with) or 0)
     names = "RANK WORLD_SIZE THREESTEP_RANKS THREESTEP_HOSTFILE MASTER_PORT CUDA_VISIBLE_DEVICES DS_ACCELERATOR"
     for name in names.split():
         monkeypatch.delenv(name, raising=False)
@@ -195,7 +196,7 @@ def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
 
 def test_a_single_rank_runs_where_the_caller_says(monkeypatch):
     monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
-    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None: 5)
+    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None, **_: 5)
     monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
     ran = []
     assert launch.launch("m", ["--seed", "3"], environment={}, here=ran.append) == 0
@@ -303,7 +304,7 @@ def test_ranks_get_the_signal_and_their_launcher_does_not(tmp_path):
 
 def test_credentials_stand_in_no_command_line_of_this_machine(monkeypatch, capsys):
     started = []
-    monkeypatch.setattr(launch, "run_and_wait", lambda *given: started.append(given) or 0)
+    monkeypatch.setattr(launch, "run_and_wait", lambda *given, **_: started.append(given) or 0)
     monkeypatch.setattr(launch, "visible_gpus", lambda environment: [])
     monkeypatch.setenv("THREESTEP_RANKS", "2")
     monkeypatch.delenv("RANK", raising=False)
@@ -312,3 +313,30 @@ def test_credentials_stand_in_no_command_line_of_this_machine(monkeypatch, capsy
     ((command, environment),) = started
     assert command[-4:] == ["--data_path", "jsonl:https://***@host/rows.jsonl?sig=***", "--seed", "1"]
     assert environment["THREESTEP_ADDRESSES"] == address and "a-password" not in capsys.readouterr().out
+
+
+def test_an_interrupt_of_every_process_is_for_the_ranks_alone(tmp_path):
+    """DeepSpeed's runner and launcher, which block it, stay; a rank unblocks it and ends the run with its own code."""
+    rank = (
+        "import os, signal, sys, time\nfrom training.utils.run.program import run_program\n"
+        f"ready = {str(tmp_path / 'ready')!r}\n"
+        "def main(argv):\n    open(ready, 'w').write(str(os.getpid()))\n    time.sleep(60)\n"
+        "run_program(main)"
+    )
+    launcher = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {rank!r}]).returncode)"
+    program = (
+        "import sys\nfrom training.utils.run.launch import run_and_wait\n"
+        f"sys.exit(run_and_wait([sys.executable, '-c', {launcher!r}], interruptible=False))"
+    )
+    root = Path(launch.__file__).parents[3]
+    started = subprocess.Popen([sys.executable, "-c", program], cwd=root, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in psutil.Process(started.pid).children(recursive=True):
+            process.send_signal(signal.SIGINT)
+        _, printed = started.communicate(timeout=30)
+        assert started.returncode == 130 and printed == "error: stopped by Ctrl-C\n"
+    finally:
+        started.kill()

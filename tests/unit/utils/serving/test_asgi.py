@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from training.utils.serving.asgi import GuardedApp, listening
+from training.utils.serving.asgi import GuardedApp
 from training.utils.serving.door import Door
 
 TOKEN = "f" * 48
@@ -63,12 +61,3 @@ def test_the_application_starts_and_ends_with_the_server():
 
     asyncio.run(GuardedApp(app, Door(), "")({"type": "lifespan"}, None, None))
     assert seen == ["lifespan"]
-
-
-def test_a_socket_is_of_this_machine_alone_and_its_port_is_free():
-    with listening(0) as first:
-        address, port = first.getsockname()
-        first.listen()
-        assert address == "127.0.0.1"
-        with pytest.raises(OSError, match="in use"):
-            listening(port)

@@ -1,0 +1,40 @@
+"""Ports of the loopback address: taken by a page or an endpoint, and tried before a model is loaded for one."""
+
+from __future__ import annotations
+
+import socket
+
+from training.utils.base.errors import ThreestepError
+from training.utils.serving.door import ADDRESS
+
+
+def listening(port: int) -> socket.socket:
+    """A socket on the loopback address. OSError where the port is taken; 0 takes a free one."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((ADDRESS, port))
+        listener.listen()  # so that the port is taken
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def check_port(flag: str, port: int) -> None:
+    """ThreestepError where nothing can listen on `port`, the value of `flag`."""
+    try:
+        listening(port).close()
+    except OSError as problem:
+        raise port_refused(flag, port, problem) from problem
+
+
+def port_refused(flag: str, port: int, problem: OSError) -> ThreestepError:
+    """The mistake of a port that is in use, or closed to this user."""
+    return ThreestepError(f"{flag} {port}: {problem.strerror}; give another port")
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with listening(0) as probe:
+        return int(probe.getsockname()[1])
