@@ -23,13 +23,23 @@ LONGEST = 20  # tokens of the longest sequence there is; packed, of a row
 LORA_DIM, LORA_ALPHA = 4, 8.0
 LOSS_OPTIONS = {"margin_scale": 0.7, "label_smoothing": 0.1, "center_coef": 0.05}  # of cases whose rows are "margins"
 NEFTUNE_ALPHA, Z_LOSS_COEF = 5.0, 0.05
-# loss_type, beta, label_smoothing, sft_coef
+# loss_type, beta, label_smoothing, sft_coef, and for some ld_alpha
 PREFERENCES = {
     "dpo": ("sigmoid", 0.24, 0.0, 0.0),  # gradients about the clip, as in SFT
     "smoothed": ("sigmoid", 0.3, 0.2, 0.4),
     "ipo": ("ipo", 0.4, 0.0, 0.0),
     "hinge": ("hinge", 0.05, 0.0, 0.0),
+    "desensitized": ("sigmoid", 0.3, 0.0, 0.0, 0.4),
+    "sigmoid_norm": ("sigmoid_norm", 1.5, 0.1, 0.0),
+    "robust": ("robust", 0.3, 0.2, 0.0),
+    "apo_zero": ("apo_zero", 0.3, 0.0, 0.0),
+    "apo_down": ("apo_down", 0.3, 0.0, 0.0),
+    "orpo": ("orpo", 0.5, 0.0, 0.0),
+    "simpo": ("simpo", 2.0, 0.1, 0.3),
+    "cpo": ("cpo", 0.3, 0.1, 0.0),
 }
+_NEW = ("desensitized", "sigmoid_norm", "robust", "apo_zero", "apo_down", "orpo", "simpo", "cpo")
+_FREE = ("orpo", "simpo", "cpo")  # of a reference
 
 
 @dataclass(frozen=True)
@@ -67,9 +77,11 @@ ORDINARY = {
         sft_z0_micro6_tokensNone sft_z0_micro6_tokens30 sft_z2_micro1_tokensNone sft_z3_micro2_tokensNone
         sft_z3_micro4_tokensNone untied_z0 checkpointing_z0 lora_z0 regularized_z0 regularized_lora_z3 offload_z3
         bf16_z0 ranking_z0_micro3 ranking_z3_micro2 padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0
-        dpo_z3 smoothed_padded dpo_lora_z3 dpo_adapter_off_z0 reversed_z0 wide_z3 packed_sft_z0_micro6
+        dpo_z3 smoothed_padded orpo_padded cpo_padded
+        desensitized_padded dpo_lora_z3 dpo_adapter_off_z0 reversed_z0 wide_z3 packed_sft_z0_micro6
         packed_sft_z2_micro2 packed_sft_z3_micro2 packed_ranking_z0_micro1 packed_ranking_z3_micro6 packed_options_z0
-        packed_options_z3 packed_dpo_z0_micro1 packed_dpo_z3_micro6 packed_smoothed packed_hinge packed_dpo_gpt2
+        packed_options_z3 packed_dpo_z0_micro1 packed_dpo_z3_micro6 packed_smoothed packed_hinge
+        packed_apo_zero packed_robust packed_dpo_gpt2
         packed_shared_dpo_z2 packed_qwen3_z0 packed_gpt2_z0 packed_opt_z0 packed_gemma3_text_z0 packed_bloom_z0
         packed_mamba_z0 packed_regularized_z0 packed_regularized_lora_z3 packed_bf16 packed_compiled_z0
         packed_pad_is_eos mixture_padded_sft_micro6_z0 mixture_padded_sft_micro2_z3 mixture_packed_sft_micro6_z3
@@ -81,11 +93,13 @@ ORDINARY = {
         sft_z0_micro3_tokensNone sft_z0_micro1_tokensNone sft_z1_micro2_tokensNone sft_z2_micro1_tokensNone
         sft_z3_micro1_tokensNone sft_z3_micro3_tokens24 untied_z3 checkpointing_z3 lora_z2 lora_z3 regularized_z3
         regularized_lora_z0 offload_z2 bf16_z2 bf16_z3 ranking_z0_micro2 ranking_z2_micro3 ranking_z3_micro1
-        padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0 dpo_z2 dpo_z3 ipo_padded dpo_lora_z0
+        padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0 dpo_z2 dpo_z3 ipo_padded apo_down_padded
+        desensitized_lora_z0 dpo_lora_z0
         dpo_adapter_off_z3 one_a_step_z0 one_a_step_z3 five_a_step_z2 first_rank_alone_z0 first_rank_alone_z3
         no_targets_z2 reversed_z3 wide_z0 uneven_z3 packed_sft_z0_micro3 packed_sft_z2_micro1 packed_sft_z3_micro1
         packed_sft_z3_micro3 packed_ranking_z0_micro6 packed_ranking_z2_micro1 packed_ranking_z3_micro1
         packed_options_z0 packed_options_z3 packed_dpo_z1_micro6 packed_dpo_z2_micro1 packed_dpo_z3_micro1 packed_ipo
+        packed_orpo packed_simpo packed_desensitized packed_sigmoid_norm
         packed_dpo_mamba packed_shared_sft_z3 packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3
         packed_regularized_z3 packed_regularized_lora_z0 packed_bf16 packed_one_a_step_z3 packed_dpo_one_a_step
         mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3
@@ -137,6 +151,8 @@ def cases(world_size: int) -> list[Case]:
     ]
     found += [Case(f"dpo_z{stage}", "dpo", zero_stage=stage, micro=2) for stage in (0, 2, 3)]
     found += [Case(f"{kind}_padded", kind, zero_stage=1, micro=1) for kind in ("smoothed", "ipo")]
+    found += [Case(f"{kind}_padded", kind, zero_stage=0, micro=2) for kind in _NEW]
+    found += [Case("desensitized_lora_z0", "desensitized", lora_dim=LORA_DIM, micro=2, adapter_off=True)]
     found += [Case(f"dpo_lora_z{stage}", "dpo", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 3)]
     found += [
         Case(f"dpo_adapter_off_z{stage}", "dpo", zero_stage=stage, lora_dim=LORA_DIM, micro=2, adapter_off=True)
@@ -176,6 +192,7 @@ def packed_cases(world_size: int) -> list[Case]:
         for stage, micro in ((0, 1), (1, 6), (2, 1), (3, 1), (3, 6))
     ]
     found += [Case(f"packed_{kind}", kind, zero_stage=2, packed=True) for kind in ("smoothed", "ipo", "hinge")]
+    found += [Case(f"packed_{kind}", kind, zero_stage=3, micro=world_size, packed=True) for kind in _NEW]
     stage = 0 if world_size == 1 else 3
     found += [Case(f"packed_dpo_{name}", "dpo", name, zero_stage=stage, packed=True) for name in ("gpt2", "mamba")]
     families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
@@ -383,13 +400,19 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
-    from training.utils.preference.reference import adapter_off_references, known_references
+    from training.utils.preference.reference import References, adapter_off_references, known_references, no_reference
 
     if case.kind in PREFERENCES:
-        references = adapter_off_references(run.engine, model) if case.adapter_off else known_references(run, None)
-        loss_type, beta, smoothing, sft_coef = PREFERENCES[case.kind]
+        loss_type, beta, smoothing, sft_coef, *ld_alpha = PREFERENCES[case.kind]
+        weight = (ld_alpha or [1.0])[0]
+        references = References(no_reference, no_reference)
+        if case.kind not in _FREE:
+            off = case.adapter_off
+            references = (
+                adapter_off_references(run.engine, model, weight) if off else known_references(run, None, weight)
+            )
         own = {"label_smoothing": smoothing} if smoothing else {}
-        return DpoTrainer(run, references, objective(loss_type, beta, sft_coef, **own))
+        return DpoTrainer(run, references, objective(loss_type, beta, sft_coef, ld_alpha=weight, **own))
     if case.kind == "sft":
         return SftTrainer(run, neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
     return RewardTrainer(run, LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions())

@@ -162,29 +162,49 @@ def optioned_ranking_loss(
 
 
 def preference_loss(
-    reference: nn.Module, loss_type: str, beta: float, label_smoothing: float, sft_coef: float
+    reference: nn.Module, loss_type: str, beta: float, label_smoothing: float, sft_coef: float, ld_alpha: float = 1.0
 ) -> Callable[[nn.Module, list], torch.Tensor]:
     """A loss_of: the mean over prompts of the mean over their pairs of DPO's loss or another of its kind."""
+    sigmoid, log = torch.sigmoid, torch.log
+
+    def of_pair(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
+        """Of what `measured` makes of the two responses; SimPO's margin is 0.5."""
+        right = sigmoid(beta * (better - worse) - (0.5 if loss_type == "simpo" else 0.0))
+        smooth = -(1 - label_smoothing) * log(right) - label_smoothing * log(1 - right)
+        if loss_type == "robust":
+            flipped = label_smoothing
+            return (flipped * log(1 - right) - (1 - flipped) * log(right)) / (1 - 2 * flipped)
+        if loss_type == "orpo":
+            odds = [torch.exp(p) / (1 - torch.exp(p)) for p in (better, worse)]
+            return -beta * log(sigmoid(log(odds[0] / odds[1])))
+        return {
+            "ipo": (better - worse - 0.5 / beta) ** 2,
+            "hinge": torch.clamp(1.0 - beta * (better - worse), min=0.0),
+            "apo_zero": 1 - sigmoid(beta * better) + sigmoid(beta * worse),
+            "apo_down": sigmoid(beta * better) + 1 - sigmoid(beta * better - beta * worse),
+        }.get(loss_type, smooth)
+
+    def measured(now: torch.Tensor, then: torch.Tensor, shortest: int) -> torch.Tensor:
+        ratio = now if loss_type in ("orpo", "simpo", "cpo") else now - then
+        if loss_type in ("ipo", "sigmoid_norm", "orpo", "simpo"):
+            return ratio.mean()
+        return ratio[:shortest].sum() + ld_alpha * ratio[shortest:].sum()
 
     def loss_of(model: nn.Module, batch: list[ResponsesRow]) -> torch.Tensor:
         per_prompt = []
         for row in batch:
             ratios, nll = [], None
+            shortest = min(map(len, row.response_ids))
             for response in row.response_ids:
                 ids = torch.tensor([*row.prompt_ids, *response], dtype=torch.int64)
                 now = token_logprobs(model, ids)[-len(response) :].double()
                 with torch.no_grad():
                     then = token_logprobs(reference, ids)[-len(response) :].double()
-                ratios.append((now - then).mean() if loss_type == "ipo" else (now - then).sum())
+                ratios.append(measured(now, then, shortest))
                 nll = -now.mean() if nll is None else nll
-            margins = torch.stack([better - worse for better, worse in combinations(ratios, 2)])
-            right = 1.0 / (1.0 + torch.exp(-beta * margins))
-            losses = {
-                "sigmoid": -(1 - label_smoothing) * torch.log(right) - label_smoothing * torch.log(1 - right),
-                "ipo": (margins - 0.5 / beta) ** 2,
-                "hinge": torch.clamp(1.0 - beta * margins, min=0.0),
-            }[loss_type]
-            per_prompt.append(losses.mean() + sft_coef * nll)
+            losses = torch.stack([of_pair(better, worse) for better, worse in combinations(ratios, 2)])
+            likelihood = sft_coef + (1.0 if loss_type in ("orpo", "cpo") else 0.0)
+            per_prompt.append(losses.mean() + likelihood * nll)
         return torch.stack(per_prompt).mean()
 
     return loss_of

@@ -9,7 +9,7 @@ from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses.pairs import Objective
 
 
-def objective(loss_type: str, beta: float, sft_coef: float = 0.0, **own: Any) -> Objective:
+def objective(loss_type: str, beta: float, sft_coef: float = 0.0, *, ld_alpha: float = 1.0, **own: Any) -> Objective:
     """Return the objective that `--loss_type` names. own: values of the loss's own flags; the others have defaults."""
     loss = LOSSES[loss_type]
-    return Objective(loss, beta, sft_coef, (loss.flags or SimpleNamespace)(**own))
+    return Objective(loss, beta, sft_coef, (loss.flags or SimpleNamespace)(**own), ld_alpha)

@@ -39,8 +39,14 @@ class DpoArguments(OwnFlags, _LossArguments):
 
     sft_coef: float = flag(
         0.0,
-        "Weight of the chosen response's negative log-likelihood per token (Pang et al. 2024); 0 leaves it out.",
+        "Weight of the chosen response's negative log-likelihood per token (RPO, Pang et al. 2024); 0 leaves it out.",
         "factor >= 0",
+    )
+    ld_alpha: float = flag(
+        1.0,
+        "Weight in a log-ratio of the tokens beyond the length of the prompt's shortest response (LD-DPO, Liu et al. "
+        "2024); for losses on sums over tokens.",
+        "0 <= share <= 1",
     )
     reference: str = flag(
         "cached",
@@ -52,18 +58,31 @@ class DpoArguments(OwnFlags, _LossArguments):
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
         chosen = LOSSES.get(self.loss_type)
-        for name, loss in LOSSES.items():
-            for field in fields(loss.flags) if loss.flags else ():
-                value = getattr(self, field.name)
-                mistakes.require(
-                    loss is chosen or value == field.default,
-                    f"--{field.name} {value} needs --loss_type {name}: '{self.loss_type}' has no such form",
-                )
+        for field, names in _own_flags().items():
+            value = getattr(self, field)
+            mistakes.require(
+                self.loss_type in names or value == self.__dataclass_fields__[field].default,
+                f"--{field} {value} needs --loss_type {', '.join(names)}: '{self.loss_type}' has no such form",
+            )
+        mistakes.require(
+            chosen is None or not chosen.is_token_mean or self.ld_alpha == 1.0,
+            f"--ld_alpha {self.ld_alpha} weighs the tokens of a sum, and --loss_type {self.loss_type} takes means over "
+            "tokens; leave it out",
+        )
         mistakes.require(
             chosen is None or chosen.needs_reference or self.reference == "cached",
             f"--reference {self.reference} is of losses with a reference, and --loss_type {self.loss_type} has none; "
             "leave it out",
         )
+
+
+def _own_flags() -> dict[str, list[str]]:
+    """By the names of the flags that some losses alone have, the names of these losses."""
+    found: dict[str, list[str]] = {}
+    for name, loss in LOSSES.items():
+        for field in fields(loss.flags) if loss.flags else ():
+            found.setdefault(field.name, []).append(name)
+    return found
 
 
 def needs_reference(dpo: DpoArguments) -> bool:

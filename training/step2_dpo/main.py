@@ -17,8 +17,9 @@ def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
     from training.utils.preference.reference import open_references
 
     loss = LOSSES[dpo.loss_type]
-    objective = Objective(loss, dpo.beta, dpo.sft_coef, loss.flags and settings_of(loss.flags, dpo))
-    references = open_references(dpo.reference if loss.needs_reference else None, opened)
+    options = loss.flags and settings_of(loss.flags, dpo)
+    objective = Objective(loss, dpo.beta, dpo.sft_coef, options, dpo.ld_alpha)
+    references = open_references(dpo.reference if loss.needs_reference else None, opened, dpo.ld_alpha)
     return DpoTrainer(opened.training, references, objective).train()
 
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from training.step2_dpo.losses.pairs import Objective, Responses, best_response_loss, log_ratios, preference_loss
+from training.step2_dpo.losses.pairs import Objective, Responses, log_ratios, preference_loss
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.ranked import sequence_sums
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, eval_batches, train_batches
-from training.utils.preference.reference import References, read_reference
+from training.utils.preference.reference import References, read_reference, response_sums
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
@@ -132,12 +132,13 @@ class DpoTrainer:
             sequence_sums(values_M, rows.sequence_M, rows.end_B.numel())
             for values_M in (logprobs_M, torch.ones_like(logprobs_M))
         )
-        ratios_B = log_ratios(logprobs_B, reference_B, tokens_B, objective.loss)
+        weighed_B = logprobs_B
+        if objective.ld_alpha != 1.0:
+            weighed_B = response_sums(logprobs_M, batch, objective.ld_alpha)
+        ratios_B = log_ratios(weighed_B, reference_B, tokens_B, objective.loss)
         pairs = (ranked.better_Q, ranked.worse_Q, ranked.weight_Q)
-        responses = Responses(ratios_B, logprobs_B, tokens_B, *pairs, batch.columns)
+        responses = Responses(ratios_B, logprobs_B, tokens_B, *pairs, batch.is_best_B, batch.columns)
         loss = preference_loss(responses, prompts, objective)
-        if objective.sft_coef > 0:
-            loss = loss + objective.sft_coef * best_response_loss(logprobs_B, tokens_B, batch.is_best_B, prompts)
         rewards_B = objective.beta * ratios_B.detach()
         return MicroLoss(loss, {"loss": loss, **objective.loss.figures(rewards_B, responses)}, rewards_B)
 

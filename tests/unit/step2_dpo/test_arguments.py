@@ -30,8 +30,8 @@ def test_the_defaults_and_each_loss_are_right():
 
 def test_the_table_names_the_flags():
     """In its order, each loss's own flags where the others stand."""
-    own = [field.name for loss in LOSSES.values() if loss.flags for field in fields(loss.flags)]
-    rest = ["sft_coef", "reference"]
+    own = list(dict.fromkeys(field.name for loss in LOSSES.values() if loss.flags for field in fields(loss.flags)))
+    rest = ["sft_coef", "ld_alpha", "reference"]
     assert [field.name for field in fields(DpoArguments)] == ["learning_rate", "beta", "loss_type", *own, *rest]
     [said] = [field.metadata["help"] for field in fields(DpoArguments) if field.name == "loss_type"]
     assert all(f"'{name}' {loss.note}" in said for name, loss in LOSSES.items())
@@ -63,7 +63,18 @@ def test_a_loss_without_a_reference(monkeypatch):
         ({"label_smoothing": 0.5}, "--label_smoothing expects 0 or more and less than 0.5, got 0.5"),
         (
             {"label_smoothing": 0.1, "loss_type": "ipo"},
-            "--label_smoothing 0.1 needs --loss_type sigmoid: 'ipo' has no such form",
+            "--label_smoothing 0.1 needs --loss_type sigmoid, sigmoid_norm, robust, simpo, cpo: 'ipo' has no such form",
+        ),
+        (
+            {"simpo_gamma": 1.0, "loss_type": "cpo"},
+            "--simpo_gamma 1.0 needs --loss_type simpo: 'cpo' has no such form",
+        ),
+        ({"simpo_gamma": -1.0, "loss_type": "simpo"}, "--simpo_gamma expects 0 or more, got -1.0"),
+        ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 needs --loss_type cpo: 'sigmoid' has no such form"),
+        ({"ld_alpha": 1.1}, "--ld_alpha expects a number from 0 to 1, got 1.1"),
+        (
+            {"ld_alpha": 0.5, "loss_type": "simpo"},
+            "--ld_alpha 0.5 weighs the tokens of a sum, and --loss_type simpo takes means over tokens; leave it out",
         ),
     ],
 )

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from training.step2_dpo.losses.pairs import PreferenceLoss
 
-_NAMES = ("sigmoid", "ipo", "hinge")  # of the files, each of which has a LOSS
+# Of the files, each of which has a LOSS.
+_NAMES = ("sigmoid", "sigmoid_norm", "robust", "ipo", "hinge", "apo_zero", "apo_down", "orpo", "simpo", "cpo")
 LOSSES: dict[str, PreferenceLoss] = {name: pkgutil.resolve_name(f"{__name__}.{name}:LOSS") for name in _NAMES}
-# A dataclass of the flags that losses have for themselves, in the table's order.
-OwnFlags: Any = type("OwnFlags", tuple(loss.flags for loss in reversed(LOSSES.values()) if loss.flags), {})
+# A dataclass of the flags that some losses alone have, in the table's order.
+_FLAGS = dict.fromkeys(loss.flags for loss in reversed(LOSSES.values()) if loss.flags)
+OwnFlags: Any = type("OwnFlags", tuple(_FLAGS), {})

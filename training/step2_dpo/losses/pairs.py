@@ -23,6 +23,7 @@ class Responses:
     logprobs_B: float32, summed over a response's tokens, tokens_B of them.
     better_Q, worse_Q: int64, sequences. weight_Q: each pair's share of its prompt; a prompt with K ranked responses has
         K(K-1)/2 pairs that share a weight of 1, so that all prompts weigh the same.
+    is_best_B: bool, whether the response is the first of its prompt's.
     columns: numbers of the rows by their names, [B] each.
     """
 
@@ -32,6 +33,7 @@ class Responses:
     better_Q: torch.Tensor
     worse_Q: torch.Tensor
     weight_Q: torch.Tensor
+    is_best_B: torch.Tensor
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -81,12 +83,14 @@ class Objective:
     beta: cost of leaving the reference
     sft_coef: weight of the best response's likelihood
     options: the values of `loss.flags`
+    ld_alpha: weight in log-ratios of tokens beyond the length of the prompt's shortest response
     """
 
     loss: PreferenceLoss
     beta: float
     sft_coef: float = 0.0
     options: Any = None
+    ld_alpha: float = 1.0
 
 
 def log_ratios(
@@ -104,17 +108,31 @@ def log_ratios(
 def preference_loss(responses: Responses, prompts_in_step: float, objective: Objective) -> torch.Tensor:
     """Return this micro-batch's part of the step's loss, a scalar. prompts_in_step: of the whole optimizer step, on all
     ranks."""
-    loss, ratios_B = objective.loss, responses.ratios_B
-    if loss.of_responses is not None:
-        return loss.of_responses(responses, objective) / prompts_in_step
-    assert loss.of_margins is not None
-    margins_Q = ratios_B.index_select(0, responses.better_Q) - ratios_B.index_select(0, responses.worse_Q)
-    return (loss.of_margins(margins_Q, objective) * responses.weight_Q).sum() / prompts_in_step
+    found = loss_sum(responses, objective)
+    if objective.sft_coef > 0:
+        found = found + objective.sft_coef * best_likelihood(responses)
+    return found / prompts_in_step
 
 
-def best_response_loss(
-    logprobs_B: torch.Tensor, tokens_B: torch.Tensor, is_best_B: torch.Tensor, prompts_in_step: float
-) -> torch.Tensor:
-    """Return this micro-batch's part of the best responses' mean negative log-likelihood a token, a scalar (Pang et
-    al. 2024, equation 1, the second term). is_best_B: bool, True for the first of each prompt's responses."""
-    return -(logprobs_B / tokens_B * is_best_B).sum() / prompts_in_step
+def loss_sum(responses: Responses, objective: Objective) -> torch.Tensor:
+    """Return the sum of all prompts' losses, a scalar."""
+    of_margins, of_responses = objective.loss.of_margins, objective.loss.of_responses
+    if of_responses is not None:
+        return of_responses(responses, objective)
+    assert of_margins is not None
+    return of_pairs(responses, lambda better_Q, worse_Q: of_margins(better_Q - worse_Q, objective))
+
+
+def of_pairs(responses: Responses, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return the sum over pairs of their weighted losses, a scalar. loss: (log-ratios [Q] of the better responses, of
+    the worse) -> [Q]."""
+    better_Q, worse_Q = (
+        responses.ratios_B.index_select(0, side_Q) for side_Q in (responses.better_Q, responses.worse_Q)
+    )
+    return (loss(better_Q, worse_Q) * responses.weight_Q).sum()
+
+
+def best_likelihood(responses: Responses) -> torch.Tensor:
+    """Return the sum over prompts of the best response's mean negative log-likelihood a token, a scalar (Pang et al.
+    2024, equation 1, the second term)."""
+    return -(responses.logprobs_B / responses.tokens_B * responses.is_best_B).sum()

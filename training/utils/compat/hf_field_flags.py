@@ -156,7 +156,6 @@ DPO_FIELDS: dict[str, OldFlag] = {
     **SYNC_FIELDS,
     "--discopop_tau": needless("is of the loss discopop, which is not built"),
     "--f_alpha_divergence_coef": needless("is of --f_divergence_type alpha_divergence, which is refused"),
-    "--ld_alpha": refused("is not built; --loss_type ipo divides by the lengths", unless=NO_VALUE),
     "--loss_weights": refused(
         "weighs several losses; here --loss_type is one, to which --sft_coef adds the log-likelihood", takes_list=True,
         unless=("1", "1.0", *NO_VALUE)

@@ -476,7 +476,7 @@ HF_REWARD_FLAGS: dict[str, OldFlag] = {
     "--num_labels": needless("a reward model has one label"),
 }  # fmt: skip
 HF_DPO_FLAGS: dict[str, OldFlag] = {
-    **same("--beta --label_smoothing"),
+    **same("--beta --label_smoothing --ld_alpha"),
     **HF_ONE_MODEL_FLAGS,
     **DPO_FIELDS,
     **dataset_name("0,1,0"),

@@ -75,6 +75,21 @@ def planned_tokens(prompt_tokens: int, response_tokens: Sequence[int], shared: b
     return len(response_tokens) * (prompt_tokens + max(response_tokens))
 
 
+def beyond_shortest(ranked: RankedRows) -> torch.Tensor:
+    """Return bool [M], True for tokens of a response beyond the length of its prompt's shortest response (the second
+    part of LD-DPO's likelihood: Liu et al. 2024, length desensitization, who have two responses)."""
+    sequence_M, sequences = ranked.rows.sequence_M, ranked.rows.end_B.numel()
+    tokens_B = torch.bincount(sequence_M, minlength=sequences)
+    shortest_B = tokens_B.clone()
+    for here_Q, other_Q in ((ranked.better_Q, ranked.worse_Q), (ranked.worse_Q, ranked.better_Q)):
+        shortest_B = shortest_B.scatter_reduce(0, here_Q, tokens_B.index_select(0, other_Q), "amin")
+    by_sequence = torch.argsort(sequence_M, stable=True)
+    starts_B = tokens_B.cumsum(0) - tokens_B
+    places = torch.arange(sequence_M.numel(), device=sequence_M.device) - starts_B[sequence_M[by_sequence]]
+    place_M = torch.empty_like(sequence_M).scatter(0, by_sequence, places)
+    return place_M >= shortest_B[sequence_M]
+
+
 def sequence_sums(values_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int) -> torch.Tensor:
     """Return [B], the sum of each sequence's values; sequence_M: int64, the sequence each belongs to."""
     return values_M.new_zeros(sequences).index_add(0, sequence_M, values_M)

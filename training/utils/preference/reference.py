@@ -21,7 +21,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.transfer import moved, pinned
 from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.ranked import sequence_sums
+from training.utils.layout.ranked import beyond_shortest, sequence_sums
 from training.utils.loading.given import is_copy_of_object
 from training.utils.models.adapters.lora import adapters_off, is_adapter_tensor
 from training.utils.preference.batches import PreferenceBatch, preference_batches
@@ -57,14 +57,28 @@ def read_reference(
         return [reference(batch) for batch in batches]
 
 
-def read_sequences(engine: TrainingEngine, batch: PreferenceBatch) -> torch.Tensor:
-    """Return float32 [B], the log-probability of each response, summed over its tokens."""
+def read_sequences(engine: TrainingEngine, batch: PreferenceBatch, ld_alpha: float = 1.0) -> torch.Tensor:
+    """Return float32 [B], the log-probability of each response. ld_alpha: of `response_sums`."""
     rows = batch.ranked.rows
-    return sequence_sums(engine(rows).logprobs_M, rows.sequence_M, rows.end_B.numel())
+    return response_sums(engine(rows).logprobs_M, batch, ld_alpha)
+
+
+def response_sums(logprobs_M: torch.Tensor, batch: PreferenceBatch, ld_alpha: float = 1.0) -> torch.Tensor:
+    """Return [B], the log-probability of each response, summed over its tokens. ld_alpha: the weight of those beyond
+    the length of its prompt's shortest response (Liu et al. 2024)."""
+    rows = batch.ranked.rows
+    if ld_alpha != 1.0:
+        logprobs_M = torch.where(beyond_shortest(batch.ranked), ld_alpha * logprobs_M, logprobs_M)
+    return sequence_sums(logprobs_M, rows.sequence_M, rows.end_B.numel())
 
 
 def read_rows(
-    run: TrainingRun[ResponsesRow], rows: Sequence[ResponsesRow], indices: Sequence[int], name: str
+    run: TrainingRun[ResponsesRow],
+    rows: Sequence[ResponsesRow],
+    indices: Sequence[int],
+    name: str,
+    *,
+    ld_alpha: float = 1.0,
 ) -> RowLogprobs:
     """Read the rows `indices` (ascending) with the model as it is. A collective; every rank gets all of them."""
     engine, plan, pad = run.engine, run.settings.eval_plan, run.settings.pad_token_id
@@ -78,7 +92,7 @@ def read_rows(
         ):
             batch = moved(laid_out, engine.ranks.device)
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
-            logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch)
+            logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch, ld_alpha)
             bar.update(min(plan.ranks * len(np.unique(batch.row_B)), bar.total - bar.n))  # ranks have about as many
     return RowLogprobs(numbers, summed(logprobs_RK).cpu().numpy())
 
@@ -89,23 +103,25 @@ def taken_rows(rows: int, settings: LoopSettings) -> list[int]:
     return sorted(ShuffledStream(rows, settings.seed, settings.shuffle).take(0, positions))
 
 
-def open_references(reference: str | None, opened: OpenedModel) -> References:
-    """The references of a run that has just been opened. reference: `--reference`; None for log-probabilities of 0. A
-    collective."""
+def open_references(reference: str | None, opened: OpenedModel, ld_alpha: float = 1.0) -> References:
+    """The references of a run that has just been opened. reference: `--reference`; None for log-probabilities of 0.
+    ld_alpha: of `response_sums`. A collective."""
     if reference is None:
-        return References(_zeros, _zeros)
+        return References(no_reference, no_reference)
     if reference == "adapter_off":
-        return adapter_off_references(opened.training.engine, opened.model)
+        return adapter_off_references(opened.training.engine, opened.model, ld_alpha)
     run, file = opened.training, None
     flags = opened.flags
     # Drawn embeddings differ in each run, and no file knows what an object computes: none would match.
     if run.ranks.is_main and not opened.added_tokens and not is_copy_of_object(opened.model):
         name, precision = flags.model.model_name_or_path, precision_of(flags.engine.dtype, flags.model.settings())
-        file = reference_file(name, opened.phase, flags.data, precision, packed=run.settings.train_plan.packed)
-    return known_references(run, file)
+        packed = run.settings.train_plan.packed
+        file = reference_file(name, opened.phase, flags.data, precision, packed=packed, ld_alpha=ld_alpha)
+    return known_references(run, file, ld_alpha)
 
 
-def _zeros(batch: PreferenceBatch) -> torch.Tensor:
+def no_reference(batch: PreferenceBatch) -> torch.Tensor:
+    """Log-probabilities of 0, of losses without a reference."""
     return torch.zeros_like(batch.ranked.rows.end_B, dtype=torch.float32)
 
 
@@ -114,10 +130,10 @@ def precision_of(dtype: str, model: ModelSettings) -> str:
     return dtype if model.quantization is None else f"{dtype} on weights in {model.quantization}"
 
 
-def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None) -> References:
+def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None, ld_alpha: float = 1.0) -> References:
     """Log-probabilities of every row that the run will take: from `file`, or read now with the model as it is.
 
-    file: on rank 0 alone; it also stores the new ones. A collective.
+    file: on rank 0 alone; it also stores the new ones. ld_alpha: of `response_sums`. A collective.
     """
     started = time.monotonic()
     stored, reason = file.read() if file is not None else ({}, "")
@@ -131,7 +147,7 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None)
         splits[split] = stored.get(split, RowLogprobs.none())
         missing = splits[split].lacking(indices)
         if missing:
-            new = read_rows(run, rows, missing, f"{run.name}: reference of {split} rows")
+            new = read_rows(run, rows, missing, f"{run.name}: reference of {split} rows", ld_alpha=ld_alpha)
             splits[split] = splits[split].joined(new)
         rows_read += len(missing)
         pairs_read += sum(math.comb(len(rows[index].response_ids), 2) for index in missing)
@@ -155,7 +171,7 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None)
     return References(known("train"), known("eval"))
 
 
-def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel) -> References:
+def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel, ld_alpha: float = 1.0) -> References:
     """Read nothing before training. model: with LoRA adapters, inside `engine`. Raises ThreestepError if other weights
     train too: embeddings that have just gained tokens."""
     others = [name for name, part in model.named_parameters() if part.requires_grad and not is_adapter_tensor(name)]
@@ -167,6 +183,6 @@ def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel) -> Re
 
     def read(batch: PreferenceBatch) -> torch.Tensor:
         with adapters_off(model):
-            return read_sequences(engine, batch)
+            return read_sequences(engine, batch, ld_alpha)
 
     return References(read, read)

@@ -111,7 +111,7 @@ class ReferenceFile:
 
 
 def reference_file(
-    name_or_path: str, phase: PhaseData, data: DataArguments, dtype: str, *, packed: bool
+    name_or_path: str, phase: PhaseData, data: DataArguments, dtype: str, *, packed: bool, ld_alpha: float = 1.0
 ) -> ReferenceFile:
     """The file of the start model `name_or_path` and the rows of `phase`. For one rank: it hashes the weights.
 
@@ -127,6 +127,8 @@ def reference_file(
         "layout": "packed" if packed else "padded",
         "transformers": transformers.__version__,
     }
+    if ld_alpha != 1.0:
+        parts["weight of tokens beyond the shortest response"] = str(ld_alpha)
     return ReferenceFile(data.cache.cache_dir, parts, data.cache.rebuild_cache)
 
 

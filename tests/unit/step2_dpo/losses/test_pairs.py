@@ -15,7 +15,6 @@ from training.step2_dpo.losses.pairs import (
     Objective,
     PreferenceLoss,
     Responses,
-    best_response_loss,
     log_ratios,
     pair_figures,
     preference_loss,
@@ -23,11 +22,12 @@ from training.step2_dpo.losses.pairs import (
 from training.utils.layout.ranked import sequence_sums
 
 OF_MARGINS = [name for name, loss in LOSSES.items() if loss.of_margins]  # others are tested in files of their own
+SMOOTHED = ("sigmoid", "sigmoid_norm", "robust", "simpo")
 pairs = st.lists(st.tuples(st.floats(-40, 40), st.floats(0, 1)), min_size=1, max_size=20)
 betas = st.floats(0.05, 2.0)
 objectives = st.one_of(
     st.builds(objective, st.sampled_from(OF_MARGINS), betas),
-    st.builds(objective, st.just("sigmoid"), betas, label_smoothing=st.sampled_from([0.1, 0.3])),
+    st.builds(objective, st.sampled_from(SMOOTHED), betas, label_smoothing=st.sampled_from([0.1, 0.3])),
 )
 
 
@@ -36,20 +36,29 @@ def smoothed(m: float, beta: float, label_smoothing: float) -> float:
     return (1 - label_smoothing) * right + label_smoothing * wrong
 
 
+def robust(m: float, beta: float, label_smoothing: float) -> float:
+    right, wrong = (math.log1p(math.exp(sign * beta * m)) for sign in (-1, 1))
+    return ((1 - label_smoothing) * right - label_smoothing * wrong) / (1 - 2 * label_smoothing)
+
+
 FORMULAS = {  # of a margin, beta and the loss's own flags
     "sigmoid": smoothed,
+    "sigmoid_norm": smoothed,
+    "robust": robust,
     "ipo": lambda m, beta: (m - 1 / (2 * beta)) ** 2,
     "hinge": lambda m, beta: max(0.0, 1 - beta * m),
+    "simpo": lambda m, beta, label_smoothing, simpo_gamma: smoothed(m - simpo_gamma / beta, beta, label_smoothing),
 }
 
 
 def loss_of(margins, weights, prompts, how: Objective, dtype=torch.float32):
     """The loss of pairs with these margins: the better ones' log-ratios are the margins, the worse ones' 0."""
     ratios_B = torch.tensor([*margins, *[0.0] * len(margins)], dtype=dtype, requires_grad=True)
+    is_best_B = torch.arange(len(ratios_B)) < len(margins)
     better_Q = torch.arange(len(margins))
     weight_Q = torch.tensor(weights, dtype=dtype)
     pairs = (better_Q, better_Q + len(margins), weight_Q)
-    return preference_loss(Responses(ratios_B, ratios_B, ratios_B, *pairs), prompts, how), ratios_B
+    return preference_loss(Responses(ratios_B, ratios_B, ratios_B, *pairs, is_best_B), prompts, how), ratios_B
 
 
 def test_every_loss_has_a_formula_here():
@@ -59,7 +68,7 @@ def test_every_loss_has_a_formula_here():
 @pytest.mark.parametrize("name", [name for name, loss in LOSSES.items() if loss.loss_of_equal_pairs])
 def test_the_loss_of_equal_pairs(name):
     how = objective(name, 0.7)
-    nats = how.loss.of_margins(torch.zeros(1, dtype=torch.float64), how).item()
+    nats = loss_of([0.0], [1.0], 1.0, how, torch.float64)[0].item()
     assert how.loss.loss_of_equal_pairs(how) == pytest.approx(nats, rel=1e-12)
 
 
@@ -111,7 +120,8 @@ def test_three_ranked_responses():
     ratios_B = torch.tensor([math.log(4), 0.0, 0.0])
     better_Q, worse_Q = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])
     pairs = (better_Q, worse_Q, torch.full((3,), 1 / 3))
-    loss = preference_loss(Responses(ratios_B, ratios_B, ratios_B, *pairs), 1.0, objective("sigmoid", 1.0))
+    is_best_B = torch.tensor([True, False, False])
+    loss = preference_loss(Responses(ratios_B, ratios_B, ratios_B, *pairs, is_best_B), 1.0, objective("sigmoid", 1.0))
     assert loss.item() == pytest.approx((2 * math.log(5 / 4) + math.log(2)) / 3)
 
 
@@ -121,7 +131,8 @@ def test_a_loss_of_responses_is_divided_by_the_prompts_and_sees_their_columns():
 
     none = torch.zeros(0, dtype=torch.int64)
     ratios_B = torch.tensor([1.0, 2.0, 4.0])
-    given = Responses(ratios_B, ratios_B, ratios_B, none, none, torch.zeros(0), {"is_good": torch.tensor([1.0, 0, 1])})
+    columns = {"is_good": torch.tensor([1.0, 0, 1])}
+    given = Responses(ratios_B, ratios_B, ratios_B, none, none, torch.zeros(0), none, columns)
     how = Objective(PreferenceLoss("", of_responses=of_responses), 0.5)
     assert preference_loss(given, 2.0, how).item() == 1.25
 
@@ -129,7 +140,7 @@ def test_a_loss_of_responses_is_divided_by_the_prompts_and_sees_their_columns():
 def test_the_figures_of_pairs():
     rewards_B = torch.tensor([3.0, 1.0, 2.0, 2.0])
     pairs_Q = (torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3]), torch.ones(3))
-    found = pair_figures(rewards_B, Responses(rewards_B, rewards_B, rewards_B, *pairs_Q))
+    found = pair_figures(rewards_B, Responses(rewards_B, rewards_B, rewards_B, *pairs_Q, torch.ones(4, dtype=bool)))
     assert found == {"pairs": 3, "right": 1, "chosen_reward": 6, "rejected_reward": 5}
 
 
@@ -157,15 +168,7 @@ def test_sums_of_sequences():
 
 def test_log_ratios_are_sums_or_means():
     logprobs_B, reference_B, tokens_B = torch.tensor([-6.0, -4.0]), torch.tensor([-9.0, -2.0]), torch.tensor([3.0, 4.0])
-    assert [LOSSES[name].is_token_mean for name in ("sigmoid", "ipo", "hinge")] == [False, True, False]
+    assert [name for name, loss in LOSSES.items() if loss.is_token_mean] == ["sigmoid_norm", "ipo", "orpo", "simpo"]
     for loss in LOSSES.values():
         expected = [1.0, -0.5] if loss.is_token_mean else [3.0, -2.0]
         assert log_ratios(logprobs_B, reference_B, tokens_B, loss).tolist() == expected
-
-
-def test_the_best_responses_likelihood():
-    # -(-6 / 3) and -(-2 / 4), of two prompts among four in the step; the middle response is no best one.
-    loss = best_response_loss(
-        torch.tensor([-6.0, -8.0, -2.0]), torch.tensor([3.0, 1.0, 4.0]), torch.tensor([True, False, True]), 4.0
-    )
-    assert loss.item() == pytest.approx((2 + 0.5) / 4)

@@ -242,6 +242,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--loss_type sigmoid sft": "--loss_type expects one loss, got sigmoid sft; give the first, and --sft_coef",
         "--truncation_mode keep_end": {"truncation": "left"},
         "--label_smoothing 0.1": {"label_smoothing": 0.1},
+        "--ld_alpha 0.5": {"ld_alpha": 0.5},
         "--rpo_alpha 1.0": {"sft_coef": 1.0},
         "--precompute_ref_log_probs": SAID,
         "--reference_free": "the reference is the model that training starts from",

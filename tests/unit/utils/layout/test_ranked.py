@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, shared_prompt, unshared
-from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
+from training.utils.layout.ranked import RankedRows, beyond_shortest, planned_tokens, ranked_rows
 
 
 def sequence(ids: list[int]) -> TokenSequence:
@@ -54,6 +54,24 @@ def test_a_pair_after_three_ranked_responses(shared):
     batch = ranked_rows([[THREE, PAIR]], shared, 0)
     assert list(zip(batch.better_Q.tolist(), batch.worse_Q.tolist(), strict=True)) == [(0, 1), (0, 2), (1, 2), (3, 4)]
     assert batch.rows.end_B.numel() == 5
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_tokens_beyond_the_shortest_response(shared):
+    """Of responses that are predicted: two and three tokens, then three, one and two."""
+
+    def predicted(prompt: list[int], *responses: list[int]) -> Document:
+        parts = [TokenSequence(torch.tensor(ids), torch.ones(len(ids), dtype=torch.bool)) for ids in responses]
+        return shared_prompt(sequence(prompt), parts)
+
+    batch = ranked_rows(
+        [[predicted([5, 6], [7, 2], [8, 9, 2]), predicted([4], [1, 2, 3], [2], [3, 9])]], shared, pad_token_id=0
+    )
+    beyond_M, sequence_M = beyond_shortest(batch), batch.rows.sequence_M
+    of_sequences = [beyond_M[sequence_M == number].tolist() for number in range(5)]
+    assert of_sequences == [[False, False], [False, False, True], [False, True, True], [False], [False, True]]
+    none = beyond_shortest(ranked_rows([], shared, 0))
+    assert none.dtype == torch.bool and none.numel() == 0
 
 
 def test_several_prompts_of_a_row_stand_apart_where_nothing_is_shared():
