@@ -395,7 +395,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
 
 def make_trainer(case: Case, run: Any, model: Any) -> Any:
-    from tests.support.objectives import objective
+    from tests.support.objectives import objectives
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.loss import LossOptions
@@ -412,7 +412,7 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
                 adapter_off_references(run.engine, model, weight) if off else known_references(run, None, weight)
             )
         own = {"label_smoothing": smoothing} if smoothing else {}
-        return DpoTrainer(run, references, objective(loss_type, beta, sft_coef, ld_alpha=weight, **own))
+        return DpoTrainer(run, references, objectives(loss_type, beta, sft_coef, ld_alpha=weight, **own))
     if case.kind == "sft":
         return SftTrainer(run, neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
     return RewardTrainer(run, LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions())

@@ -239,7 +239,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
 
 def make_trainer(case: Case, run: Any) -> Any:
-    from tests.support.objectives import objective
+    from tests.support.objectives import objectives
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.loss import LossOptions
@@ -250,7 +250,7 @@ def make_trainer(case: Case, run: Any) -> Any:
         return SftTrainer(run)
     if case.kind == "reward":
         return RewardTrainer(run, LossOptions())
-    return DpoTrainer(run, known_references(run, None), objective("sigmoid", BETA))
+    return DpoTrainer(run, known_references(run, None), objectives("sigmoid", BETA))
 
 
 def counted_lacking(trainer: Any, of_pairs: bool) -> int:

@@ -203,7 +203,7 @@ def test_values():
 def test_preferences(loss_type):
     better_Q, worse_Q, weight_Q = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2]), drawn(3, seed=2).abs()
     has_smoothing = hasattr(LOSSES[loss_type].flags, "label_smoothing")
-    how = objective(loss_type, 0.1, 0.3, **({"label_smoothing": 0.1} if has_smoothing else {}))
+    how = objective(loss_type, 0.1, **({"label_smoothing": 0.1} if has_smoothing else {}))
 
     def compute() -> Any:
         ratios_B = dpo.log_ratios(-drawn(3).abs(), drawn(3, seed=1), torch.tensor([3, 5, 7]), how.loss)

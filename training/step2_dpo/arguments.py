@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
 from training.step2_dpo.losses import LOSSES, OwnFlags
+from training.step2_dpo.objectives import BETA_SCHEDULES, weighted_names
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import RateArguments
 from training.utils.flags.flags import flag, flag_of
@@ -26,8 +27,16 @@ class _LossArguments:
         "Strength of the pull towards the reference (Rafailov et al. 2023, app. B); 'ipo' regresses on 1/(2 beta).",
         "factor > 0",
     )
+    final_beta: float | None = flag(
+        None, "Beta in the last optimizer step, if it is to change by --beta_schedule; default: --beta.", "factor > 0"
+    )
+    beta_schedule: str = flag("linear", "Way from --beta to --final_beta.", choices=BETA_SCHEDULES)
     loss_type: str = flag(
-        "sigmoid", "; ".join(f"'{name}' {loss.note}" for name, loss in LOSSES.items()) + ".", choices=LOSSES
+        "sigmoid",
+        "One loss, or a weighted sum of several, such as sigmoid:0.8,sft:0.2 (without a weight: 1). "
+        + "; ".join(f"'{name}' {loss.note}" for name, loss in LOSSES.items())
+        + ".",
+        "names",
     )
 
 
@@ -57,20 +66,23 @@ class DpoArguments(OwnFlags, _LossArguments):
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
-        chosen = LOSSES.get(self.loss_type)
+        weights = mistakes.note(weighted_names, self.loss_type)
+        if weights is None:
+            return
+        chosen = [LOSSES[name] for name in weights]
         for field, names in _own_flags().items():
             value = getattr(self, field)
             mistakes.require(
-                self.loss_type in names or value == self.__dataclass_fields__[field].default,
+                not weights.keys().isdisjoint(names) or value == self.__dataclass_fields__[field].default,
                 f"--{field} {value} needs --loss_type {', '.join(names)}: '{self.loss_type}' has no such form",
             )
         mistakes.require(
-            chosen is None or not chosen.is_token_mean or self.ld_alpha == 1.0,
+            not any(loss.is_token_mean for loss in chosen) or self.ld_alpha == 1.0,
             f"--ld_alpha {self.ld_alpha} weighs the tokens of a sum, and --loss_type {self.loss_type} takes means over "
             "tokens; leave it out",
         )
         mistakes.require(
-            chosen is None or chosen.needs_reference or self.reference == "cached",
+            any(loss.needs_reference for loss in chosen) or self.reference == "cached",
             f"--reference {self.reference} is of losses with a reference, and --loss_type {self.loss_type} has none; "
             "leave it out",
         )
@@ -86,13 +98,13 @@ def _own_flags() -> dict[str, list[str]]:
 
 
 def needs_reference(dpo: DpoArguments) -> bool:
-    """True for a loss that compares the policy with the start model."""
-    return LOSSES[dpo.loss_type].needs_reference
+    """True if a loss compares the policy with the start model."""
+    return any(LOSSES[name].needs_reference for name in weighted_names(dpo.loss_type))
 
 
 def kind_of_rows(dpo: DpoArguments) -> str:
-    """The rows that the loss trains on."""
-    return LOSSES[dpo.loss_type].rows
+    """The rows that the losses train on."""
+    return LOSSES[next(iter(weighted_names(dpo.loss_type)))].rows
 
 
 def check_reference(flags: OneModelFlags) -> None:

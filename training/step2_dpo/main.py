@@ -5,22 +5,17 @@ python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jso
 
 from training.step2_dpo import STEP
 from training.step2_dpo.arguments import DpoArguments, check_reference, kind_of_rows, needs_reference
-from training.step2_dpo.losses import LOSSES
-from training.utils.flags.flags import settings_of
+from training.step2_dpo.objectives import objectives_of, schedule_of
 from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
 
 
 def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
     """Read the reference, train on pairs."""
-    from training.step2_dpo.losses.pairs import Objective
     from training.step2_dpo.trainer import DpoTrainer
     from training.utils.preference.reference import open_references
 
-    loss = LOSSES[dpo.loss_type]
-    options = loss.flags and settings_of(loss.flags, dpo)
-    objective = Objective(loss, dpo.beta, dpo.sft_coef, options, dpo.ld_alpha)
-    references = open_references(dpo.reference if loss.needs_reference else None, opened, dpo.ld_alpha)
-    return DpoTrainer(opened.training, references, objective).train()
+    references = open_references(dpo.reference if needs_reference(dpo) else None, opened, dpo.ld_alpha)
+    return DpoTrainer(opened.training, references, objectives_of(dpo), schedule_of(dpo)).train()
 
 
 main = one_model_program(__name__, STEP, train, rows=kind_of_rows, rereads_start=needs_reference, check=check_reference)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from training.step2_dpo.losses.pairs import Objective, Responses, log_ratios, preference_loss
+from training.step2_dpo.losses.pairs import Objective, Responses, log_ratios, preference_loss, weighted_sum
+from training.step2_dpo.objectives import BetaSchedule, at_beta
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
@@ -72,14 +73,22 @@ def closing_sentence(before: DpoEvaluation, after: DpoEvaluation) -> str:
 class DpoTrainer:
     """Trains `run.engine`, a PolicyModel under DeepSpeed, on ranked responses."""
 
-    def __init__(self, run: TrainingRun[ResponsesRow], references: References, objective: Objective) -> None:
+    def __init__(
+        self,
+        run: TrainingRun[ResponsesRow],
+        references: References,
+        objectives: Sequence[Objective],
+        schedule: BetaSchedule | None = None,
+    ) -> None:
+        """objectives: the terms of the sum that is minimised. schedule: of beta; None: that of the objectives."""
         self.run = run
         self.references = references
-        self.objective = objective
+        self.objectives = tuple(objectives)
+        self.schedule = schedule or BetaSchedule(objectives[0].beta, objectives[0].beta)
 
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
-        loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved), _uniform(self.objective))
+        loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved), _uniform(self.objectives))
         for step in loop.steps(lambda taken: train_batches(self.run, taken, are_targets=True)):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)
@@ -90,12 +99,13 @@ class DpoTrainer:
         if not len(run.eval_rows):
             return None
         run.engine.eval()
+        objectives = self._objectives_at(step)
         sums = DeviceSums()
         read: list[tuple[np.ndarray, torch.Tensor]] = []
         with torch.no_grad():
             for laid_out in eval_batches(run, are_targets=True):
                 [batch] = on_device([laid_out], run.ranks.device)
-                found = self._loss(batch, self.references.eval(batch), float(len(run.eval_rows)))
+                found = self._loss(batch, self.references.eval(batch), float(len(run.eval_rows)), objectives)
                 sums.add(found.figures)
                 read.append((np.column_stack([batch.row_B, batch.place_B, batch.tokens_B]), found.read))
         result = DpoEvaluation(**_means(sums.totals(run.ranks.device)))
@@ -110,43 +120,55 @@ class DpoTrainer:
         prepared = step.ready()
         batches = on_device(prepared.batches, run.ranks.device)
         references = read_reference(self.references.train, run.engine, batches)
+        objectives = self._objectives_at(step.number)
         micro_batches = [
-            MicroBatch(batch.ranked.rows, partial(self._loss, batch, reference_B, float(len(step.taken))))
+            MicroBatch(batch.ranked.rows, partial(self._loss, batch, reference_B, float(len(step.taken)), objectives))
             for batch, reference_B in zip(batches, references, strict=True)
         ]
         totals, figures = accumulate([Trainee("train", run.engine, micro_batches, run.guests)], prepared.work)
         seconds = time.monotonic() - started
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},
+            **{f"train/{name}": value for name, value in totals.items() if name.startswith("loss_")},
+            **({"train/beta": objectives[0].beta} if self.schedule.first != self.schedule.last else {}),
             "train/pairs_per_second": totals["pairs"] / seconds,
             **run.speed_figures(totals, seconds),
             **figures,
         }
 
-    def _loss(self, batch: PreferenceBatch, reference_B: torch.Tensor, prompts: float) -> MicroLoss:
-        """This micro-batch's part of the loss; `read` are the implicit rewards [B]."""
-        ranked, objective = batch.ranked, self.objective
+    def _objectives_at(self, step: int) -> tuple[Objective, ...]:
+        """The terms with the beta of an optimizer step."""
+        return at_beta(self.objectives, self.schedule.at(step, self.run.settings.total_steps))
+
+    def _loss(
+        self, batch: PreferenceBatch, reference_B: torch.Tensor, prompts: float, objectives: Sequence[Objective]
+    ) -> MicroLoss:
+        """This micro-batch's part of the loss; `read` are the implicit rewards [B] of the first objective."""
+        ranked, first = batch.ranked, objectives[0]
         rows = ranked.rows
         logprobs_M = self.run.engine(rows).logprobs_M
         logprobs_B, tokens_B = (
             sequence_sums(values_M, rows.sequence_M, rows.end_B.numel())
             for values_M in (logprobs_M, torch.ones_like(logprobs_M))
         )
-        weighed_B = logprobs_B
-        if objective.ld_alpha != 1.0:
-            weighed_B = response_sums(logprobs_M, batch, objective.ld_alpha)
-        ratios_B = log_ratios(weighed_B, reference_B, tokens_B, objective.loss)
-        pairs = (ranked.better_Q, ranked.worse_Q, ranked.weight_Q)
-        responses = Responses(ratios_B, logprobs_B, tokens_B, *pairs, batch.is_best_B, batch.columns)
-        loss = preference_loss(responses, prompts, objective)
-        rewards_B = objective.beta * ratios_B.detach()
-        return MicroLoss(loss, {"loss": loss, **objective.loss.figures(rewards_B, responses)}, rewards_B)
+        weighed_B = logprobs_B if first.ld_alpha == 1.0 else response_sums(logprobs_M, batch, first.ld_alpha)
+        pairs = (ranked.better_Q, ranked.worse_Q, ranked.weight_Q, batch.is_best_B, batch.columns)
+        of_terms = [
+            Responses(log_ratios(weighed_B, reference_B, tokens_B, one.loss), logprobs_B, tokens_B, *pairs)
+            for one in objectives
+        ]
+        losses = [preference_loss(read, prompts, one) for read, one in zip(of_terms, objectives, strict=True)]
+        loss = weighted_sum(losses, objectives)
+        rewards_B = first.beta * of_terms[0].ratios_B.detach()
+        parts = {f"loss_{one.name}": part for one, part in zip(objectives, losses, strict=True) if len(losses) > 1}
+        return MicroLoss(loss, {"loss": loss, **parts, **first.loss.figures(rewards_B, of_terms[0])}, rewards_B)
 
 
-def _uniform(objective: Objective) -> Uniform | None:
-    """The loss of a model to which both responses are alike; None for an objective of which that says nothing."""
+def _uniform(objectives: Sequence[Objective]) -> Uniform | None:
+    """The loss of a model to which both responses are alike; None for objectives of which that says nothing."""
+    objective = objectives[0]
     nats = objective.loss.loss_of_equal_pairs
-    if nats is None or objective.sft_coef:
+    if nats is None or len(objectives) > 1 or objective.weight != 1.0:
         return None
     return replace(EQUAL_PAIRS, nats=nats(objective), begins_there=objective.loss.needs_reference)
 

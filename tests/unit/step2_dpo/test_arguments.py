@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.step2_dpo.arguments import DpoArguments, check_reference, needs_reference
+from training.step2_dpo.arguments import DpoArguments, check_reference, kind_of_rows, needs_reference
 from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses.pairs import PreferenceLoss
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -31,8 +31,9 @@ def test_the_defaults_and_each_loss_are_right():
 def test_the_table_names_the_flags():
     """In its order, each loss's own flags where the others stand."""
     own = list(dict.fromkeys(field.name for loss in LOSSES.values() if loss.flags for field in fields(loss.flags)))
+    first = ["learning_rate", "beta", "final_beta", "beta_schedule", "loss_type"]
     rest = ["sft_coef", "ld_alpha", "reference"]
-    assert [field.name for field in fields(DpoArguments)] == ["learning_rate", "beta", "loss_type", *own, *rest]
+    assert [field.name for field in fields(DpoArguments)] == [*first, *own, *rest]
     [said] = [field.metadata["help"] for field in fields(DpoArguments) if field.name == "loss_type"]
     assert all(f"'{name}' {loss.note}" in said for name, loss in LOSSES.items())
 
@@ -59,6 +60,24 @@ def test_a_loss_without_a_reference(monkeypatch):
             {"reference": "adapters_off"},
             "--reference expects one of cached, adapter_off, got 'adapters_off'; did you mean 'adapter_off'?",
         ),
+        ({"final_beta": 0.0}, "--final_beta expects more than 0, got 0.0"),
+        (
+            {"loss_type": "sigmoid:0.8,sigmoid:1"},
+            "--loss_type expects each loss once, got 'sigmoid' twice in 'sigmoid:0.8,sigmoid:1'; add the weights",
+        ),
+        (
+            {"loss_type": "sigmoid:0.8,sft:-1"},
+            "--loss_type expects a weight above 0 behind 'sft:', got '-1' in 'sigmoid:0.8,sft:-1'",
+        ),
+        (
+            {"loss_type": "orpo,simpo", "reference": "adapter_off"},
+            "--reference adapter_off is of losses with a reference, and --loss_type orpo,simpo has none; leave it out",
+        ),
+        (
+            {"loss_type": "ipo,sft", "label_smoothing": 0.1},
+            "--label_smoothing 0.1 needs --loss_type sigmoid, sigmoid_norm, robust, simpo, cpo: 'ipo,sft' has no such "
+            "form",
+        ),
         ({"sft_coef": -1.0}, "--sft_coef expects 0 or more, got -1.0"),
         ({"label_smoothing": 0.5}, "--label_smoothing expects 0 or more and less than 0.5, got 0.5"),
         (
@@ -84,6 +103,14 @@ def test_mistakes(given, said):
 
 def flags(reference: str, **model) -> SimpleNamespace:
     return SimpleNamespace(of_step=SimpleNamespace(reference=reference), model=ModelArguments(**model))
+
+
+def test_sums_of_losses():
+    assert sentences(loss_type="sigmoid:0.8, sft:.2", label_smoothing=0.1) == sentences(loss_type="ipo,orpo") == []
+    assert needs_reference(DpoArguments(loss_type="orpo,sigmoid:2")) and not needs_reference(
+        DpoArguments(loss_type="orpo,simpo")
+    )
+    assert kind_of_rows(DpoArguments(loss_type="orpo,sigmoid:2")) == "ranked"
 
 
 @pytest.mark.parametrize("model", [{}, {"lora_dim": 4, "only_optimize_lora": False}])

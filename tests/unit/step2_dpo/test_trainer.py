@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.support.objectives import objective
+from tests.support.objectives import objectives
 from training.step2_dpo.losses.pairs import Objective, PreferenceLoss
 from training.step2_dpo.trainer import DpoEvaluation, _uniform, closing_figures, closing_sentence
 from training.utils.divergence.signs import EQUAL_PAIRS
@@ -32,7 +32,7 @@ def test_without_evaluation_rows_the_same_figures_are_none():
 def test_the_loss_of_equal_pairs():
     """A sign of divergence for losses that have one, unless another term is added; where training begins, if the policy
     is its reference then."""
-    assert _uniform(objective("sigmoid", 0.1)) == EQUAL_PAIRS
-    assert _uniform(objective("sigmoid", 0.1, sft_coef=1.0)) is _uniform(objective("ipo", 0.1)) is None
+    assert _uniform(objectives("sigmoid", 0.1)) == EQUAL_PAIRS
+    assert _uniform(objectives("sigmoid", 0.1, sft_coef=1.0)) is _uniform(objectives("ipo", 0.1)) is None
     free = PreferenceLoss("", lambda m, _: m, needs_reference=False, loss_of_equal_pairs=lambda how: how.beta)
-    assert _uniform(Objective(free, 2.0)) == replace(EQUAL_PAIRS, nats=2.0, begins_there=False)
+    assert _uniform([Objective(free, 2.0)]) == replace(EQUAL_PAIRS, nats=2.0, begins_there=False)

@@ -7,7 +7,7 @@ better than the second.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -78,19 +78,21 @@ class PreferenceLoss:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss and its constants.
+    """A loss, alone or in a sum, and its constants.
 
     beta: cost of leaving the reference
-    sft_coef: weight of the best response's likelihood
     options: the values of `loss.flags`
+    weight: in the sum
     ld_alpha: weight in log-ratios of tokens beyond the length of the prompt's shortest response
+    name: of the loss in the table
     """
 
     loss: PreferenceLoss
     beta: float
-    sft_coef: float = 0.0
     options: Any = None
+    weight: float = 1.0
     ld_alpha: float = 1.0
+    name: str = ""
 
 
 def log_ratios(
@@ -101,26 +103,29 @@ def log_ratios(
 
     logprobs_B, reference_B: float32, log-probabilities summed over a response's tokens, tokens_B of them.
     """
-    ratios_B = logprobs_B - reference_B
+    ratios_B = logprobs_B - reference_B if loss.needs_reference else logprobs_B
     return ratios_B / tokens_B if loss.is_token_mean else ratios_B
 
 
 def preference_loss(responses: Responses, prompts_in_step: float, objective: Objective) -> torch.Tensor:
-    """Return this micro-batch's part of the step's loss, a scalar. prompts_in_step: of the whole optimizer step, on all
-    ranks."""
-    found = loss_sum(responses, objective)
-    if objective.sft_coef > 0:
-        found = found + objective.sft_coef * best_likelihood(responses)
-    return found / prompts_in_step
-
-
-def loss_sum(responses: Responses, objective: Objective) -> torch.Tensor:
-    """Return the sum of all prompts' losses, a scalar."""
+    """Return this micro-batch's part of the step's loss, a scalar, without the objective's weight. prompts_in_step: of
+    the whole optimizer step, on all ranks."""
     of_margins, of_responses = objective.loss.of_margins, objective.loss.of_responses
     if of_responses is not None:
-        return of_responses(responses, objective)
+        return of_responses(responses, objective) / prompts_in_step
     assert of_margins is not None
-    return of_pairs(responses, lambda better_Q, worse_Q: of_margins(better_Q - worse_Q, objective))
+    return of_pairs(responses, lambda better_Q, worse_Q: of_margins(better_Q - worse_Q, objective)) / prompts_in_step
+
+
+def weighted_sum(losses: Sequence[torch.Tensor], objectives: Sequence[Objective]) -> torch.Tensor:
+    """Return the sum of the terms by their weights. losses: of `preference_loss`, one for each objective."""
+    first, *rest = (
+        loss if objective.weight == 1.0 else objective.weight * loss
+        for loss, objective in zip(losses, objectives, strict=True)
+    )
+    for term in rest:
+        first = first + term
+    return first
 
 
 def of_pairs(responses: Responses, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:

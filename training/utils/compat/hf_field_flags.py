@@ -157,7 +157,7 @@ DPO_FIELDS: dict[str, OldFlag] = {
     "--discopop_tau": needless("is of the loss discopop, which is not built"),
     "--f_alpha_divergence_coef": needless("is of --f_divergence_type alpha_divergence, which is refused"),
     "--loss_weights": refused(
-        "weighs several losses; here --loss_type is one, to which --sft_coef adds the log-likelihood", takes_list=True,
+        "weighs several losses, as --loss_type does here: --loss_type sigmoid:0.8,sft:0.2", takes_list=True,
         unless=("1", "1.0", *NO_VALUE)
     ),
     "--precompute_ref_batch_size": needless("the reference reads as many rows at a time as an evaluation does"),

@@ -204,14 +204,9 @@ def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
     return ["--chat_template", value]
 
 
-def _one_loss(words: list[str]) -> list[str]:
-    """The loss of DPO's; TRL takes several."""
-    if len(words) > 1:
-        raise ThreestepError(
-            f"--loss_type expects one loss, got {' '.join(words)}; give the first, and --sft_coef for the "
-            "log-likelihood beside it"
-        )
-    return words
+def _one_word(words: list[str]) -> list[str]:
+    """Several losses of TRL's DPO, each of weight 1, as the one word that they are here."""
+    return [",".join(words)]
 
 
 _LOSS_ON = either_way(["--loss_on", "response"], ["--loss_on", "conversation"])
@@ -480,7 +475,7 @@ HF_DPO_FLAGS: dict[str, OldFlag] = {
     **HF_ONE_MODEL_FLAGS,
     **DPO_FIELDS,
     **dataset_name("0,1,0"),
-    "--loss_type": Same("those of ours, one; others are refused", spelled=_one_loss),
+    "--loss_type": Same("several are a sum; those of ours, others are refused", spelled=_one_word),
     "--truncation_mode": renamed(
         "--truncation", "keep_start: right; keep_end: left", words=_TRUNCATION,
         differs="left cuts the beginning of the prompt, never the response"

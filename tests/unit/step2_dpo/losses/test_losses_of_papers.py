@@ -8,9 +8,16 @@ from itertools import combinations
 import pytest
 import torch
 
-from tests.support.objectives import objective
+from tests.support.objectives import objective, objectives
 from training.step2_dpo.losses import LOSSES, orpo
-from training.step2_dpo.losses.pairs import Objective, Responses, best_likelihood, log_ratios, preference_loss
+from training.step2_dpo.losses.pairs import (
+    Objective,
+    Responses,
+    best_likelihood,
+    log_ratios,
+    preference_loss,
+    weighted_sum,
+)
 
 # A pair of three tokens each (the prompt apart): r_w = 0.4, r_l = -0.6, so that m = 1, and a token's means are thirds.
 POLICY = ([-0.5, -1.0, -1.5], [-1.0, -2.0, -0.5])
@@ -72,11 +79,13 @@ def of_paper(name: str, better, worse, b: float, e: float) -> torch.Tensor:
         return b * -torch.log(sigmoid(torch.log((p_w / (1 - p_w)) / (p_l / (1 - p_l)))))
     if name == "simpo":
         return smooth(b / len(pw) * pw.sum() - b / len(pl) * pl.sum() - 0.5)
+    if name == "sft":
+        return 0.0 * m
     assert name == "cpo", name
     return smooth(b * pw.sum() - b * pl.sum())
 
 
-LIKELIHOOD = {"orpo": 1.0, "cpo": 1.0}  # its weight where it is a part of the loss
+LIKELIHOOD = {"orpo": 1.0, "cpo": 1.0, "sft": 1.0}  # its weight where it is a part of the loss
 SMOOTHED = ("sigmoid", "sigmoid_norm", "robust", "simpo", "cpo")
 
 
@@ -108,7 +117,9 @@ def drawn_prompts(seed: int) -> list:
 
 
 def gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[float]:
-    return [value for part in torch.autograd.grad(loss, leaves, allow_unused=True) for value in part.tolist()]
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [value for part, leaf in zip(found, leaves, strict=True)
+            for value in (torch.zeros_like(leaf) if part is None else part).tolist()]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -117,10 +128,10 @@ def gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[float]:
 def test_loss_and_gradients_of_each_token(name: str, sft_coef: float, seed: int):
     smoothing = 0.2 if name in SMOOTHED else 0.0
     beta = 2.0 if name == "simpo" else 0.4
-    how = objective(name, beta, sft_coef, **({"label_smoothing": smoothing} if smoothing else {}))
+    terms = objectives(name, beta, sft_coef, **({"label_smoothing": smoothing} if smoothing else {}))
     prompts = drawn_prompts(seed)
-    responses, leaves = responses_of(prompts, how)
-    got = preference_loss(responses, float(len(prompts)), how)
+    responses, leaves = responses_of(prompts, terms[0])
+    got = weighted_sum([preference_loss(responses, float(len(prompts)), how) for how in terms], terms)
     want = of_prompts(name, prompts, leaves, beta, smoothing, sft_coef)
     assert got.item() == pytest.approx(want.item(), rel=1e-12)
     assert gradients(got, leaves) == pytest.approx(gradients(want, leaves), rel=1e-9, abs=1e-12)
@@ -150,6 +161,7 @@ HAND = [
     # -log sigmoid(0.1 x (-3 + 3.5)) = 0.668460, slope -0.1 sigmoid(-0.05); and the likelihood
     ("cpo", {}, 0.1, 1.668460, -1 / 3 - 0.048750, 0.048750),
     ("cpo", {"cpo_alpha": 0.0}, 0.1, 0.668460, -0.048750, 0.048750),
+    ("sft", {}, 0.1, 1.0, -1 / 3, 0.0),
 ]
 
 
@@ -169,7 +181,7 @@ def test_every_loss_has_a_row_by_hand():
 @pytest.mark.parametrize("name", [name for name, loss in LOSSES.items() if loss.rows == "ranked"])
 def test_parts_add_up_to_the_whole(name: str):
     """The prompts of a step in two micro-batches, each divided by the prompts of the step."""
-    how = objective(name, 0.4, 0.3)
+    how = objective(name, 0.4)
     prompts = drawn_prompts(7)
     whole, *parts = (
         preference_loss(responses_of(part, how)[0], 4.0, how).item() for part in (prompts, prompts[:1], prompts[1:])
@@ -206,4 +218,4 @@ def test_robust_dpo_is_unbiased():
 
 
 def test_losses_without_a_reference():
-    assert [name for name, loss in LOSSES.items() if not loss.needs_reference] == ["orpo", "simpo", "cpo"]
+    assert [name for name, loss in LOSSES.items() if not loss.needs_reference] == ["orpo", "simpo", "cpo", "sft"]

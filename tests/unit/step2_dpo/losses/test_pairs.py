@@ -170,5 +170,7 @@ def test_log_ratios_are_sums_or_means():
     logprobs_B, reference_B, tokens_B = torch.tensor([-6.0, -4.0]), torch.tensor([-9.0, -2.0]), torch.tensor([3.0, 4.0])
     assert [name for name, loss in LOSSES.items() if loss.is_token_mean] == ["sigmoid_norm", "ipo", "orpo", "simpo"]
     for loss in LOSSES.values():
-        expected = [1.0, -0.5] if loss.is_token_mean else [3.0, -2.0]
+        expected = [3.0, -2.0] if loss.needs_reference else [-6.0, -4.0]
+        if loss.is_token_mean:
+            expected = [expected[0] / 3, expected[1] / 4]
         assert log_ratios(logprobs_B, reference_B, tokens_B, loss).tolist() == expected

@@ -239,7 +239,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         **ONE_MODEL,
         "--beta 0.2": {"beta": 0.2},
         "--loss_type ipo": {"loss_type": "ipo"},
-        "--loss_type sigmoid sft": "--loss_type expects one loss, got sigmoid sft; give the first, and --sft_coef",
+        "--loss_type sigmoid sft": {"loss_type": "sigmoid,sft"},
         "--truncation_mode keep_end": {"truncation": "left"},
         "--label_smoothing 0.1": {"label_smoothing": 0.1},
         "--ld_alpha 0.5": {"ld_alpha": 0.5},
