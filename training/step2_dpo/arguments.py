@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.step2_dpo.losses import LOSSES, OwnFlags
-from training.step2_dpo.objectives import BETA_SCHEDULES, weighted_names
+from training.step2_dpo.losses.pairs import Objective
+from training.step2_dpo.objectives import BETA_SCHEDULES, BetaSchedule, weighted_names
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import RateArguments
-from training.utils.flags.flags import flag, flag_of
+from training.utils.flags.flags import flag, flag_of, settings_of
 
 if TYPE_CHECKING:
     from training.utils.setup.flags import OneModelFlags
@@ -105,6 +106,25 @@ def needs_reference(dpo: DpoArguments) -> bool:
 def kind_of_rows(dpo: DpoArguments) -> str:
     """The rows that the losses train on."""
     return LOSSES[next(iter(weighted_names(dpo.loss_type)))].rows
+
+
+def objectives_of(dpo: DpoArguments) -> tuple[Objective, ...]:
+    """The losses of the flags with their constants; the first is the one whose implicit rewards are reported."""
+    weights = weighted_names(dpo.loss_type)
+    if dpo.sft_coef:
+        weights["sft"] = weights.get("sft", 0.0) + dpo.sft_coef
+    return tuple(_objective(name, weight, dpo) for name, weight in weights.items())
+
+
+def _objective(name: str, weight: float, dpo: DpoArguments) -> Objective:
+    loss = LOSSES[name]
+    options: Any = loss.flags and settings_of(loss.flags, dpo)
+    return Objective(loss, dpo.beta, options, weight, dpo.ld_alpha, name)
+
+
+def schedule_of(dpo: DpoArguments) -> BetaSchedule:
+    """Beta by the step."""
+    return BetaSchedule(dpo.beta, dpo.beta if dpo.final_beta is None else dpo.final_beta, dpo.beta_schedule)
 
 
 def check_reference(flags: OneModelFlags) -> None:

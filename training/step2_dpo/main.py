@@ -4,8 +4,14 @@ python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jso
 """
 
 from training.step2_dpo import STEP
-from training.step2_dpo.arguments import DpoArguments, check_reference, kind_of_rows, needs_reference
-from training.step2_dpo.objectives import objectives_of, schedule_of
+from training.step2_dpo.arguments import (
+    DpoArguments,
+    check_reference,
+    kind_of_rows,
+    needs_reference,
+    objectives_of,
+    schedule_of,
+)
 from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
 
 

@@ -1,5 +1,5 @@
-"""From the flags to what is minimised: a weighted sum of losses, and beta by the step. Cheap to import: `--help`
-reaches this module."""
+"""What is minimised: a weighted sum of losses by name, and beta by the step. Cheap to import: `--help` reaches this
+module."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from training.step2_dpo.losses import LOSSES
-from training.step2_dpo.losses.pairs import Objective
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.flags.flags import settings_of
 
 if TYPE_CHECKING:
-    from training.step2_dpo.arguments import DpoArguments
+    from training.step2_dpo.losses.pairs import Objective
 
 BETA_SCHEDULES = ("linear", "cosine")
 _WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -53,25 +51,6 @@ class BetaSchedule(NamedTuple):
         if self.form == "cosine":
             share = (1.0 - math.cos(math.pi * share)) / 2.0
         return self.first + share * (self.last - self.first)
-
-
-def objectives_of(dpo: DpoArguments) -> tuple[Objective, ...]:
-    """The losses of the flags with their constants; the first is the one whose implicit rewards are reported."""
-    weights = weighted_names(dpo.loss_type)
-    if dpo.sft_coef:
-        weights["sft"] = weights.get("sft", 0.0) + dpo.sft_coef
-    return tuple(_objective(name, weight, dpo) for name, weight in weights.items())
-
-
-def _objective(name: str, weight: float, dpo: DpoArguments) -> Objective:
-    loss = LOSSES[name]
-    options: Any = loss.flags and settings_of(loss.flags, dpo)
-    return Objective(loss, dpo.beta, options, weight, dpo.ld_alpha, name)
-
-
-def schedule_of(dpo: DpoArguments) -> BetaSchedule:
-    """Beta by the step."""
-    return BetaSchedule(dpo.beta, dpo.beta if dpo.final_beta is None else dpo.final_beta, dpo.beta_schedule)
 
 
 def at_beta(objectives: Sequence[Objective], beta: float) -> tuple[Objective, ...]:
