@@ -38,6 +38,7 @@ PREFERENCES = {
     "simpo": ("simpo", 2.0, 0.1, 0.3),
     "cpo": ("cpo", 0.3, 0.1, 0.0),
 }
+MARKED = {"kto": (0.3, (1.0, 1.5)), "bco": (0.3, (1.0, 1.0))}  # beta, weights of good and bad responses
 _NEW = ("desensitized", "sigmoid_norm", "robust", "apo_zero", "apo_down", "orpo", "simpo", "cpo")
 _FREE = ("orpo", "simpo", "cpo")  # of a reference
 
@@ -48,7 +49,7 @@ class Case:
     many of LONGEST."""
 
     name: str
-    kind: str = "sft"  # or "ranking", or one of PREFERENCES
+    kind: str = "sft"  # or "ranking", or one of PREFERENCES or MARKED
     model: str = "causal"
     rows: str = "plain"  # or "eos_masked": as plain, without the end token among the targets; or "margins", of ranking
     # or "conversations", which begin alike: of `shared` tokens on, these are computed once
@@ -78,6 +79,7 @@ ORDINARY = {
         sft_z3_micro4_tokensNone untied_z0 checkpointing_z0 lora_z0 regularized_z0 regularized_lora_z3 offload_z3
         bf16_z0 ranking_z0_micro3 ranking_z3_micro2 padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0
         dpo_z3 smoothed_padded orpo_padded cpo_padded
+        kto_padded_micro1 kto_padded_micro4 packed_kto_micro6 packed_bco_micro2
         desensitized_padded dpo_lora_z3 dpo_adapter_off_z0 reversed_z0 wide_z3 packed_sft_z0_micro6
         packed_sft_z2_micro2 packed_sft_z3_micro2 packed_ranking_z0_micro1 packed_ranking_z3_micro6 packed_options_z0
         packed_options_z3 packed_dpo_z0_micro1 packed_dpo_z3_micro6 packed_smoothed packed_hinge
@@ -94,6 +96,7 @@ ORDINARY = {
         sft_z3_micro1_tokensNone sft_z3_micro3_tokens24 untied_z3 checkpointing_z3 lora_z2 lora_z3 regularized_z3
         regularized_lora_z0 offload_z2 bf16_z2 bf16_z3 ranking_z0_micro2 ranking_z2_micro3 ranking_z3_micro1
         padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0 dpo_z2 dpo_z3 ipo_padded apo_down_padded
+        kto_padded_micro3 bco_padded_micro1 packed_kto_micro2 packed_kto_one_a_step
         desensitized_lora_z0 dpo_lora_z0
         dpo_adapter_off_z3 one_a_step_z0 one_a_step_z3 five_a_step_z2 first_rank_alone_z0 first_rank_alone_z3
         no_targets_z2 reversed_z3 wide_z0 uneven_z3 packed_sft_z0_micro3 packed_sft_z2_micro1 packed_sft_z3_micro1
@@ -152,6 +155,11 @@ def cases(world_size: int) -> list[Case]:
     found += [Case(f"dpo_z{stage}", "dpo", zero_stage=stage, micro=2) for stage in (0, 2, 3)]
     found += [Case(f"{kind}_padded", kind, zero_stage=1, micro=1) for kind in ("smoothed", "ipo")]
     found += [Case(f"{kind}_padded", kind, zero_stage=0, micro=2) for kind in _NEW]
+    found += [
+        Case(f"{kind}_padded_micro{micro}", kind, zero_stage=0, micro=micro)
+        for kind in MARKED
+        for micro in range(1, 1 + PER_STEP // world_size)
+    ]
     found += [Case("desensitized_lora_z0", "desensitized", lora_dim=LORA_DIM, micro=2, adapter_off=True)]
     found += [Case(f"dpo_lora_z{stage}", "dpo", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 3)]
     found += [
@@ -193,6 +201,12 @@ def packed_cases(world_size: int) -> list[Case]:
     ]
     found += [Case(f"packed_{kind}", kind, zero_stage=2, packed=True) for kind in ("smoothed", "ipo", "hinge")]
     found += [Case(f"packed_{kind}", kind, zero_stage=3, micro=world_size, packed=True) for kind in _NEW]
+    found += [
+        Case(f"packed_{kind}_micro{micro}", kind, zero_stage=3, micro=micro, packed=True)
+        for kind in MARKED
+        for micro in range(1, 1 + PER_STEP // world_size)
+    ]
+    found += [Case("packed_kto_one_a_step", "kto", zero_stage=2, per_step=1, packed=True)]
     stage = 0 if world_size == 1 else 3
     found += [Case(f"packed_dpo_{name}", "dpo", name, zero_stage=stage, packed=True) for name in ("gpt2", "mamba")]
     families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
@@ -321,6 +335,8 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
     """(training rows, evaluation rows)."""
     from tests.invariants import tiny
 
+    if kind in MARKED:
+        return tiny.marked(STEPS * per_step, seed=1), tiny.marked(EVAL_ROWS, seed=2, first_id=1000)
     if kind != "sft":
         train, evaluation = tiny.ranked(STEPS * per_step, seed=1), tiny.ranked(EVAL_ROWS, seed=2)
         train = tiny.ranked_conversations(STEPS * per_step, seed=1) if rows == "conversations" else train
@@ -397,9 +413,10 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 def make_trainer(case: Case, run: Any, model: Any) -> Any:
     from tests.support.objectives import objectives
     from training.step1_sft.trainer import SftTrainer
-    from training.step2_dpo.trainer import DpoTrainer
+    from training.step2_dpo.trainer import DpoTrainer, Mismatch
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
+    from training.utils.preference.mismatched import mismatched
     from training.utils.preference.reference import References, adapter_off_references, known_references, no_reference
 
     if case.kind in PREFERENCES:
@@ -413,6 +430,12 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
             )
         own = {"label_smoothing": smoothing} if smoothing else {}
         return DpoTrainer(run, references, objectives(loss_type, beta, sft_coef, ld_alpha=weight, **own))
+    if case.kind in MARKED:
+        beta, (good, bad) = MARKED[case.kind]
+        own = {"desirable_weight": good, "undesirable_weight": bad} if case.kind == "kto" else {}
+        others = Mismatch(mismatched(run, LONGEST), known_references(mismatched(run, LONGEST), None))
+        references = known_references(run, None)
+        return DpoTrainer(run, references, objectives(case.kind, beta, **own), None, others)
     if case.kind == "sft":
         return SftTrainer(run, neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
     return RewardTrainer(run, LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions())

@@ -14,7 +14,7 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from training.utils.contracts.rows import ResponsesRow, SentenceRow
+from training.utils.contracts.rows import MarkedRow, ResponsesRow, SentenceRow
 from training.utils.layout.order import ShuffledStream
 
 
@@ -206,6 +206,44 @@ def preference_loss(
             likelihood = sft_coef + (1.0 if loss_type in ("orpo", "cpo") else 0.0)
             per_prompt.append(losses.mean() + likelihood * nll)
         return torch.stack(per_prompt).mean()
+
+    return loss_of
+
+
+def marked_loss(
+    reference: nn.Module, others: dict[int, Sequence[int]], loss_type: str, beta: float, weights: tuple[float, float]
+) -> Callable[[nn.Module, list], torch.Tensor]:
+    """A loss_of: KTO, or BCO, of a whole optimizer step (or evaluation). others: for each row its mismatched response.
+    weights: of good and of bad responses."""
+    sigmoid = torch.sigmoid
+
+    def ratio(model: nn.Module, prompt: Sequence[int], response: Sequence[int]) -> torch.Tensor:
+        ids = torch.tensor([*prompt, *response], dtype=torch.int64)
+        now = token_logprobs(model, ids)[-len(response) :].double()
+        with torch.no_grad():
+            then = token_logprobs(reference, ids)[-len(response) :].double()
+        return (now - then).sum()
+
+    def loss_of(model: nn.Module, batch: list[MarkedRow]) -> torch.Tensor:
+        ratios = [ratio(model, row.prompt_ids, row.response_ids[0]) for row in batch]
+        with torch.no_grad():
+            if loss_type == "kto":
+                mismatched = [float(ratio(model, row.prompt_ids, others[row.row_id])) for row in batch]
+                z = max(0.0, sum(mismatched) / len(batch))
+            else:
+                sides = [
+                    [float(r) for r, row in zip(ratios, batch, strict=True) if row.is_good is s] for s in (True, False)
+                ]
+                means = [sum(side) / len(side) for side in sides if side]
+                z = sum(means) / len(means)
+        total = torch.zeros((), dtype=torch.float64)
+        for r, row in zip(ratios, batch, strict=True):
+            if loss_type == "kto":
+                value = sigmoid(beta * (r - z)) if row.is_good else sigmoid(beta * (z - r))
+                total = total + weights[0 if row.is_good else 1] * (1 - value)
+            else:
+                total = total - torch.log(sigmoid(beta * (r - z)) if row.is_good else sigmoid(-beta * (r - z)))
+        return total / len(batch)
 
     return loss_of
 

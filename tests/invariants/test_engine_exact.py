@@ -20,6 +20,7 @@ import torch
 
 from tests.invariants import engine_program, plain, tiny
 from tests.invariants.engine_program import PER_STEP, SEED, Case, Spread
+from training.utils.preference.mismatched import MismatchedRows
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 
@@ -57,7 +58,7 @@ def trained_plainly(folder: Path, kind: str, rows: str, per_step: int, dtype: st
         if rows in ("plain", "eos_masked", "margins", "conversations")
         else (engine_program.spread_rows(rows), [])
     )
-    loss_of = eval_loss_of = loss_of_kind(kind, folder)
+    loss_of = eval_loss_of = loss_of_kind(kind, folder, [train_rows, eval_rows])
     if rows == "margins":  # evaluation stays the plain loss
         loss_of = partial(plain.optioned_ranking_loss, **engine_program.LOSS_OPTIONS)
     batches = plain.batches_of(train_rows, per_step, SEED)
@@ -72,7 +73,13 @@ def trained_plainly(folder: Path, kind: str, rows: str, per_step: int, dtype: st
     return train(model, batches, loss_of, plain.Recipe()), [before, evaluated()]
 
 
-def loss_of_kind(kind: str, folder: Path) -> Callable[[torch.nn.Module, list], torch.Tensor]:
+def loss_of_kind(kind: str, folder: Path, splits: list[list]) -> Callable[[torch.nn.Module, list], torch.Tensor]:
+    if kind in engine_program.MARKED:
+        pairs = [(rows, MismatchedRows(rows, engine_program.LONGEST)) for rows in splits]
+        others = {
+            row.row_id: other.response_ids[0] for rows, them in pairs for row, other in zip(rows, them, strict=True)
+        }
+        return plain.marked_loss(start_of(folder, kind), others, kind, *engine_program.MARKED[kind])
     if kind in engine_program.PREFERENCES:
         return plain.preference_loss(start_of(folder, kind), *engine_program.PREFERENCES[kind])
     return plain.sft_loss if kind == "sft" else plain.ranking_loss
@@ -80,7 +87,7 @@ def loss_of_kind(kind: str, folder: Path) -> Callable[[torch.nn.Module, list], t
 
 def rounding_of(kind: str) -> float:
     """Of a loss in float32. A preference loss compares sums over whole responses, here of ten tokens."""
-    return 2e-5 if kind in engine_program.PREFERENCES else 3e-6
+    return 2e-5 if kind in {**engine_program.PREFERENCES, **engine_program.MARKED} else 3e-6
 
 
 def flat(weights: dict[str, torch.Tensor], names: list[str]) -> torch.Tensor:
@@ -124,7 +131,8 @@ def test_a_trainer_equals_plain_pytorch(launched, models, world_size: int, case:
     want, want_evals = trained_plainly(models / case.model, case.kind, case.rows, case.per_step, case.dtype)
     assert got["packed"] is (case.packed and case.model not in tiny.PADDED_FAMILIES)
     half = case.dtype == "bf16"
-    more = 2 if case.shared else 1  # its rows have larger losses and gradients
+    # Such rows have larger losses and gradients, and a reference point is a sum over whole responses, as a loss is.
+    more = 2 if case.shared or case.kind in engine_program.MARKED else 1
     rounding = more * rounding_of(case.kind)
     assert got["losses"] == pytest.approx(want.losses, abs=3e-2 if half else rounding)
     assert got["evals"] == pytest.approx(want_evals, rel=5e-3 if half else rounding)

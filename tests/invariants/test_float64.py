@@ -208,7 +208,10 @@ def test_preferences(loss_type):
     def compute() -> Any:
         ratios_B = dpo.log_ratios(-drawn(3).abs(), drawn(3, seed=1), torch.tensor([3, 5, 7]), how.loss)
         is_best_B = torch.tensor([True, False, False])
-        responses = dpo.Responses(ratios_B, drawn(3), drawn(3), better_Q, worse_Q, weight_Q, is_best_B)
+        columns = {"is_good": torch.tensor([1.0, 0.0, 1.0], dtype=FULL)}
+        responses = dpo.Responses(
+            ratios_B, drawn(3), drawn(3), better_Q, worse_Q, weight_Q, is_best_B, columns, reference_point=0.2
+        )
         options = reward.LossOptions(0.3, 0.1, 0.7)
         ranking = reward.ranking_loss(
             drawn(3), drawn(3, seed=1), drawn(3, seed=4), weight_Q, prompts_in_step=3.0, options=options

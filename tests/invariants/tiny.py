@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from training.utils.contracts.paths import ParallelTags
-from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow, TextBlock
+from training.utils.contracts.rows import MarkedRow, PromptRow, ResponsesRow, SentenceRow, TextBlock
 
 VOCAB = 211
 END, PAD = 0, 1
@@ -196,6 +196,17 @@ def ranked(count: int, seed: int) -> list[ResponsesRow]:
         responses = 3 if row_id % 3 == 2 else 2
         ended = tuple(np.append(_ids(random, 0, 9), END).astype(np.int32) for _ in range(responses))
         rows.append(ResponsesRow(row_id, _ids(random, 1, 6), ended))
+    return rows
+
+
+def marked(count: int, seed: int, first_id: int = 0) -> list[MarkedRow]:
+    """A response a prompt, good but for every third; some prompts are equal."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for row_id in range(first_id, first_id + count):
+        prompt = rows[-1].prompt_ids if row_id % 5 == 4 else _ids(random, 1, 6)
+        response = np.append(_ids(random, 0, 9), END).astype(np.int32)
+        rows.append(MarkedRow(row_id, prompt, (response,), is_good=row_id % 3 != 1))
     return rows
 
 

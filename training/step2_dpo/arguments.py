@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.step2_dpo.losses import LOSSES, OwnFlags
 from training.step2_dpo.losses.pairs import Objective
 from training.step2_dpo.objectives import BETA_SCHEDULES, BetaSchedule, weighted_names
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import RateArguments
 from training.utils.flags.flags import flag, flag_of, settings_of
@@ -83,6 +85,11 @@ class DpoArguments(OwnFlags, _LossArguments):
             "tokens; leave it out",
         )
         mistakes.require(
+            chosen[0].rows == "ranked" or (self.ld_alpha == 1.0 and not self.sft_coef),
+            f"--ld_alpha and --sft_coef are of several responses to a prompt, and --loss_type {self.loss_type} reads "
+            "one at a time; leave them out",
+        )
+        mistakes.require(
             any(loss.needs_reference for loss in chosen) or self.reference == "cached",
             f"--reference {self.reference} is of losses with a reference, and --loss_type {self.loss_type} has none; "
             "leave it out",
@@ -125,6 +132,25 @@ def _objective(name: str, weight: float, dpo: DpoArguments) -> Objective:
 def schedule_of(dpo: DpoArguments) -> BetaSchedule:
     """Beta by the step."""
     return BetaSchedule(dpo.beta, dpo.beta if dpo.final_beta is None else dpo.final_beta, dpo.beta_schedule)
+
+
+def check_marks(rows: Sequence[Any], dpo: DpoArguments) -> None:
+    """Raise ThreestepError if marked training rows are all good or all bad; log weights that do not balance them."""
+    if kind_of_rows(dpo) != "marked":
+        return
+    marks = [bool(mark) for mark in (rows.values("is_good") if hasattr(rows, "values") else (r.is_good for r in rows))]
+    good, bad = sum(marks), len(marks) - sum(marks)
+    if not good or not bad:
+        raise ThreestepError(
+            f"--loss_type {dpo.loss_type} expects good and bad responses, got {good:,} good and {bad:,} bad ones; see "
+            "the column of marks (--label_column), or train on good ones alone by step 1"
+        )
+    ratio = dpo.desirable_weight * good / (dpo.undesirable_weight * bad)
+    if "kto" in weighted_names(dpo.loss_type) and not 1.0 <= ratio <= 4.0 / 3.0:
+        log_on_main(
+            f"{good:,} good and {bad:,} bad responses: --desirable_weight x good is {ratio:.2f} x --undesirable_weight "
+            "x bad, and KTO's authors advise 1 to 1.33 (Ethayarajh et al. 2024)"
+        )
 
 
 def check_reference(flags: OneModelFlags) -> None:

@@ -6,22 +6,39 @@ python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jso
 from training.step2_dpo import STEP
 from training.step2_dpo.arguments import (
     DpoArguments,
+    check_marks,
     check_reference,
     kind_of_rows,
     needs_reference,
     objectives_of,
     schedule_of,
 )
+from training.step2_dpo.objectives import reads_mismatched
 from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
 
 
 def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
     """Read the reference, train on pairs."""
-    from training.step2_dpo.trainer import DpoTrainer
+    from training.step2_dpo.trainer import DpoTrainer, Mismatch
+    from training.utils.preference.mismatched import mismatched
     from training.utils.preference.reference import open_references
 
-    references = open_references(dpo.reference if needs_reference(dpo) else None, opened, dpo.ld_alpha)
-    return DpoTrainer(opened.training, references, objectives_of(dpo), schedule_of(dpo)).train()
+    reference, objectives = dpo.reference if needs_reference(dpo) else None, objectives_of(dpo)
+    references, others = open_references(reference, opened, dpo.ld_alpha), None
+    if reads_mismatched(objectives):
+        most_tokens = opened.flags.data.rows.max_seq_len
+        others = Mismatch(
+            mismatched(opened.training, most_tokens), open_references(reference, opened, most_tokens=most_tokens)
+        )
+    return DpoTrainer(opened.training, references, objectives, schedule_of(dpo), others).train()
 
 
-main = one_model_program(__name__, STEP, train, rows=kind_of_rows, rereads_start=needs_reference, check=check_reference)
+main = one_model_program(
+    __name__,
+    STEP,
+    train,
+    rows=kind_of_rows,
+    rereads_start=needs_reference,
+    check=check_reference,
+    check_rows=check_marks,
+)

@@ -53,6 +53,11 @@ class BetaSchedule(NamedTuple):
         return self.first + share * (self.last - self.first)
 
 
+def reads_mismatched(objectives: Sequence[Objective]) -> bool:
+    """True if a loss reads prompts with the responses of other rows."""
+    return any(one.loss.first_pass is not None and one.loss.first_pass.reads_mismatched for one in objectives)
+
+
 def at_beta(objectives: Sequence[Objective], beta: float) -> tuple[Objective, ...]:
     """The same with another beta."""
     return tuple(replace(objective, beta=beta) for objective in objectives)

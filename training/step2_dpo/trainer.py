@@ -9,22 +9,22 @@ B sequences (a prompt with one response each), Q pairs of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from training.step2_dpo.losses.pairs import Objective, Responses, log_ratios, preference_loss, weighted_sum
-from training.step2_dpo.objectives import BetaSchedule, at_beta
+from training.step2_dpo.objectives import BetaSchedule, at_beta, reads_mismatched
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.ranked import sequence_sums
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, eval_batches, train_batches
-from training.utils.preference.reference import References, read_reference, response_sums
+from training.utils.preference.reference import Reference, References, read_reference, response_sums
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
@@ -70,8 +70,22 @@ def closing_sentence(before: DpoEvaluation, after: DpoEvaluation) -> str:
     )
 
 
+class Mismatch(NamedTuple):
+    """The run on `mismatched` rows, and their references."""
+
+    run: TrainingRun[ResponsesRow]
+    references: References
+
+
+class Prepared(NamedTuple):
+    """An optimizer step on its rows, and on these with the responses of others; None where no loss reads those."""
+
+    own: PreferenceStep
+    others: PreferenceStep | None
+
+
 class DpoTrainer:
-    """Trains `run.engine`, a PolicyModel under DeepSpeed, on ranked responses."""
+    """Trains `run.engine`, a PolicyModel under DeepSpeed, on ranked or marked responses."""
 
     def __init__(
         self,
@@ -79,17 +93,21 @@ class DpoTrainer:
         references: References,
         objectives: Sequence[Objective],
         schedule: BetaSchedule | None = None,
+        others: Mismatch | None = None,
     ) -> None:
-        """objectives: the terms of the sum that is minimised. schedule: of beta; None: that of the objectives."""
+        """objectives: the terms of the sum that is minimised. schedule: of beta; None: that of the objectives.
+        others: for losses that read responses of other rows."""
+        assert others is not None or not reads_mismatched(objectives)
         self.run = run
         self.references = references
         self.objectives = tuple(objectives)
+        self.others = others
         self.schedule = schedule or BetaSchedule(objectives[0].beta, objectives[0].beta)
 
     def train(self) -> TrainingResult:
         """Take every optimizer step."""
         loop = TrainingLoop(self.run, self.evaluate, lambda saved: DpoEvaluation(**saved), _uniform(self.objectives))
-        for step in loop.steps(lambda taken: train_batches(self.run, taken, are_targets=True)):
+        for step in loop.steps(self._prepared):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)
 
@@ -100,12 +118,14 @@ class DpoTrainer:
             return None
         run.engine.eval()
         objectives = self._objectives_at(step)
+        points = self._eval_points(objectives)
         sums = DeviceSums()
         read: list[tuple[np.ndarray, torch.Tensor]] = []
         with torch.no_grad():
             for laid_out in eval_batches(run, are_targets=True):
                 [batch] = on_device([laid_out], run.ranks.device)
-                found = self._loss(batch, self.references.eval(batch), float(len(run.eval_rows)), objectives)
+                reference_B = self.references.eval(batch)
+                found = self._loss(batch, reference_B, float(len(run.eval_rows)), objectives=objectives, points=points)
                 sums.add(found.figures)
                 read.append((np.column_stack([batch.row_B, batch.place_B, batch.tokens_B]), found.read))
         result = DpoEvaluation(**_means(sums.totals(run.ranks.device)))
@@ -114,23 +134,34 @@ class DpoTrainer:
             write_ranked_samples(run, step, _gathered_rewards(read))
         return result
 
-    def _optimizer_step(self, step: NextStep[PreferenceStep]) -> dict[str, float]:
+    def _prepared(self, taken: Sequence[int]) -> Prepared:
+        others = None if self.others is None else train_batches(self.others.run, taken, are_targets=True)
+        return Prepared(train_batches(self.run, taken, are_targets=True), others)
+
+    def _optimizer_step(self, step: NextStep[Prepared]) -> dict[str, float]:
         run = self.run
         started = time.monotonic()
         prepared = step.ready()
-        batches = on_device(prepared.batches, run.ranks.device)
+        batches = on_device(prepared.own.batches, run.ranks.device)
         references = read_reference(self.references.train, run.engine, batches)
         objectives = self._objectives_at(step.number)
+        points = self._points(objectives, zip(batches, references, strict=True), lambda: self._others_of(prepared))
+        loss = partial(self._loss, objectives=objectives, points=points)
         micro_batches = [
-            MicroBatch(batch.ranked.rows, partial(self._loss, batch, reference_B, float(len(step.taken)), objectives))
+            MicroBatch(batch.ranked.rows, partial(loss, batch, reference_B, float(len(step.taken))))
             for batch, reference_B in zip(batches, references, strict=True)
         ]
-        totals, figures = accumulate([Trainee("train", run.engine, micro_batches, run.guests)], prepared.work)
+        totals, figures = accumulate([Trainee("train", run.engine, micro_batches, run.guests)], prepared.own.work)
         seconds = time.monotonic() - started
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},
             **{f"train/{name}": value for name, value in totals.items() if name.startswith("loss_")},
             **({"train/beta": objectives[0].beta} if self.schedule.first != self.schedule.last else {}),
+            **{
+                f"train/point_{one.name}": point
+                for one, point in zip(objectives, points, strict=True)
+                if one.loss.first_pass
+            },
             "train/pairs_per_second": totals["pairs"] / seconds,
             **run.speed_figures(totals, seconds),
             **figures,
@@ -140,10 +171,65 @@ class DpoTrainer:
         """The terms with the beta of an optimizer step."""
         return at_beta(self.objectives, self.schedule.at(step, self.run.settings.total_steps))
 
-    def _loss(
-        self, batch: PreferenceBatch, reference_B: torch.Tensor, prompts: float, objectives: Sequence[Objective]
-    ) -> MicroLoss:
-        """This micro-batch's part of the loss; `read` are the implicit rewards [B] of the first objective."""
+    def _others_of(self, prepared: Prepared) -> Iterable[tuple[PreferenceBatch, torch.Tensor]]:
+        """The step's mismatched batches with their references."""
+        assert self.others is not None and prepared.others is not None
+        batches = on_device(prepared.others.batches, self.run.ranks.device)
+        return zip(batches, read_reference(self.others.references.train, self.run.engine, batches), strict=True)
+
+    def _eval_points(self, objectives: Sequence[Objective]) -> list[float]:
+        """The reference points over all evaluation rows."""
+
+        def read(
+            run: TrainingRun[ResponsesRow], reference: Reference
+        ) -> Iterator[tuple[PreferenceBatch, torch.Tensor]]:
+            for laid_out in eval_batches(run, are_targets=True):
+                [batch] = on_device([laid_out], run.ranks.device)
+                yield batch, reference(batch)
+
+        others = self.others
+        return self._points(
+            objectives,
+            read(self.run, self.references.eval),
+            lambda: read(others.run, others.references.eval) if others else (),
+        )
+
+    def _points(
+        self,
+        objectives: Sequence[Objective],
+        own: Iterable[tuple[PreferenceBatch, torch.Tensor]],
+        others: Callable[[], Iterable[tuple[PreferenceBatch, torch.Tensor]]],
+    ) -> list[float]:
+        """Of each objective `Responses.reference_point`, 0 for one that has none. A collective, if any has one. own,
+        others: all batches of an optimizer step or of an evaluation on this rank, with their references."""
+        points = [0.0] * len(objectives)
+        passes = {place: one.loss.first_pass for place, one in enumerate(objectives) if one.loss.first_pass}
+        for are_others in (False, True):
+            reading = {place: each for place, each in passes.items() if each.reads_mismatched is are_others}
+            if not reading:
+                continue
+            self.run.engine.eval()
+            sums = DeviceSums()
+            with torch.no_grad():
+                for batch, reference_B in others() if are_others else own:
+                    of_terms = self._responses(batch, reference_B, objectives, points)
+                    for place, each in reading.items():
+                        sums.add({f"{place} {name}": value for name, value in each.sums(of_terms[place]).items()})
+            totals = sums.totals(self.run.ranks.device)
+            for place, each in reading.items():
+                begin = f"{place} "
+                own_totals = {name.removeprefix(begin): v for name, v in totals.items() if name.startswith(begin)}
+                points[place] = each.point(own_totals)
+        return points
+
+    def _responses(
+        self,
+        batch: PreferenceBatch,
+        reference_B: torch.Tensor,
+        objectives: Sequence[Objective],
+        points: Sequence[float],
+    ) -> list[Responses]:
+        """The responses as each objective reads them."""
         ranked, first = batch.ranked, objectives[0]
         rows = ranked.rows
         logprobs_M = self.run.engine(rows).logprobs_M
@@ -153,10 +239,22 @@ class DpoTrainer:
         )
         weighed_B = logprobs_B if first.ld_alpha == 1.0 else response_sums(logprobs_M, batch, first.ld_alpha)
         pairs = (ranked.better_Q, ranked.worse_Q, ranked.weight_Q, batch.is_best_B, batch.columns)
-        of_terms = [
-            Responses(log_ratios(weighed_B, reference_B, tokens_B, one.loss), logprobs_B, tokens_B, *pairs)
-            for one in objectives
+        return [
+            Responses(log_ratios(weighed_B, reference_B, tokens_B, one.loss), logprobs_B, tokens_B, *pairs, point)
+            for one, point in zip(objectives, points, strict=True)
         ]
+
+    def _loss(
+        self,
+        batch: PreferenceBatch,
+        reference_B: torch.Tensor,
+        prompts: float,
+        *,
+        objectives: Sequence[Objective],
+        points: Sequence[float],
+    ) -> MicroLoss:
+        """This micro-batch's part of the loss; `read` are the implicit rewards [B] of the first objective."""
+        first, of_terms = objectives[0], self._responses(batch, reference_B, objectives, points)
         losses = [preference_loss(read, prompts, one) for read, one in zip(of_terms, objectives, strict=True)]
         loss = weighted_sum(losses, objectives)
         rewards_B = first.beta * of_terms[0].ratios_B.detach()
@@ -184,7 +282,7 @@ def _gathered_rewards(read: Sequence[tuple[np.ndarray, torch.Tensor]]) -> Scored
 def _means(totals: dict[str, float]) -> dict[str, float]:
     """The fields of DpoEvaluation from the sums over all ranks."""
     pairs = totals["pairs"]
-    chosen, rejected = (totals[f"{side}_reward"] / totals.get(side, pairs) for side in ("chosen", "rejected"))
+    chosen, rejected = (totals[f"{side}_reward"] / max(totals.get(side, pairs), 1.0) for side in ("chosen", "rejected"))
     return {
         "loss": totals["loss"],
         "accuracy": totals["right"] / pairs,

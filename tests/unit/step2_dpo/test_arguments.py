@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.step2_dpo.arguments import DpoArguments, check_reference, kind_of_rows, needs_reference
+from training.step2_dpo.arguments import DpoArguments, check_marks, check_reference, kind_of_rows, needs_reference
 from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses.pairs import PreferenceLoss
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -90,6 +90,19 @@ def test_a_loss_without_a_reference(monkeypatch):
         ),
         ({"simpo_gamma": -1.0, "loss_type": "simpo"}, "--simpo_gamma expects 0 or more, got -1.0"),
         ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 needs --loss_type cpo: 'sigmoid' has no such form"),
+        (
+            {"loss_type": "kto,sigmoid"},
+            "--loss_type expects losses of one kind of rows, got 'kto' marked, 'sigmoid' ranked rows in 'kto,sigmoid'",
+        ),
+        (
+            {"loss_type": "kto", "sft_coef": 0.1},
+            "--ld_alpha and --sft_coef are of several responses to a prompt, and --loss_type kto reads one at a time; "
+            "leave them out",
+        ),
+        (
+            {"loss_type": "bco", "desirable_weight": 2.0},
+            "--desirable_weight 2.0 needs --loss_type kto: 'bco' has no such form",
+        ),
         ({"ld_alpha": 1.1}, "--ld_alpha expects a number from 0 to 1, got 1.1"),
         (
             {"ld_alpha": 0.5, "loss_type": "simpo"},
@@ -103,6 +116,30 @@ def test_mistakes(given, said):
 
 def flags(reference: str, **model) -> SimpleNamespace:
     return SimpleNamespace(of_step=SimpleNamespace(reference=reference), model=ModelArguments(**model))
+
+
+def marked_rows(marks: str) -> list[SimpleNamespace]:
+    return [SimpleNamespace(is_good=mark == "+") for mark in marks]
+
+
+def test_marks_of_one_kind_are_refused():
+    for marks, said in (("++++", "got 4 good and 0 bad ones"), ("---", "got 0 good and 3 bad ones")):
+        for name in ("kto", "bco"):
+            with pytest.raises(ThreestepError, match=f"--loss_type {name} expects good and bad responses, {said}; see"):
+                check_marks(marked_rows(marks), DpoArguments(loss_type=name))
+    check_marks([], DpoArguments(loss_type="sigmoid"))
+
+
+@pytest.mark.parametrize(
+    ("marks", "good_weight", "said"),
+    [("++--", 1.0, ""), ("++----", 2.5, ""), ("++----", 1.0, "0.50 x"), ("+++-", 1.0, "3.00 x")],
+)
+def test_weights_that_do_not_balance_the_marks_are_said(marks, good_weight, said, capsys):
+    check_marks(marked_rows(marks), DpoArguments(loss_type="kto", desirable_weight=good_weight))
+    out = capsys.readouterr().out
+    assert said in out and ("KTO's authors advise" in out) is bool(said)
+    check_marks(marked_rows(marks), DpoArguments(loss_type="bco"))
+    assert capsys.readouterr().out == ""
 
 
 def test_sums_of_losses():

@@ -1,4 +1,4 @@
-"""The losses on pairs, one file each. The room serves `--loss_type` by the table of their names. Cheap to import."""
+"""The losses, one file each. The room serves `--loss_type` by the table of their names. Cheap to import."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 # Of the files, each of which has a LOSS.
 _NAMES = ("sigmoid", "sigmoid_norm", "robust", "ipo", "hinge", "apo_zero", "apo_down", "orpo", "simpo", "cpo", "sft")
+_NAMES += ("kto", "bco")  # on marks
 LOSSES: dict[str, PreferenceLoss] = {name: pkgutil.resolve_name(f"{__name__}.{name}:LOSS") for name in _NAMES}
 # A dataclass of the flags that some losses alone have, in the table's order.
 _FLAGS = dict.fromkeys(loss.flags for loss in reversed(LOSSES.values()) if loss.flags)

@@ -7,7 +7,7 @@ better than the second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ class Responses:
         K(K-1)/2 pairs that share a weight of 1, so that all prompts weigh the same.
     is_best_B: bool, whether the response is the first of its prompt's.
     columns: numbers of the rows by their names, [B] each.
+    reference_point: of the loss's `FirstPass`, a log-ratio.
     """
 
     ratios_B: torch.Tensor
@@ -35,6 +36,7 @@ class Responses:
     weight_Q: torch.Tensor
     is_best_B: torch.Tensor
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    reference_point: float = 0.0
 
 
 def pair_figures(rewards_B: torch.Tensor, responses: Responses) -> dict[str, float | torch.Tensor]:
@@ -46,6 +48,36 @@ def pair_figures(rewards_B: torch.Tensor, responses: Responses) -> dict[str, flo
         "chosen_reward": better_Q.sum(),
         "rejected_reward": worse_Q.sum(),
     }
+
+
+def mark_figures(rewards_B: torch.Tensor, responses: Responses) -> dict[str, float | torch.Tensor]:
+    """The same of responses that are marked one by one. Right is a good one whose log-ratio is above the reference
+    point, and a bad one whose is below."""
+    good_B, ratios_B = responses.columns["is_good"] > 0, responses.ratios_B.detach()
+    right_B = (good_B & (ratios_B > responses.reference_point)) | (~good_B & (ratios_B < responses.reference_point))
+    return {
+        "pairs": good_B.numel(),
+        "right": right_B.sum(),
+        "chosen": good_B.sum(),
+        "rejected": (~good_B).sum(),
+        "chosen_reward": (good_B * rewards_B).sum(),
+        "rejected_reward": (~good_B * rewards_B).sum(),
+    }
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """A number that a loss needs of the whole optimizer step, on all ranks, before its gradients: read without
+    gradients, by the policy as it is before the step.
+
+    sums: (responses) -> sums over them, by name.
+    point: (the sums over the step) -> `Responses.reference_point`.
+    reads_mismatched: the responses are those of other rows (`preference.mismatched`); otherwise the rows' own.
+    """
+
+    sums: Callable[[Responses], dict[str, float | torch.Tensor]]
+    point: Callable[[Mapping[str, float]], float]
+    reads_mismatched: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +95,7 @@ class PreferenceLoss:
     needs_reference: without one log-ratios are log-probabilities, and no reference is read.
     loss_of_equal_pairs: in nats, that of a model to which the responses of a pair are alike, of losses whose rise to it
         shows that nothing is learned.
+    first_pass: what it needs of a step before its gradients, if anything.
     """
 
     note: str
@@ -74,6 +107,7 @@ class PreferenceLoss:
     of_responses: Callable[[Responses, Objective], torch.Tensor] | None = None
     rows: str = "ranked"
     figures: Callable[[torch.Tensor, Responses], dict[str, float | torch.Tensor]] = pair_figures
+    first_pass: FirstPass | None = None
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,16 @@ class ResponsesRow:
 
 
 @dataclass(frozen=True, eq=False)
+class MarkedRow(ResponsesRow):
+    """Phase 2, unpaired: a prompt and one response to it. is_good: the dataset's `get_mark`."""
+
+    stored: ClassVar[dict[str, str]] = {**ResponsesRow.stored, "is_good": "json"}
+    batched: ClassVar[tuple[str, ...]] = ("is_good",)
+
+    is_good: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class PromptRow:
     """Phase 3: a prompt, its ids stored from last to first (see `collate.collate_prompts`).
 
@@ -138,4 +148,4 @@ class TextBlock:
         return len(self.input_ids)
 
 
-Row = SentenceRow | ResponsesRow | PromptRow | TextBlock
+Row = SentenceRow | ResponsesRow | MarkedRow | PromptRow | TextBlock

@@ -25,6 +25,7 @@ from training.utils.layout.ranked import beyond_shortest, sequence_sums
 from training.utils.loading.given import is_copy_of_object
 from training.utils.models.adapters.lora import adapters_off, is_adapter_tensor
 from training.utils.preference.batches import PreferenceBatch, preference_batches
+from training.utils.preference.mismatched import mismatched
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
 from training.utils.run.progress import progress_bar
 
@@ -103,20 +104,26 @@ def taken_rows(rows: int, settings: LoopSettings) -> list[int]:
     return sorted(ShuffledStream(rows, settings.seed, settings.shuffle).take(0, positions))
 
 
-def open_references(reference: str | None, opened: OpenedModel, ld_alpha: float = 1.0) -> References:
+def open_references(
+    reference: str | None, opened: OpenedModel, ld_alpha: float = 1.0, *, most_tokens: int = 0
+) -> References:
     """The references of a run that has just been opened. reference: `--reference`; None for log-probabilities of 0.
-    ld_alpha: of `response_sums`. A collective."""
+    ld_alpha: of `response_sums`. most_tokens: above 0 for those of `mismatched` rows of at most so many tokens. A
+    collective."""
     if reference is None:
         return References(no_reference, no_reference)
     if reference == "adapter_off":
         return adapter_off_references(opened.training.engine, opened.model, ld_alpha)
-    run, file = opened.training, None
-    flags = opened.flags
+    flags, file = opened.flags, None
+    run = mismatched(opened.training, most_tokens) if most_tokens else opened.training
     # Drawn embeddings differ in each run, and no file knows what an object computes: none would match.
     if run.ranks.is_main and not opened.added_tokens and not is_copy_of_object(opened.model):
         name, precision = flags.model.model_name_or_path, precision_of(flags.engine.dtype, flags.model.settings())
+        others = {} if ld_alpha == 1.0 else {"weight of tokens beyond the shortest response": str(ld_alpha)}
+        if most_tokens:
+            others["responses"] = f"of other rows, {most_tokens} tokens with the prompt"
         packed = run.settings.train_plan.packed
-        file = reference_file(name, opened.phase, flags.data, precision, packed=packed, ld_alpha=ld_alpha)
+        file = reference_file(name, opened.phase, flags.data, precision, packed=packed, others=others)
     return known_references(run, file, ld_alpha)
 
 

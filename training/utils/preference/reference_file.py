@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,11 +111,17 @@ class ReferenceFile:
 
 
 def reference_file(
-    name_or_path: str, phase: PhaseData, data: DataArguments, dtype: str, *, packed: bool, ld_alpha: float = 1.0
+    name_or_path: str,
+    phase: PhaseData,
+    data: DataArguments,
+    dtype: str,
+    *,
+    packed: bool,
+    others: Mapping[str, str] | None = None,
 ) -> ReferenceFile:
     """The file of the start model `name_or_path` and the rows of `phase`. For one rank: it hashes the weights.
 
-    Ranks and micro-batches change rounding alone, and are no part of the fingerprint.
+    others: further parts. Ranks and micro-batches change rounding alone, and are no part of the fingerprint.
     """
     import transformers
 
@@ -127,9 +133,7 @@ def reference_file(
         "layout": "packed" if packed else "padded",
         "transformers": transformers.__version__,
     }
-    if ld_alpha != 1.0:
-        parts["weight of tokens beyond the shortest response"] = str(ld_alpha)
-    return ReferenceFile(data.cache.cache_dir, parts, data.cache.rebuild_cache)
+    return ReferenceFile(data.cache.cache_dir, {**parts, **(others or {})}, data.cache.rebuild_cache)
 
 
 def _open(path: Path) -> tuple[dict[str, str], dict[str, RowLogprobs]] | None:

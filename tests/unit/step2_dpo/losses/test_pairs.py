@@ -58,7 +58,9 @@ def loss_of(margins, weights, prompts, how: Objective, dtype=torch.float32):
     better_Q = torch.arange(len(margins))
     weight_Q = torch.tensor(weights, dtype=dtype)
     pairs = (better_Q, better_Q + len(margins), weight_Q)
-    return preference_loss(Responses(ratios_B, ratios_B, ratios_B, *pairs, is_best_B), prompts, how), ratios_B
+    columns = {"is_good": is_best_B.to(dtype)}
+    responses = Responses(ratios_B, ratios_B, ratios_B, *pairs, is_best_B, columns)
+    return preference_loss(responses, prompts, how), ratios_B
 
 
 def test_every_loss_has_a_formula_here():

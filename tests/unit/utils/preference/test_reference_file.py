@@ -96,10 +96,13 @@ def test_the_parts_are_content(tmp_path):
         (tmp_path / name / "config.json").write_text(json.dumps(config))
         (tmp_path / name / "tokenizer.json").write_text(name)  # no part: the data's fingerprint has it
 
-    def path(name, fingerprint="d", dtype="fp32", packed=True):
-        return reference_file(str(tmp_path / name), OfPhase(fingerprint), data, dtype, packed=packed).path
+    def path(name, fingerprint="d", dtype="fp32", packed=True, others=None):
+        return reference_file(
+            str(tmp_path / name), OfPhase(fingerprint), data, dtype, packed=packed, others=others
+        ).path
 
     assert path("one") == path("moved")
     others = [path("trained"), path("reshaped"), path("one", "e"), path("one", dtype="bf16"), path("one", packed=False)]
-    assert len({path("one"), *others}) == 6
+    others += [path("one", others={"responses": "of other rows"})]
+    assert path("one") == path("one", others={}) and len({path("one"), *others}) == 7
     assert path("one").parent == tmp_path / "cache"

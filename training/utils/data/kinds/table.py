@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from training.utils.data.kinds.marked import Marked
 from training.utils.data.kinds.prompts import Prompts
 from training.utils.data.kinds.ranked import Ranked
 from training.utils.data.kinds.sentences import Sentences
@@ -11,7 +12,7 @@ from training.utils.data.kinds.sentences import Sentences
 if TYPE_CHECKING:
     from training.utils.data.kinds.kind import RowKind
 
-KINDS: dict[str, RowKind] = {kind.name: kind for kind in (Sentences(), Ranked(), Prompts())}
+KINDS: dict[str, RowKind] = {kind.name: kind for kind in (Sentences(), Ranked(), Marked(), Prompts())}
 _OF_PHASES = {1: "sentences", 2: "ranked", 3: "prompts"}
 
 
