@@ -180,6 +180,58 @@ def test_a_loss_without_a_reference_asks_for_none(trained, start: Path, place: P
     assert [line["step"] for line in lines(folder) if "train/loss" in line] == [1, 2, 3]
 
 
+def test_marked_responses_on_one_rank_and_two(start: Path, place: Path):
+    """KTO by its command line: the same losses and reference points in micro-batches of 8 and 4 on one rank and two. A
+    second run finds the reference of the rows, and of their prompts with other responses."""
+    path = place / "marked.jsonl"
+    marked = [
+        {
+            "prompt": f"Human: Reverse: {a} {b} Assistant:",
+            "completion": f" {b} {a}" if good else f" {a} {b}",
+            "label": good,
+        }
+        for a in ("rat", "cow", "gnu", "fox", "owl")
+        for b in ("cat", "dog", "hen", "bee")
+        for good in (True, False)
+    ]
+    path.write_text("\n".join(map(json.dumps, marked)))
+    shared = ["--model_name_or_path", start, "--data_path", f"jsonl:{path}", "--data_output_path", place / "kto_cache"]
+    shared += "--max_seq_len 48 --dtype fp32 --beta 0.5 --learning_rate 3e-3 --loss_type kto --max_train_steps 4 --num_train_epochs 3".split()
+    found = []
+    for name, ranks, micro in (("one", 1, "8"), ("two", 2, "2")):
+        folder = place / f"kto_{name}"
+        accumulation = str(16 // (int(micro) * ranks))
+        flags = ["--per_device_train_batch_size", micro, "--gradient_accumulation_steps", accumulation]
+        ran = run_step("dpo", [*shared, *flags, "--output_dir", folder], ranks)
+        assert ran.code == 0, ran.words
+        found.append([line for line in lines(folder) if "train/loss" in line])
+        said = said_of_reference(ran)
+        assert len(said) == 2 and all(("read from the cache" in line) is (name == "two") for line in said), said
+    points = [[line["train/point_kto"] for line in run] for run in found]
+    losses = [[line["train/loss"] for line in run] for run in found]
+    assert losses[0][0] == pytest.approx(0.5) and points[0][0] == 0.0 and len(points[0]) == 4
+    assert losses[1] == pytest.approx(losses[0], abs=2e-5) and points[1] == pytest.approx(points[0], abs=2e-4)
+    summary = json.loads((place / "kto_one/summary.json").read_text())
+    assert summary["eval_chosen_reward"] - summary["eval_rejected_reward"] == pytest.approx(
+        summary["eval_reward_margin"]
+    )
+
+
+def test_a_sum_of_losses_and_beta_over_time(start: Path, place: Path):
+    folder, _ = run(
+        place,
+        start,
+        "sum",
+        "--loss_type sigmoid:0.5,sft:0.25 --final_beta 0.4 --learning_rate 2e-3 --max_train_steps 3",
+    )
+    steps = [line for line in lines(folder) if "train/loss" in line]
+    assert [line["train/beta"] for line in steps] == pytest.approx([BETA, 0.3, 0.4])
+    for line in steps:
+        parts = 0.5 * line["train/loss_sigmoid"] + 0.25 * line["train/loss_sft"]
+        assert line["train/loss"] == pytest.approx(parts, rel=1e-6)
+    assert steps[0]["train/loss_sigmoid"] == pytest.approx(math.log(2), abs=1e-6)
+
+
 def test_sft_and_dpo_from_one_file(start: Path, place: Path, monkeypatch, capsys):
     """`all_steps` ends with DPO where the file has its section. How it starts programs: test_add_a_step.py."""
 

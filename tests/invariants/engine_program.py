@@ -405,6 +405,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         "router_losses": [line["train/router_loss"] for line in lines if "train/router_loss" in line],
         "router_loads": [line["train/router_load_max"] for line in lines if "train/router_load_max" in line],
         "z_losses": [line["train/z_loss"] for line in lines if "train/z_loss" in line],
+        "points": [line[f"train/point_{case.kind}"] for line in lines if f"train/point_{case.kind}" in line],
         "packed": packed,
         "said": said,
     }

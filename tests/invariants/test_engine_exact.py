@@ -138,6 +138,8 @@ def test_a_trainer_equals_plain_pytorch(launched, models, world_size: int, case:
     assert got["evals"] == pytest.approx(want_evals, rel=5e-3 if half else rounding)
     if case.zero_stage > 0 or half:
         assert got["norms"] == pytest.approx(want.norms, rel=2e-2 if half else more * 2e-6)
+    if case.kind in engine_program.MARKED and case.per_step == PER_STEP:
+        assert abs(got["points"][0]) < 1e-5 and abs(got["points"][-1]) > 0.5  # the policy has moved
     start = start_of(models / case.model, case.kind)
     tolerance, along = (0.08, 5e-3) if half else (1e-5, 1e-6)
     assert_weights_equal(loaded(out / case.name), want.weights, start, tolerance, along)

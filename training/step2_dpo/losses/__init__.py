@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from training.step2_dpo.losses.pairs import PreferenceLoss
 
-# Of the files, each of which has a LOSS.
-_NAMES = ("sigmoid", "sigmoid_norm", "robust", "ipo", "hinge", "apo_zero", "apo_down", "orpo", "simpo", "cpo", "sft")
-_NAMES += ("kto", "bco")  # on marks
+# Of the files, each of which has a LOSS; the last two are on marks.
+_NAMES = """
+sigmoid sigmoid_norm robust ipo hinge apo_zero apo_down orpo simpo cpo sft kto bco
+""".split()
 LOSSES: dict[str, PreferenceLoss] = {name: pkgutil.resolve_name(f"{__name__}.{name}:LOSS") for name in _NAMES}
 # A dataclass of the flags that some losses alone have, in the table's order.
 _FLAGS = dict.fromkeys(loss.flags for loss in reversed(LOSSES.values()) if loss.flags)

@@ -35,7 +35,7 @@ class MismatchedRows(Sequence):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: Any) -> ResponsesRow:
+    def __getitem__(self, index: Any) -> Any:
         row = self._rows[index]
         response = self._rows[self.other(int(index))].response_ids[0]
         return replace(row, response_ids=(response[: self._most_tokens - len(row.prompt_ids)],), parallel_tags=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.contracts.rows import MarkedRow
 from training.utils.data.kinds.ranked import Ranked
@@ -18,9 +18,9 @@ class Marked(Ranked):
     name = "marked"
     key = "2_marked"
     record = MarkedRow
-    responses = ("chosen",)
+    responses: ClassVar[tuple[str, ...]] = ("chosen",)
     dropped_marks = {None: "unmarked"}
-    columns = ()
+    columns: ClassVar[tuple[str, ...]] = ()
     hints = {
         "unmarked": "each response needs a mark of its own, good or bad (of files, --label_column names the column); a "
         "pair is written as two rows"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -36,9 +36,9 @@ class Ranked(RowKind):
     phase = 2
     key = "2"
     record = ResponsesRow
-    responses = ("chosen", "rejected")
+    responses: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
     dropped_marks = {True: "unpaired", False: "unpaired"}
-    columns = ("margin",)
+    columns: ClassVar[tuple[str, ...]] = ("margin",)
     hints = {
         "unpaired": "responses that are marked one by one are no pairs; `threestep dpo --loss_type kto` (or bco) trains "
         "on all of them, step 1 on the good ones",
