@@ -229,7 +229,7 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
     ranks = choose_ranks(plan.ranks, os.environ, len(visible_gpus(os.environ)))
     where = f"on the hosts of {hosts}" if hosts else f"on {ranks} rank{'s' if ranks > 1 else ''}"
     print(f"dry run: nothing is trained or written; this would run {where}")
-    if plan.new_model is not None and not finished:
+    if plan.new_model is not None and not finished and not _goes_on(plan):
         print(f"\n== a new model with random weights\n{_command('training.new_model', plan.new_model)}")
     for place_of, (name, settings) in enumerate(plan.settings.items(), start=1):
         step = known_steps()[name]
@@ -312,7 +312,7 @@ def run_plan(
     for earlier in (plan.output_dir, *(plan.output_dir / step for step in plan.settings if step not in finished)):
         with contextlib.suppress(FileNotFoundError):  # an earlier run's figures are not this run's
             (earlier / "summary.json").unlink()
-    if plan.new_model is not None and not finished:
+    if plan.new_model is not None and not finished and not _goes_on(plan):
         flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
         _run("a new model with random weights", "training.new_model", flags, 1)
     environment = {**os.environ, WHOLE_RUN_VARIABLE: "1"}  # the steps' alone
@@ -333,6 +333,13 @@ def run_plan(
             RunFolder(plan.output_dir, is_main_rank=True).write_figures(_SECONDS, seconds)
         _end_where_stopped(title, plan.output_dir / step.name, resume_command)
     return {name: seconds.get(name, 0.0) for name in plan.settings}
+
+
+def _goes_on(plan: Plan) -> bool:
+    """True if the first step resumes from a checkpoint, and the new model that it started from is there."""
+    name, settings = next(iter(plan.settings.items()))
+    needed = (plan.output_dir / name / "checkpoints" / "latest", plan.output_dir / "new_model" / "config.json")
+    return bool(settings.get("resume")) and all(path.exists() for path in needed)
 
 
 def _earlier_seconds(plan: Plan) -> dict[str, float]:

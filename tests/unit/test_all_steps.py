@@ -281,6 +281,18 @@ def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypa
     assert len(calls) == 4 and json.loads((tmp_path / "runs/x/seconds.json").read_text())["step2_reward"] == 10.0
 
 
+def test_the_new_model_is_not_made_again_for_a_first_step_that_goes_on(steps, tmp_path):
+    calls, _ = steps
+    for name in ("step1_sft/checkpoints/latest", "new_model/config.json"):
+        (tmp_path / "runs/x" / name).parent.mkdir(parents=True)
+        (tmp_path / "runs/x" / name).write_text("step_000001")
+    all_steps.main(["--config", "run.yaml", "--resume"])
+    assert [call[0].split(".")[1] for call in calls] == ["step1_sft", "step2_reward", "step3_ppo"]
+    calls.clear()
+    all_steps.main(["--config", "run.yaml", "--overwrite"])
+    assert calls[0][0] == "training.new_model"
+
+
 @pytest.mark.parametrize(
     ("words", "value", "resumes"),
     [
