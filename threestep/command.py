@@ -48,7 +48,12 @@ PROGRAMS = {
     "all": Program("training.all_steps", "several steps from one YAML file", HANDED_ON),
     "chat": Program("training.chat", "talk with one model, or with two side by side"),
     "serve": Program("training.serve", "one model for programs, as an endpoint in OpenAI's form"),
-    "evaluate": Program("training.evaluate", "win rate, reward, GSM8K or perplexity of a model", LAUNCHED, ranks=1),
+    "evaluate": Program(
+        "training.evaluate",
+        "win rate, reward, GSM8K or perplexity of a model; a reward model on a benchmark",
+        LAUNCHED,
+        ranks=1,
+    ),
     "best-of": Program("training.best_of", "the best of n responses, as rows for sft and dpo", LAUNCHED, ranks=1),
     "preview": Program("training.preview", "the rows of a run, as a model is fed them"),
     "inspect": Program("training.inspect", "what data are taken for, before training"),

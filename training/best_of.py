@@ -46,7 +46,9 @@ def main(argv: Sequence[str]) -> None:
     from training.inference.best_of.drawing import run_best_of
     from training.inference.opening import Evaluated
 
-    asked = settings_of(EvaluateArguments, wanted, baseline=None, val_samples=wanted.num_samples_per_prompt)
+    asked = settings_of(
+        EvaluateArguments, wanted, baseline=None, benchmark=None, val_samples=wanted.num_samples_per_prompt
+    )
     for line in run_best_of(Evaluated("best-of", run, data, asked, *others), wanted, fixed):
         print(line)
 

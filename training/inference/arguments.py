@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 SPLITS = ("eval", "train")
+BENCHMARKS = ("rewardbench2", "rewardbench")
 
 # Flags of programs that ask finished models, which know more than training's: the style is saved with the model.
 PROMPT_STYLE_TEXT = (
@@ -41,6 +42,9 @@ class EvaluateArguments:
         EngineArguments, "Prompts that a rank answers together.", takes="prompts >= 1"
     )
     val_samples: int = flag_of(EvaluationArguments)
+    benchmark: str | None = flag(
+        None, "reward_model: the published benchmark whose files --data_path names.", choices=BENCHMARKS
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(

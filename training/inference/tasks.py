@@ -58,6 +58,10 @@ def run_task(flags: Evaluated) -> list[str]:
 def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
     """Return the rewards of --reward; ThreestepError, before a model loads, for flags that exclude each other."""
     mistakes = Mistakes()
+    mistakes.require(
+        flags.evaluation.benchmark is None,
+        f"--benchmark is only for reward_model, and {flags.task} takes prompts; leave it out",
+    )
     if flags.task == "perplexity":
         mistakes.require(
             flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
