@@ -22,15 +22,18 @@ _SHOWN_PROMPTS = 20
 
 def best_of_page(
     title: str,
-    sentences: Sequence[str],
+    sentences: tuple[str, ...],
     curve: Sequence[CurvePoint],
     cells: tuple[Sequence[str], Sequence[Sequence[str]]],
     *,
     drawn: Sequence[Mapping[str, Any]],
 ) -> str:
-    """cells: the head and the rows of the curve's table. drawn: prompts with their responses."""
+    """sentences: a warning, or "", and others. cells: the head and the rows of the curve's table. drawn: prompts with
+    their responses."""
     d3, charts = library(), {f"curve-{place}": chart for place, chart in enumerate(charts_of(curve))}
-    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    warning, *others = sentences
+    paragraphs = f'<p class="warning">{escape(warning)}</p>' if warning else ""
+    paragraphs += "".join(f"<p>{escape(sentence)}</p>" for sentence in others)
     if d3:
         figures = "".join(chart_figure(name, chart) for name, chart in charts.items())
     else:
@@ -40,9 +43,10 @@ def best_of_page(
         title,
         f"<header><h1>{escape(title)}</h1>{paragraphs}</header><main>"
         f'<section id="curve"><h2>Against n</h2><div class="charts">{figures}</div>'
-        f"{scrolled(table(*cells, numbers=range(5)), 'the curve')}</section>"
+        f"{scrolled(table(*cells, numbers=range(len(cells[0]))), 'the curve')}</section>"
         f'<section id="responses"><h2>The first prompts</h2>{prompts}</section></main>'
         "<footer>Written by threestep best-of.</footer>",
+        ".charts { margin-bottom: 14px; }",
         scripts=(d3, SCRIPT) if d3 else (),
         data={"charts": {name: drawing_of(chart) for name, chart in charts.items()}} if d3 else None,
     )

@@ -38,8 +38,8 @@ def write_results(drawn: Sequence[Drawn], flags: Evaluated, wanted: BestOfArgume
     warning = over_optimised(drawn, curve, flags.run.seed)
     write_rows(folder / ROWS, kept.rows)
     title = f"best of {wanted.num_samples_per_prompt} on {' '.join(flags.data.source.data_path)}"
-    sentences = [*([warning] if warning else []), *_sentences(drawn, kept)]
-    page = best_of_page(title, sentences, curve, (HEAD, table_rows(curve)), drawn=drawn)
+    head, *cells = table_rows(curve)
+    page = best_of_page(title, (warning, *_sentences(drawn, kept)), curve, (head, cells), drawn=drawn)
     replace_file(folder / PAGE, page)
     figures = {
         "model": wanted.model_name_or_path,
@@ -58,24 +58,25 @@ def write_results(drawn: Sequence[Drawn], flags: Evaluated, wanted: BestOfArgume
     RunFolder(folder, is_main_rank=True).write_json(FIGURES, figures)
     if not kept.rows:
         raise ThreestepError(f"no response is kept: {'; '.join(_sentences(drawn, kept)[1:])}; {_remedy(kept)}")
-    return [*_as_text(curve), *sentences, f"written to {folder}: {ROWS}, {PAGE}, {FIGURES}, answers.jsonl"]
+    sentences = [*_as_text(curve), *([warning] if warning else []), *_sentences(drawn, kept)]
+    return [*sentences, f"written to {folder}: {ROWS}, {PAGE}, {FIGURES}, answers.jsonl"]
 
 
 def table_rows(curve: Sequence[CurvePoint]) -> list[tuple[str, ...]]:
-    """The curve as cells; of a checker only if there is one."""
+    """The curve as cells, a head first; of a checker only if there is one."""
 
     def cell(figure: Figure | None) -> str:
         return "" if figure is None else f"{shown(figure.value)} ({shown(figure.low)} to {shown(figure.high)})"
 
-    return [
+    rows = [
         (str(point.k), f"{point.kl:.3f}", cell(point.reward), cell(point.check), cell(point.best_check))
         for point in curve
     ]
+    return [row if curve[0].check is not None else row[:3] for row in (HEAD, *rows)]
 
 
 def _as_text(curve: Sequence[CurvePoint]) -> list[str]:
-    rows = [HEAD, *table_rows(curve)]
-    rows = rows if curve[0].check is not None else [row[:3] for row in rows]
+    rows = table_rows(curve)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
 
