@@ -17,24 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from training.inference.arguments import EvaluateArguments
-from training.inference.best_of.arguments import BestOfArguments
-from training.utils.data.build.arguments import OptionalDataArguments
+from training.inference.best_of.arguments import BEST_OF_GROUPS
 from training.utils.flags.arguments import may_change_in, parse_arguments, resolved_settings
 from training.utils.flags.flags import settings_of
-from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import RolloutEngineFlags
-from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.program import run_program
-from training.utils.run.run_arguments import RunArguments
 
-GROUPS = (
-    RunArguments,
-    OptionalDataArguments,
-    BestOfArguments,
-    SamplingArguments,
-    ScoringArguments,
-    RolloutEngineFlags,
-)
+GROUPS = BEST_OF_GROUPS
 
 
 def main(argv: Sequence[str]) -> None:

@@ -19,26 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.inference.arguments import EvaluateArguments
+from training.inference.arguments import EVALUATE_GROUPS
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
-from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import RolloutEngineFlags
-from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.program import run_program
-from training.utils.run.run_arguments import RunArguments
 
 TASKS = ("win_rate", "reward", "gsm8k", "perplexity", "reward_model")
-GROUPS = (
-    RunArguments,
-    OptionalDataArguments,
-    EvaluateArguments,
-    SamplingArguments,
-    ScoringArguments,
-    RolloutEngineFlags,
-)
+GROUPS = EVALUATE_GROUPS
 
 
 def main(argv: Sequence[str]) -> None:

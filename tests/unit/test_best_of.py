@@ -151,7 +151,10 @@ def test_a_folder_is_drawn_again_on_request(flags, tmp_path):
             "--min_reward 99",
             "no response is kept: 8 prompts left out, of whose responses none reaches --min_reward; low",
         ),
-        ("--keep_cut false", "no response is kept: 8 prompts left out, whose responses --max_new_tokens cut, all of"),
+        (
+            "--keep_cut false",
+            "no response is kept: 8 prompts left out, whose responses are all cut by --max_new",
+        ),
     ],
 )
 def test_mistakes(flags, more, sentence):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.data.build.arguments import ShownArguments
+from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import flag, flag_of
-from training.utils.generation.arguments import EvaluationArguments
+from training.utils.generation.arguments import EvaluationArguments, SamplingArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.models.arguments import ModelArguments
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -50,3 +53,13 @@ class EvaluateArguments:
         mistakes.require(
             bool(self.model_name_or_path), "--model_name_or_path expects a model folder or hub name, got nothing"
         )
+
+
+EVALUATE_GROUPS = (
+    RunArguments,
+    OptionalDataArguments,
+    EvaluateArguments,
+    SamplingArguments,
+    ScoringArguments,
+    RolloutEngineFlags,
+)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.inference.arguments import SPLITS, EvaluateArguments
+from training.inference.arguments import EVALUATE_GROUPS, SPLITS, EvaluateArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import ShownArguments
 from training.utils.flags.flags import flag, flag_of
@@ -29,6 +30,12 @@ class BestOfArguments:
     split: str = flag_of(ShownArguments, "Rows of phase 3: train or eval.", default="train", choices=SPLITS)
     per_device_eval_batch_size: int = flag_of(
         EvaluateArguments, "Prompts that a rank answers together; what an interruption loses at most.", topic="batch"
+    )
+    part: str = flag(
+        "1/1",
+        "Take the k-th of n equal parts of the prompts alone, as k/n: each n-th, from the k-th on. Rounds of "
+        "`threestep all` take one part each.",
+        "part",
     )
     num_samples_per_prompt: int = flag_of(
         PromptSamplesArguments, "n: responses drawn for each prompt, of which the best is kept.", default=8
@@ -66,7 +73,20 @@ class BestOfArguments:
             bool(self.model_name_or_path), "--model_name_or_path expects a model folder or hub name, got nothing"
         )
         mistakes.require(
+            self.places(1) is not None,
+            f"--part expects k/n with k from 1 to n, such as 1/3, got '{self.part}'",
+        )
+        mistakes.require(
             self.keep_best <= self.num_samples_per_prompt,
             f"--keep_best expects at most --num_samples_per_prompt ({self.num_samples_per_prompt}), got "
             f"{self.keep_best}; lower it, or draw more",
         )
+
+    def places(self, count: int) -> range | None:
+        """The places of --part among `count` prompts; None if it is malformed."""
+        found = re.fullmatch(r"(\d+)/(\d+)", self.part)
+        k, n = map(int, found.groups()) if found else (0, 0)
+        return range(k - 1, count, n) if 1 <= k <= n else None
+
+
+BEST_OF_GROUPS = tuple(BestOfArguments if group is EvaluateArguments else group for group in EVALUATE_GROUPS)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.inference.answers import Scores, batches_of, drawn_batch, scores_of
+from training.inference.best_of.arguments import BestOfArguments
 from training.inference.best_of.curve import CHECK, REWARD
 from training.inference.best_of.results import write_results
 from training.inference.best_of.store import AnswerStore, Drawn
@@ -35,7 +36,6 @@ from training.utils.rewards.weighted import Reward, reads_model, rule_named
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
-    from training.inference.best_of.arguments import BestOfArguments
     from training.utils.contracts.rows import PromptRow
 
 _CHECKED_PROMPTS = 64  # read back before anything is drawn
@@ -56,7 +56,7 @@ def run_best_of(flags: Evaluated, wanted: BestOfArguments, settings: dict[str, A
             held.enter_context(only_run(flags.run.output_dir))
         folder = replace(folder_of(flags, wanted.model_name_or_path), reader=None)
         unread = "threestep best-of keeps rows of text alone"
-        rows = built_rows(flags, "prompts", folder, with_messages=True, unread=unread).rows
+        rows = _part(built_rows(flags, "prompts", folder, with_messages=True, unread=unread).rows, wanted)
         _check_prompts(folder, rows)
         store, batches = (
             AnswerStore(Path(flags.run.output_dir)),
@@ -106,6 +106,16 @@ def _checked(flags: Evaluated, wanted: BestOfArguments) -> tuple[tuple[Reward, .
     )
     mistakes.raise_if_any()
     return rewards, () if checker is None else (Reward(CHECK, 0.0, checker),)
+
+
+def _part(rows: Sequence[PromptRow], wanted: BestOfArguments) -> Sequence[PromptRow]:
+    """The prompts of --part."""
+    if wanted.part == BestOfArguments.part:
+        return rows
+    places = wanted.places(len(rows))
+    if not places:
+        raise ThreestepError(f"--part {wanted.part} has no prompt: there are {len(rows)}; take fewer parts")
+    return [rows[place] for place in places]
 
 
 def _check_prompts(folder: ChatFolder, rows: Sequence[PromptRow]) -> None:

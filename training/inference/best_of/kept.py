@@ -1,7 +1,8 @@
 """The rows that are kept of the drawn responses, as steps 1 and 2 read them: prompt, chosen, rejected.
 
-A response that was cut has no end of its own, and steps 1 and 2 would add one: it is kept only on request. A response
-is rejected only by one with a higher reward and another text; without one the row has no pair, which step 2 counts.
+A response that was cut has no end of its own, and steps 1 and 2 would add one: it is kept only on request. An empty one
+is never kept: they drop rows with one. A response is rejected only by one with a higher reward and another text;
+without one the row has no pair, which step 2 counts.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _add(rows: list[Row], prompt: Mapping[str, Any], flags: KeepFlags) -> str:
     """Append a prompt's rows; return why it has none, or ""."""
     ranked = _ranked(prompt, flags.keep_cut)
     if not ranked:
-        return "all_cut"
+        return "cut_or_empty"
     reward = prompt["reward"]
     chosen = [place for place in ranked if flags.min_reward is None or reward[place] >= flags.min_reward]
     if not chosen:
@@ -71,12 +72,14 @@ def _add(rows: list[Row], prompt: Mapping[str, Any], flags: KeepFlags) -> str:
 
 
 def _ranked(prompt: Mapping[str, Any], keep_cut: bool) -> list[int]:
-    """Return the places of different responses, best first; of equal rewards the first that was drawn."""
+    """Return the places of different responses, best first; of equal rewards the first that was drawn. Cut and empty
+    ones are left out."""
     by_text: dict[str, int] = {}
     best_first = sorted(range(len(prompt["responses"])), key=lambda place: -prompt["reward"][place])
     for place in best_first:
-        if keep_cut or prompt["ended"][place]:
-            by_text.setdefault(prompt["responses"][place], place)
+        text = prompt["responses"][place]
+        if text.strip() and (keep_cut or prompt["ended"][place]):
+            by_text.setdefault(text, place)
     return list(by_text.values())
 
 

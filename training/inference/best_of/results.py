@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROWS, PAGE, FIGURES = "rows.jsonl", "best_of.html", "best_of.json"
 HEAD = ("n", "KL at most", "reward (95 %)", "checker, of the pick", "checker, at best")
 _REASONS = {
-    "all_cut": "whose responses --max_new_tokens cut, all of them",
+    "cut_or_empty": "whose responses are all cut by --max_new_tokens or empty",
     "below_min_reward": "of whose responses none reaches --min_reward",
 }
 
@@ -91,7 +91,7 @@ def _sentences(drawn: Sequence[Drawn], kept: Kept) -> list[str]:
 
 def _remedy(kept: Kept) -> str:
     remedies: dict[str, Any] = {
-        "all_cut": "raise --max_new_tokens, or give --keep_cut",
+        "cut_or_empty": "raise --max_new_tokens, or give --keep_cut",
         "below_min_reward": "lower --min_reward",
     }
     return ", or ".join(remedies[reason] for reason in kept.left_out)

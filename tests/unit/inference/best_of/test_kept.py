@@ -48,7 +48,13 @@ def test_cut_responses_are_kept_on_request():
     assert pairs([one]) == [(" a", " c")] and pairs([one], keep_cut=True) == [(" b", " c")]
     none = prompt((" a", 1.0), ended=[False])
     kept = kept_rows([none, one], flags())
-    assert len(kept.rows) == 1 and kept.left_out == {"all_cut": 1}
+    assert len(kept.rows) == 1 and kept.left_out == {"cut_or_empty": 1}
+
+
+def test_an_empty_response_is_never_kept():
+    """Steps 1 and 2 drop rows with one."""
+    assert pairs([prompt(("", 5.0), (" a", 1.0), (" b", 0.0), (" ", -1.0))]) == [(" a", " b")]
+    assert kept_rows([prompt((" ", 1.0), ("", 0.0))], flags(keep_cut=True)).left_out == {"cut_or_empty": 1}
 
 
 def test_several_kept_and_a_threshold():
