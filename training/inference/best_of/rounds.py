@@ -1,4 +1,4 @@
-"""TrainingRounds of sampling and training, as settings of programs: best of n with the last round's model, DPO on best against
+"""Rounds of sampling and training, as settings of programs: best of n with the last round's model, DPO on best against
 worst, and an evaluation on held-out prompts. Knows the programs by their names, and starts none.
 
 A round reads its own part of the prompts, so that none is answered twice.

@@ -1,4 +1,4 @@
-"""TrainingRounds as settings of programs: which model each starts from, what it reads, what is left at the end."""
+"""Rounds as settings of programs: which model each starts from, what it reads, what is left at the end."""
 
 from __future__ import annotations
 
