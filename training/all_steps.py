@@ -255,6 +255,7 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as place:
         try:
             parsed = check_settings(write_settings(plan, Path(place)))
+            stages = prepared_rounds(plan, True, False, Path(place))
         except ThreestepError as mistake:
             raise ThreestepError(str(mistake).replace(f"{place}{os.sep}", "")) from mistake
     _check_inputs(plan, parsed)
@@ -270,6 +271,8 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
         models = ", ".join(dict.fromkeys(settings[flag] for flag in step.inputs))
         print(f"\n== step {place_of} of {len(plan.settings)}, {step.title}\n{_command(step.program, settings)}")
         print(f"reads {models}; writes {settings['output_dir']} ({state})")
+    for stage, _, _ in stages:
+        print(f"\n== {stage.title}\n{_command(' '.join([stage.module, *stage.words]), stage.settings)}")
     print("\nchecked: the settings of every step, its data, and the models that are there already")
 
 
@@ -525,11 +528,13 @@ def _rounds(
     return TrainingRounds(count, folder, first_model, common, drawing, sections[ROUND_STEP], step)
 
 
-def prepared_rounds(plan: Plan, resumes: bool, overwrite: bool) -> list[tuple[Stage, Path, bool]]:
+def prepared_rounds(
+    plan: Plan, resumes: bool, overwrite: bool, configs: Path | None = None
+) -> list[tuple[Stage, Path, bool]]:
     """The programs of all rounds, each with its file of settings, and whether an earlier run finished it.
 
-    overwrite: remove rounds of an earlier run. ThreestepError for mistakes in the settings, and for such rounds, if
-        they are neither removed nor resumed.
+    overwrite: remove rounds of an earlier run. configs: folder of the files; OUTPUT_DIR/configs by default.
+    ThreestepError for mistakes in the settings, and for rounds that are neither removed nor resumed.
     """
     if plan.rounds is None:
         return []
@@ -545,7 +550,7 @@ def prepared_rounds(plan: Plan, resumes: bool, overwrite: bool) -> list[tuple[St
     mistakes.raise_if_any()
     goes_on = resumes
     for number, stage in enumerate(plan.rounds.stages()):
-        path = plan.output_dir / "configs" / FOLDER / f"{number:03d}_{stage.name}.yaml"
+        path = (configs or plan.output_dir / "configs") / FOLDER / f"{number:03d}_{stage.name}.yaml"
         mine, settings = redacted_value(stage.settings), stage.settings
         same = path.exists() and redacted_value({**read_yaml(path), "resume": None}) == {**mine, "resume": None}
         goes_on = goes_on and same and stage.result.exists()

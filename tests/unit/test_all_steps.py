@@ -577,6 +577,15 @@ def test_rounds_by_a_reward_model_or_from_a_given_model(tmp_path):
     assert (plan.settings, plan.rounds.first_model) == ({}, "my/model")
 
 
+def test_a_dry_run_shows_the_programs_of_rounds(programs, tmp_path, capsys):
+    calls, _ = programs
+    all_steps.main(["--config", "run.yaml", "--dry_run"])
+    said = capsys.readouterr().out
+    assert "== round 2 of 2, best of n\npython -m training.best_of --part=2/2" in said
+    assert "== round 0 of 2, held-out prompts\npython -m training.evaluate reward --data_split=2,4,4" in said
+    assert calls == [] and not (tmp_path / "runs").exists()
+
+
 def test_rounds_are_not_chosen_by_number(programs):
     with pytest.raises(
         ThreestepError, match="--step chooses among steps, and the file has rounds after them; leave it"

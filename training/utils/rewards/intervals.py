@@ -42,7 +42,7 @@ def mean(values: Sequence[float], seed: int) -> Figure:
 
 
 def resamples(count: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the places of rows that are drawn again, with replacement: some resamples [R, N] at a time, 2,000 in all."""
+    """Yield the places of rows that are drawn with replacement: some resamples [R, N] at a time, 2,000 in all."""
     draws, at_once = np.random.default_rng(seed), max(1, _RESAMPLED_NUMBERS // count)
     for first in range(0, _RESAMPLES, at_once):
         yield draws.integers(0, count, (min(at_once, _RESAMPLES - first), count))
