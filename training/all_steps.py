@@ -507,7 +507,7 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
 def _models(step: str, folder: Path, first_model: str, steps: Sequence[str]) -> dict[str, str]:
     """Paths of the step's models, by flag. steps: that run; a model of another one is the first model."""
     inputs = known_steps()[step].inputs
-    return {flag: str(folder / name / "model") if name in steps else first_model for flag, name in inputs.items()}
+    return {flag: str(folder / str(name) / "model") if name in steps else first_model for flag, name in inputs.items()}
 
 
 def _rounds(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.inference.answers import batches_of
 from training.inference.arguments import BENCHMARKS, EvaluateArguments
@@ -132,7 +132,7 @@ def _write(
     ]
     figures = {name: score.figure for name, score in figures_of(rows, flags.run.seed).items()}
     cut = sum(count for _, count in results)
-    settings = {"task": TASK, "benchmark": benchmark, "model": flags.evaluation.model_name_or_path}
+    settings: dict[str, Any] = {"task": TASK, "benchmark": benchmark, "model": flags.evaluation.model_name_or_path}
     settings |= {"data_path": flags.data.source.data_path, "dtype": flags.sampling.dtype, "seed": flags.run.seed}
     counts = {"rows": len(rows), "responses_cut": cut, "most_tokens": most}
     shown = {name: asdict(figure) for name, figure in figures.items()}
