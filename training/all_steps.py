@@ -3,8 +3,9 @@
     python -m training.all_steps --config examples/gsm8k.yaml
 
 The file has a section for each step, `shared` for settings of every step, and at the top what concerns the whole run
-(`TOP_LEVEL`). The steps are SFT, reward model and PPO; with a section `step2_dpo`, SFT and DPO. Each is a program of
-its own: this one knows what their STEP declares, and nothing of how they train.
+(`TOP_LEVEL`). The steps are SFT, reward model and PPO; with a section `step2_dpo`, SFT and DPO; with `rounds` and
+`best_of`, DPO again and again on responses that the last round's model drew. Each is a program of its own: this one
+knows what their STEP declares, and nothing of how they train.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import Any
 
 import yaml
 
+from training.inference.best_of.rounds import DRAWING, FOLDER, Stage, TrainingRounds, figures_of, table_of
 from training.utils.base.credentials import lend, redacted, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.base.storage import remove
 from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, resuming_whole_run
 from training.utils.checkpoints.earlier_run import refuse_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
@@ -42,6 +45,7 @@ from training.utils.run.program import run_program
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
 
+ROUND_STEP = "step2_dpo"  # that rounds train
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 TOP_LEVEL = {
     "output_dir": "the run's folder",
@@ -53,6 +57,8 @@ TOP_LEVEL = {
     "model_name_or_path": "the model that step 1 starts from, where `new_model` makes none",
     "new_model": "flags of python -m training.new_model",
     "shared": "settings of every step",
+    "rounds": "rounds of best of n and DPO, with a section best_of (docs/best_of.md)",
+    DRAWING: "settings of python -m training.best_of, in each round",
 }
 _SECONDS = "seconds.json"  # in the run's folder: by step, of all parts of a run that was resumed
 # What this program sets in a step's settings, and where the user sets it instead.
@@ -69,6 +75,7 @@ class Plan:
     settings: dict[str, dict[str, Any]]  # by step, in their order; complete, as written to OUTPUT_DIR/configs
     report: bool = True
     resume: bool = False
+    rounds: TrainingRounds | None = None  # after the steps
 
 
 def main(argv: Sequence[str]) -> None:
@@ -91,6 +98,7 @@ def main(argv: Sequence[str]) -> None:
     if options.num_ranks is not None:
         plan = dataclasses.replace(plan, ranks=options.num_ranks)
     if options.step:
+        _refuse_rounds(plan)
         plan = _chosen_steps(plan, options.step)
     resumes = plan.resume if options.resume is None else options.resume
     finished = finished_steps(plan) if resumes else ()
@@ -104,12 +112,15 @@ def main(argv: Sequence[str]) -> None:
         return show(plan, finished)
     config_files = write_settings(plan)
     check_settings(config_files)
+    stages = prepared_rounds(plan, resumes, bool(options.overwrite))
     resume_command = resuming_whole_run("training.all_steps", argv)
     seconds = run_plan(plan, config_files, finished, resume_command, overwrite=bool(options.overwrite))
+    run_rounds(plan, stages, resume_command)
     summary = summarize(plan.output_dir, seconds)
     folder = RunFolder(plan.output_dir, is_main_rank=True)
     folder.write_figures("summary.json", summary)
-    print(f"\n{format_table(summary, seconds)}\n\nwritten to {folder.path / 'summary.json'}", flush=True)
+    tables = [format_table(summary, seconds), *_table_of_rounds(plan, stages)]
+    print("\n" + "\n\n".join(tables) + f"\n\nwritten to {folder.path / 'summary.json'}", flush=True)
     folder.settle()
     report_at_end(plan.output_dir, plan.report)
 
@@ -123,8 +134,9 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     known = (*TOP_LEVEL, *known_steps())
     for name in values:
         mistakes.require(name in known, f"{origin}: unknown section '{name}'{nearest_names(str(name), known)}")
-    steps = steps_of(values, origin, mistakes)
-    sections = {name: _section(values, name, origin, mistakes) for name in ("shared", *steps)}
+    has_rounds = DRAWING in values or values.get("rounds") is not None
+    steps = (steps_before_rounds if has_rounds else steps_of)(values, origin, mistakes)
+    sections = {name: _section(values, name, origin, mistakes) for name in ("shared", DRAWING, ROUND_STEP, *steps)}
     new_model = _section(values, "new_model", origin, mistakes) if "new_model" in values else None
     out = output_dir if output_dir is not None else values.get("output_dir")
     out_known = isinstance(out, str) and out != ""
@@ -155,16 +167,17 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     if seed is not None:
         common["seed"] = seed
     first_model = str(folder / "new_model") if first_model is None else first_model
+    models = {step: _models(step, folder, first_model, steps) for step in (*steps, ROUND_STEP)}
     return Plan(
         output_dir=folder,
         ranks=ranks,
         new_model=None if new_model is None else _new_model_flags(new_model, common, folder),
         settings={
-            step: {**common, **_models(step, folder, first_model), **sections[step], "output_dir": str(folder / step)}
-            for step in steps
+            step: {**common, **models[step], **sections[step], "output_dir": str(folder / step)} for step in steps
         },
         report=report,
         resume=resume,
+        rounds=_rounds(values["rounds"], folder, common, sections, models=models) if has_rounds else None,
     )
 
 
@@ -186,6 +199,26 @@ def steps_of(sections: Iterable[str], origin: str, mistakes: Mistakes) -> tuple[
             "remove one of the two",
         )
     return steps
+
+
+def steps_before_rounds(values: Mapping[str, Any], origin: str, mistakes: Mistakes) -> tuple[str, ...]:
+    """The steps to run before rounds: SFT and a reward model, each where the file has its section; of a new model, SFT
+    always."""
+    known = known_steps()
+    before = tuple(known[LAST_STEP].inputs.values())
+    counted = values.get("rounds")
+    is_count = isinstance(counted, int) and not isinstance(counted, bool) and counted > 0
+    mistakes.require(is_count, f"{origin}: expected rounds to be a positive whole number, got {counted!r}")
+    mistakes.require(DRAWING in values, f"{origin}: rounds expect a section {DRAWING}, got none; add it")
+    for name in values:
+        mistakes.require(
+            name not in known or name in (*before, ROUND_STEP),
+            f"{origin}: rounds train {ROUND_STEP} after {' and '.join(map(str, before))}, got '{name}' too; remove it",
+        )
+    first = [name for name in before if name in known and None in known[name].inputs.values()]
+    return tuple(
+        name for name in known if name in before and (name in values or (name in first and "new_model" in values))
+    )
 
 
 def write_settings(plan: Plan, folder: Path | None = None) -> dict[str, Path]:
@@ -222,6 +255,7 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as place:
         try:
             parsed = check_settings(write_settings(plan, Path(place)))
+            stages = prepared_rounds(plan, True, False, Path(place))
         except ThreestepError as mistake:
             raise ThreestepError(str(mistake).replace(f"{place}{os.sep}", "")) from mistake
     _check_inputs(plan, parsed)
@@ -237,6 +271,8 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
         models = ", ".join(dict.fromkeys(settings[flag] for flag in step.inputs))
         print(f"\n== step {place_of} of {len(plan.settings)}, {step.title}\n{_command(step.program, settings)}")
         print(f"reads {models}; writes {settings['output_dir']} ({state})")
+    for stage, _, _ in stages:
+        print(f"\n== {stage.title}\n{_command(' '.join([stage.module, *stage.words]), stage.settings)}")
     print("\nchecked: the settings of every step, its data, and the models that are there already")
 
 
@@ -315,9 +351,7 @@ def run_plan(
     if plan.new_model is not None and not finished and not _goes_on(plan):
         flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
         _run("a new model with random weights", "training.new_model", flags, 1)
-    environment = {**os.environ, WHOLE_RUN_VARIABLE: "1"}  # the steps' alone
-    for name in (COMMAND_VARIABLE, OWN_WORDS_VARIABLE):  # of this program
-        environment.pop(name, None)
+    environment = _of_whole_run()
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
         title = f"step {place} of {len(plan.settings)}, {step.title}"
@@ -340,6 +374,12 @@ def _goes_on(plan: Plan) -> bool:
     name, settings = next(iter(plan.settings.items()))
     needed = (plan.output_dir / name / "checkpoints" / "latest", plan.output_dir / "new_model" / "config.json")
     return bool(settings.get("resume")) and all(path.exists() for path in needed)
+
+
+def _of_whole_run() -> dict[str, str]:
+    """The environment of the programs that this one starts."""
+    own = (COMMAND_VARIABLE, OWN_WORDS_VARIABLE)  # of this program
+    return {**{name: value for name, value in os.environ.items() if name not in own}, WHOLE_RUN_VARIABLE: "1"}
 
 
 def _earlier_seconds(plan: Plan) -> dict[str, float]:
@@ -421,6 +461,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse(argv)
 
 
+def _refuse_rounds(plan: Plan) -> None:
+    if plan.rounds is not None:
+        raise ThreestepError("--step chooses among steps, and the file has rounds after them; leave it out, or rounds")
+
+
 def _chosen_steps(plan: Plan, numbers: Sequence[str]) -> Plan:
     """The steps with these numbers; ThreestepError where the plan has no such step, or one of them needs a model that
     is nowhere yet."""
@@ -466,10 +511,90 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
     return section
 
 
-def _models(step: str, folder: Path, first_model: str) -> dict[str, str]:
-    """Paths of the step's models, by flag."""
+def _models(step: str, folder: Path, first_model: str, steps: Sequence[str]) -> dict[str, str]:
+    """Paths of the step's models, by flag. steps: that run; a model of another one is the first model."""
     inputs = known_steps()[step].inputs
-    return {flag: first_model if name is None else str(folder / name / "model") for flag, name in inputs.items()}
+    return {flag: str(folder / str(name) / "model") if name in steps else first_model for flag, name in inputs.items()}
+
+
+def _rounds(
+    count: int,
+    folder: Path,
+    common: Mapping[str, Any],
+    sections: Mapping[str, dict[str, Any]],
+    *,
+    models: Mapping[str, Mapping[str, str]],
+) -> TrainingRounds:
+    """The rounds after the steps with `models`, of which one may be a reward model."""
+    step = known_steps()[ROUND_STEP]
+    [first_model] = models[ROUND_STEP].values()
+    rewards = [name for name in models if name != ROUND_STEP and None not in known_steps()[name].inputs.values()]
+    drawing = dict(sections[DRAWING])
+    if rewards:
+        drawing.setdefault("reward_model", str(folder / rewards[-1] / "model"))
+    return TrainingRounds(count, folder, first_model, common, drawing, sections[ROUND_STEP], step)
+
+
+def prepared_rounds(
+    plan: Plan, resumes: bool, overwrite: bool, configs: Path | None = None
+) -> list[tuple[Stage, Path, bool]]:
+    """The programs of all rounds, each with its file of settings, and whether an earlier run finished it.
+
+    overwrite: remove rounds of an earlier run. configs: folder of the files; OUTPUT_DIR/configs by default.
+    ThreestepError for mistakes in the settings, and for rounds that are neither removed nor resumed.
+    """
+    if plan.rounds is None:
+        return []
+    folder = plan.output_dir / FOLDER
+    if overwrite and not resumes:
+        remove(folder)
+    mistakes, stages = Mistakes(), []
+    mistakes.require(
+        resumes or not folder.exists(),
+        f"{folder} holds rounds of an earlier run: give --resume to continue them, or another output_dir, or "
+        "--overwrite to replace them",
+    )
+    mistakes.raise_if_any()
+    goes_on = resumes
+    for number, stage in enumerate(plan.rounds.stages()):
+        path = (configs or plan.output_dir / "configs") / FOLDER / f"{number:03d}_{stage.name}.yaml"
+        mine, settings = redacted_value(stage.settings), stage.settings
+        same = path.exists() and redacted_value({**read_yaml(path), "resume": None}) == {**mine, "resume": None}
+        goes_on = goes_on and same and stage.result.exists()
+        if stage.name == ROUND_STEP and resumes:
+            settings = {**settings, "resume": "latest"}
+        check_place("output_dir", path)
+        path.write_text(yaml.safe_dump(redacted_value(settings), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        stages.append((stage, path, goes_on))
+    for stage, path, _ in stages[:4]:  # the others differ in their paths alone
+        # The rows to train on are not there yet.
+        others = ["--data_path", "embedded"] if stage.name == ROUND_STEP else []
+        try:
+            parse_arguments(stage.groups, ["--config", str(path), *others], "", plan.rounds.step.old_flags)
+        except ThreestepError as problem:
+            mistakes.add(f"{stage.name}: {problem}")
+    mistakes.raise_if_any()
+    return stages
+
+
+def run_rounds(plan: Plan, stages: Sequence[tuple[Stage, Path, bool]], resume_command: str) -> None:
+    """Run the programs of the rounds in order; the first that fails ends this program."""
+    for stage, path, is_finished in stages:
+        if is_finished:
+            print(f"\n== {stage.title}: finished before", flush=True)
+            continue
+        _run(stage.title, stage.module, [*stage.words, "--config", str(path)], plan.ranks, environment=_of_whole_run())
+        _end_where_stopped(stage.title, stage.folder, resume_command)
+
+
+def _table_of_rounds(plan: Plan, stages: Sequence[tuple[Stage, Path, bool]]) -> list[str]:
+    """Write the figures of the rounds to rounds.json, and return their table; nothing without rounds."""
+    if not stages:
+        return []
+    results = [json.loads(stage.result.read_text(encoding="utf-8")) for stage, _, _ in stages]
+    rows = figures_of([stage for stage, _, _ in stages], results)
+    RunFolder(plan.output_dir, is_main_rank=True).write_figures("rounds.json", {"rounds": rows})
+    return [table_of(rows)]
 
 
 def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], folder: Path) -> dict[str, Any]:

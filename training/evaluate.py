@@ -5,38 +5,28 @@
     python -m training.evaluate reward     --model_name_or_path A --reward exact_match --data_path jsonl:questions.jsonl
     python -m training.evaluate gsm8k      --model_name_or_path A --temperature 0 --data_path openai/gsm8k ...
     python -m training.evaluate perplexity --model_name_or_path A --data_path ...
+    python -m training.evaluate reward_model --model_name_or_path RM --benchmark rewardbench2 --data_path parquet:FILE
 
 Prompts are those of step 3 (perplexity: step 1's sentences, or --unsupervised_dataset_name's text) and answers are
 drawn as in its rollouts. --reward is its flag: rules, your own functions, and `model`, which is --reward_model.
-OUTPUT_DIR gets TASK.json and, for answers, TASK.jsonl and TASK.html. One process answers, on the GPU if there is one;
-`threestep evaluate win_rate ... --num_ranks 8` takes eight. Each rank loads the models and answers every
-n-th batch of prompts; the first one scores all answers and writes. The results are those of one rank, in its order.
+reward_model draws nothing: it scores the responses of a benchmark's files. OUTPUT_DIR gets TASK.json and, for answers,
+TASK.jsonl and TASK.html. One process answers, on the GPU if there is one; `threestep evaluate win_rate ... --num_ranks
+8` takes eight. Each rank loads the models and answers every n-th batch of prompts; the first one scores all answers and
+writes. The results are those of one rank, in its order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.inference.arguments import EvaluateArguments
+from training.inference.arguments import EVALUATE_GROUPS
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
-from training.utils.data.build.arguments import OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import RolloutEngineFlags
-from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.program import run_program
-from training.utils.run.run_arguments import RunArguments
 
-TASKS = ("win_rate", "reward", "gsm8k", "perplexity")
-GROUPS = (
-    RunArguments,
-    OptionalDataArguments,
-    EvaluateArguments,
-    SamplingArguments,
-    ScoringArguments,
-    RolloutEngineFlags,
-)
+TASKS = ("win_rate", "reward", "gsm8k", "perplexity", "reward_model")
+GROUPS = EVALUATE_GROUPS
 
 
 def main(argv: Sequence[str]) -> None:
@@ -44,9 +34,12 @@ def main(argv: Sequence[str]) -> None:
     task, flags = task_of(argv)
     groups = parse_arguments(GROUPS, flags, __doc__ or "", ANSWERING_OLD_FLAGS)
 
-    from training.inference.tasks import Evaluated, run_task
+    from training.inference.opening import Evaluated
+    from training.inference.reward_benchmarks.task import TASK, run_benchmark
+    from training.inference.tasks import run_task
 
-    for line in run_task(Evaluated(task, *groups)):
+    run = run_benchmark if task == TASK else run_task
+    for line in run(Evaluated(task, *groups)):
         print(line)
 
 

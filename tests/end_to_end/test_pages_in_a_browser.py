@@ -16,6 +16,9 @@ import pytest
 
 from tests.support.browser import Browser, chromium, opened_browser
 from tests.support.image_readers import picture
+from training.inference.best_of.curve import curve_of
+from training.inference.best_of.page import best_of_page
+from training.inference.best_of.results import table_rows
 from training.inference.pairs_page import page as pairs_page
 from training.utils.report.live import LivePage, make_server
 from training.utils.report.pages.rows_page import PageRow, rows_page
@@ -134,11 +137,16 @@ def test_every_page_fits_a_phone(browser, tmp_path, dark):
     (tmp_path / "a" / "samples.jsonl").write_text(json.dumps(answered) + "\n")
     report = write_report(runs, tmp_path / "report.html")
     rows = [PageRow(LONG_WORD, [("prompt", [(LONG_WORD, False)]), ("chosen", [(LONG_WORD, True)])], [("x", LONG_WORD)])]
+    drawn = {"prompt": LONG_WORD, "responses": [LONG_WORD, "b"], "reward": [1.0, 0.0], "check": [0.0, 1.0]}
+    drawn |= {"ended": [True, False]}
+    curve = curve_of([drawn], seed=1)
+    head, *cells = table_rows(curve)
     others = {
         "win.html": pairs_page(
             "win_rate", {"win_rate": "0.5 (0.4 to 0.6)"}, [LONG_WORD, "b"], [sample], folder=tmp_path
         ),
         "rows.html": rows_page("phase 2", [LONG_WORD], rows, [(1, 5, 3)]),
+        "best_of.html": best_of_page(LONG_WORD, (LONG_WORD, LONG_WORD), curve, (head, cells), drawn=[drawn]),
     }
     for name, text in others.items():
         (tmp_path / name).write_text(text, encoding="utf-8")

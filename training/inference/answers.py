@@ -19,6 +19,7 @@ from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
     from training.inference.scorer import Scorer
+    from training.utils.contracts.rollout_engine import Sampling
     from training.utils.contracts.rows import PromptRow
     from training.utils.generation.arguments import SamplingArguments
     from training.utils.rewards.weighted import Reward
@@ -51,24 +52,15 @@ def answers_to(
     """
     longest = chat_model.data.rows.max_prompt_seq_len + flags.max_new_tokens
     check_room(chat_model, longest, "--max_prompt_seq_len and --max_new_tokens")
-    sampling, device = chat_model.sampling(flags), chat_model.model.device
+    sampling, batches = chat_model.sampling(flags), batches_of(len(rows), rows_per_batch)
     sharers, name = shared
-    batches = [range(first, min(first + rows_per_batch, len(rows))) for first in range(0, len(rows), rows_per_batch)]
     mine = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
     with progress_bar(mine, f"answers of {chat_model.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
 
         def answered(piece: int) -> list[dict[str, Any]]:
-            places = batches[piece]
-            own = [rows[place] for place in places]
-            batch = collate_prompts(own, sampling.pad_token_id)
-            # The first sample has the seed that it has where it is the only one.
-            indices = [(place, sample) for place in places for sample in range(samples)]
-            seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
-            ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
-            request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=chat_model.media_of(own))
-            rollout = rolled_out(chat_model.engine, chat_model.model, request)
-            bar.update(len(places))
-            return [vars(answer) for answer in chat_model.answers_of(rollout, sampling.end_token_ids)]
+            drawn = drawn_batch(chat_model, rows, batches[piece], sampling, seed=seed, samples=samples)
+            bar.update(len(batches[piece]))
+            return [vars(answer) for answer in drawn]
 
         found = sharers.results(name, len(batches), answered)
     return [
@@ -76,6 +68,26 @@ def answers_to(
         for batch in found
         for given in batch
     ]
+
+
+def batches_of(count: int, rows_per_batch: int) -> list[range]:
+    """The places of `count` rows, batch by batch."""
+    return [range(first, min(first + rows_per_batch, count)) for first in range(0, count, rows_per_batch)]
+
+
+def drawn_batch(
+    chat_model: ChatModel, rows: Sequence[PromptRow], places: range, sampling: Sampling, *, seed: int, samples: int
+) -> list[Answer]:
+    """`samples` adjacent answers to each of the rows at `places`. The seed of each depends on its place in all rows."""
+    own, device = [rows[place] for place in places], chat_model.model.device
+    batch = collate_prompts(own, sampling.pad_token_id)
+    # The first sample has the seed that it has where it is the only one.
+    indices = [(place, sample) for place in places for sample in range(samples)]
+    seeds = [derived_seed(seed, "evaluation", *index[: 1 + bool(index[1])]) for index in indices]
+    ids_BP, mask_BP = batch.prompt_ids_BP.to(device), batch.prompt_mask_BP.to(device)
+    request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=chat_model.media_of(own))
+    rollout = rolled_out(chat_model.engine, chat_model.model, request)
+    return chat_model.answers_of(rollout, sampling.end_token_ids)
 
 
 def scores_of(

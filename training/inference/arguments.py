@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.data.build.arguments import ShownArguments
+from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import flag, flag_of
-from training.utils.generation.arguments import EvaluationArguments
+from training.utils.generation.arguments import EvaluationArguments, SamplingArguments
+from training.utils.generation.table import RolloutEngineFlags
 from training.utils.models.arguments import ModelArguments
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.run.run_arguments import RunArguments
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 SPLITS = ("eval", "train")
+BENCHMARKS = ("rewardbench2", "rewardbench")
 
 # Flags of programs that ask finished models, which know more than training's: the style is saved with the model.
 PROMPT_STYLE_TEXT = (
@@ -41,8 +45,21 @@ class EvaluateArguments:
         EngineArguments, "Prompts that a rank answers together.", takes="prompts >= 1"
     )
     val_samples: int = flag_of(EvaluationArguments)
+    benchmark: str | None = flag(
+        None, "reward_model: the published benchmark whose files --data_path names.", choices=BENCHMARKS
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(
             bool(self.model_name_or_path), "--model_name_or_path expects a model folder or hub name, got nothing"
         )
+
+
+EVALUATE_GROUPS = (
+    RunArguments,
+    OptionalDataArguments,
+    EvaluateArguments,
+    SamplingArguments,
+    ScoringArguments,
+    RolloutEngineFlags,
+)

@@ -39,6 +39,15 @@ class Sharers:
         """The pieces of `count` that are this process's."""
         return range(self.rank, count, self.world_size)
 
+    def from_main(self, name: str, work: Callable[[], Any]) -> Any:
+        """Call `work` on the first rank, and return its result, a JSON value, on every rank. name: as in `results`."""
+        if not self.is_main:
+            return self._received(name)
+        result = work()
+        if self.store is not None:
+            self.store.set(name, json.dumps(result))
+        return result
+
     def results(self, name: str, count: int, work: Callable[[int], Any]) -> list[Any]:
         """Call `work` for this process's pieces, and return the results of all `count` in their order, as JSON values;
         an empty list on other ranks than the first. name: the same on every rank, new for each call."""

@@ -5,23 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.inference.answer_figures import answer_figures, answer_samples
 from training.inference.answers import Scores, answers_to, scores_of
-from training.inference.model import (
-    Answer,
-    ChatFolder,
-    ChatModel,
-    engine_maker,
-    load_chat_folder,
-    open_chat_folder,
-    start_alone,
-)
+from training.inference.model import Answer, ChatFolder, start_alone
+from training.inference.opening import Evaluated, built_rows, checked_rows, engine_of, folder_of, load, scored_by
 from training.inference.pairs_page import page
 from training.inference.perplexity import row_losses
 from training.inference.scorer import load_answer_scorer
@@ -30,44 +23,20 @@ from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import PromptRow, SentenceRow
-from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
-from training.utils.data.kinds.table import KINDS
 from training.utils.data.rows.documents import sentence_document
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import engine_class
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.intervals import Figure, ratio
 from training.utils.rewards.sample_figures import Sample, value_names
-from training.utils.rewards.weighted import Reward, named_rewards, reads_messages, reads_model
+from training.utils.rewards.weighted import Reward, reads_messages, reads_model
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
-from training.utils.setup.media import check_scored, keep_media, run_media, why_unread
+from training.utils.setup.media import check_scored, keep_media
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from training.inference.arguments import EvaluateArguments
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.media import RunMedia, SeenMedia
-    from training.utils.contracts.rollout_engine import RolloutEngine
-    from training.utils.data.build.arguments import DataArguments
-    from training.utils.generation.table import RolloutEngineFlags
-    from training.utils.rewards.arguments import ScoringArguments
-    from training.utils.run.run_arguments import RunArguments
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """A parsed command line."""
-
-    task: str
-    run: RunArguments
-    data: DataArguments
-    evaluation: EvaluateArguments
-    sampling: SamplingArguments
-    reward: ScoringArguments
-    engines: RolloutEngineFlags
+    from training.utils.contracts.media import RunMedia
 
 
 def run_task(flags: Evaluated) -> list[str]:
@@ -89,6 +58,10 @@ def run_task(flags: Evaluated) -> list[str]:
 def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
     """Return the rewards of --reward; ThreestepError, before a model loads, for flags that exclude each other."""
     mistakes = Mistakes()
+    mistakes.require(
+        flags.evaluation.benchmark is None,
+        f"--benchmark is only for reward_model, and {flags.task} takes prompts; leave it out",
+    )
     if flags.task == "perplexity":
         mistakes.require(
             flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
@@ -100,12 +73,7 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
         )
         mistakes.raise_if_any()
         return ()
-    rewards = named_rewards(flags.reward, mistakes)
-    mistakes.require(
-        flags.evaluation.reward_model is not None or not reads_model(rewards),
-        "--reward contains the reward model, which expects --reward_model, got none; give it, or a rule (--reward "
-        "gsm8k)",
-    )
+    rewards = scored_by(flags, mistakes)
     mistakes.require(
         (flags.evaluation.baseline is not None) == (flags.task == "win_rate"),
         "win_rate expects the other model as --baseline, got none"
@@ -124,10 +92,10 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
 def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sharers = ALONE) -> list[str]:
     """Let each model answer the same prompts, score the answers, write figures and samples. The first rank scores all
     answers and writes; the others return no line."""
-    task, start_engine = flags.evaluation, _engine_of(flags)
+    task, start_engine = flags.evaluation, engine_of(flags)
     paths = [task.model_name_or_path, *([task.baseline] if task.baseline else [])]
-    folders = [_folder(flags, path) for path in paths]
-    built = [_built(flags, "prompts", folder, with_messages=reads_messages(rewards)) for folder in folders]
+    folders = [folder_of(flags, path) for path in paths]
+    built = [built_rows(flags, "prompts", folder, with_messages=reads_messages(rewards)) for folder in folders]
     seen = next((side.media for side in built if side.media is not None), None)
     if reads_model(rewards) and seen is not None:
         assert task.reward_model is not None, "checked with the flags"
@@ -178,60 +146,6 @@ def side_by_side(sides: Sequence[Sequence[Sample]], media: Sequence[list[str]]) 
     ]
 
 
-def _engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:
-    """See `engine_maker`."""
-    longest_tokens = flags.data.rows.max_prompt_seq_len + flags.sampling.max_new_tokens
-    # Perplexity draws nothing, and its texts may have paths of any kind.
-    thinks = flags.data.chat.parallel_thinking and flags.task != "perplexity"
-    return engine_maker(flags.sampling, flags.engines, longest_tokens, thinks)
-
-
-def _folder(flags: Evaluated, path: str) -> ChatFolder:
-    """All of a model but its weights; without its media where the engine reads text alone."""
-    folder = open_chat_folder(path, flags.data)
-    return folder if engine_class(flags.sampling.rollout_engine).supports_media else replace(folder, reader=None)
-
-
-def load(
-    flags: Evaluated,
-    folder: ChatFolder,
-    start_engine: Callable[[PreTrainedModel], RolloutEngine],
-    media: RunMedia | None,
-) -> ChatModel:
-    """Load a model that answers in the prompt style of the data flags. media: of the rows; None if no row has any."""
-    return load_chat_folder(folder, flags.sampling.dtype, start_alone().device, start_engine, media=media)
-
-
-@dataclass(frozen=True)
-class Built:
-    """rows: of one kind, for one model. media, seen: of the rows; None if no row has any."""
-
-    rows: Any
-    media: RunMedia | None
-    seen: SeenMedia | None
-
-
-def _built(flags: Evaluated, kind: str, folder: ChatFolder, with_messages: bool = False) -> Built:
-    """The rows of a kind. with_messages: the prompts' messages are among their columns"""
-    unread = why_unread(folder.name)
-    data = flags.data
-    if with_messages:
-        data = replace(data, rows=replace(data.rows, return_prompt_messages=True))
-    built = build_phase(kind, data, folder.tokenizer, flags.run.seed, log=note, media=folder.reader, unread=unread)
-    rows = _checked_rows(getattr(built, flags.evaluation.split), flags)
-    media = run_media(rows, built.seen, KINDS[kind].document)
-    return Built(rows, media, built.seen)
-
-
-def _checked_rows(rows: Any, flags: Evaluated) -> Any:
-    if len(rows) == 0:
-        raise ThreestepError(
-            f"--split {flags.evaluation.split} has no rows; raise --eval_fraction (now "
-            f"{flags.data.split.eval_fraction:g}), or evaluate --split train"
-        )
-    return rows
-
-
 def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]]:
     """The prompts that every model has, in one order: some may be too long in one tokenizer."""
     by_id = [{row.row_id: row for row in rows} for rows in sides]
@@ -247,7 +161,7 @@ def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]
 def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str]:
     """The exponential of the mean loss per token, of responses or of text."""
     longest, seed = flags.data.rows.max_seq_len, flags.run.seed
-    start_engine, folder = _engine_of(flags), _folder(flags, flags.evaluation.model_name_or_path)
+    start_engine, folder = engine_of(flags), folder_of(flags, flags.evaluation.model_name_or_path)
     documents, media = _documents(flags, folder, longest)
     model = load(flags, folder, start_engine, media)
     losses, targets, accuracy = row_losses(
@@ -264,12 +178,12 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
 def _documents(flags: Evaluated, folder: ChatFolder, longest: int) -> tuple[list[Document], RunMedia | None]:
     """Step 1's sentences with their media, or blocks of text if --unsupervised_dataset_name is given."""
     if flags.data.source.unsupervised_dataset_name is None:
-        built = _built(flags, "sentences", folder)
+        built = built_rows(flags, "sentences", folder)
         return [sentence_document(row) for row in built.rows], built.media
     blocks = build_unsupervised(flags.data, folder.tokenizer, longest, flags.run.seed, log=note)
     targets = np.arange(longest) > 0
     rows = [SentenceRow(block.row_id, block.input_ids, targets) for block in blocks]
-    return [sentence_document(row) for row in _checked_rows(rows, flags)], None
+    return [sentence_document(row) for row in checked_rows(rows, flags)], None
 
 
 def write(

@@ -10,8 +10,14 @@ from training.utils.base.user_files import check_address
 from training.utils.contracts.guessers import BY_HEAD, GUESSERS
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.flags import flag, flag_of
-from training.utils.generation.arguments import DEFAULT_PATHS, EvaluationArguments, SamplingArguments
+from training.utils.generation.arguments import (
+    DEFAULT_PATHS,
+    EvaluationArguments,
+    PromptSamplesArguments,
+    SamplingArguments,
+)
 from training.utils.generation.table import ENGINES_HELP
+from training.utils.rewards.arguments import CheckerArguments
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -24,7 +30,7 @@ class PpoArguments:
     topic: ClassVar[str] = "rollout"
 
     per_device_generation_batch_size: int = flag(16, "Prompts in one rollout of a rank.", "prompts >= 1", topic="batch")
-    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", "responses >= 1", topic="batch")
+    num_samples_per_prompt: int = flag_of(PromptSamplesArguments)
     generation_batches: int = flag(
         1, "Rollouts of a rank between two updates; raised to what one minibatch needs.", "rollouts >= 1", topic="batch"
     )
@@ -172,12 +178,7 @@ class PpoArguments:
     per_device_eval_batch_size: int = flag_of(
         EngineArguments, "Prompts in one evaluation rollout of a rank.", default=64, takes="prompts >= 1"
     )
-    checker: str | None = flag(
-        None,
-        "A rule that scores held-out responses but trains nothing: one of --reward's, or your own as FILE.py:NAME.",
-        "name",
-        topic="evaluation",
-    )
+    checker: str | None = flag_of(CheckerArguments)
 
     def __post_init__(self) -> None:
         # DeepSpeed-Chat accumulates gradients over rollouts: a minibatch of several rollouts draws that many.

@@ -60,6 +60,13 @@ class SamplingArguments:
 
 
 @dataclass
+class PromptSamplesArguments:
+    """Responses to each prompt."""
+
+    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", "responses >= 1", topic="batch")
+
+
+@dataclass
 class EvaluationArguments:
     """Answers to held-out prompts."""
 

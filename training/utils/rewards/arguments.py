@@ -48,3 +48,15 @@ class ScoringArguments:
             function = _FUNCTION.match(entry.strip())
             if function is not None:
                 check_address(function[0], "--reward")
+
+
+@dataclass
+class CheckerArguments:
+    """A rule that nothing is trained on."""
+
+    checker: str | None = flag(
+        None,
+        "A rule that scores held-out responses but trains nothing: one of --reward's, or your own as FILE.py:NAME.",
+        "name",
+        topic="evaluation",
+    )

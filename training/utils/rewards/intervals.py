@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,14 +41,16 @@ def mean(values: Sequence[float], seed: int) -> Figure:
     return ratio(values, [1.0] * len(values), seed)
 
 
+def resamples(count: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the places of rows that are drawn with replacement: some resamples [R, N] at a time, 2,000 in all."""
+    draws, at_once = np.random.default_rng(seed), max(1, _RESAMPLED_NUMBERS // count)
+    for first in range(0, _RESAMPLES, at_once):
+        yield draws.integers(0, count, (min(at_once, _RESAMPLES - first), count))
+
+
 def ratio(tops: Sequence[float], bottoms: Sequence[float], seed: int) -> Figure:
     """sum(tops) / sum(bottoms), with the same interval over the N pairs: a mean over tokens, resampled by rows."""
     top_N, bottom_N = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
-    count, draws = len(top_N), np.random.default_rng(seed)
-    at_once = max(1, _RESAMPLED_NUMBERS // count)
-    ratios = []
-    for first in range(0, _RESAMPLES, at_once):
-        resampled = draws.integers(0, count, (min(at_once, _RESAMPLES - first), count))
-        ratios.append(top_N[resampled].sum(axis=1) / bottom_N[resampled].sum(axis=1))
+    ratios = [top_N[places].sum(axis=1) / bottom_N[places].sum(axis=1) for places in resamples(len(top_N), seed)]
     low, high = np.percentile(np.concatenate(ratios), [2.5, 97.5])
     return Figure(float(top_N.sum() / bottom_N.sum()), float(low), float(high))

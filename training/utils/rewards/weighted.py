@@ -73,7 +73,7 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
     rewards: list[Reward] = []
     for entry in flags.reward.split(","):
         address, weight = _split_weight(entry.strip())
-        name, rule = address.rpartition(":")[2], None
+        name, rule = reward_name(entry), None
         if address not in (MODEL, ENVIRONMENT):
             rule = mistakes.note(rule_named, address, flags, "--reward", (MODEL, *RULES, ENVIRONMENT))
             if rule is None:
@@ -90,6 +90,11 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
         )
         rewards.append(Reward(name, weight, rule))
     return tuple(rewards)
+
+
+def reward_name(entry: str) -> str:
+    """The name of an entry of --reward as it is logged: without its file and its weight."""
+    return _split_weight(entry.strip())[0].rpartition(":")[2]
 
 
 def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:

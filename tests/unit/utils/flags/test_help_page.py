@@ -28,8 +28,8 @@ UNITS = frozenset(
 )  # fmt: skip
 
 PROGRAMS = [step.program for step in known_steps().values()] + [
-    "training.chat", "training.evaluate", "training.inspect.__main__", "training.new_model", "training.preview",
-    "training.step2_reward.evaluate",
+    "training.best_of", "training.chat", "training.evaluate", "training.inspect.__main__", "training.new_model",
+    "training.preview", "training.step2_reward.evaluate",
 ]  # fmt: skip
 
 

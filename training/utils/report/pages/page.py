@@ -226,7 +226,7 @@ def _before_after(figure: HeadlineFigure) -> str:
 
 def _step_section(steps: Sequence[StepRun], charts: dict[str, Chart]) -> str:
     drawn = {name: chart for name, chart in charts.items() if not in_words(chart)}
-    body = "".join(_figure(name, chart) for name, chart in drawn.items())
+    body = "".join(chart_figure(name, chart) for name, chart in drawn.items())
     zooms = any(isinstance(chart, LineChart) for chart in drawn.values())
     grid = f'{_TOOLS if zooms else ""}<div class="charts">{body}</div>' if body else ""
     said = "".join(
@@ -248,7 +248,8 @@ _TOOLS = (
 )
 
 
-def _figure(name: str, chart: Chart) -> str:
+def chart_figure(name: str, chart: Chart) -> str:
+    """A chart as the element that the script draws in."""
     notes = [chart.note, *(_line_notes(chart) if isinstance(chart, LineChart) else [])]
     note = "; ".join(note for note in notes if note)
     kind = "lines" if isinstance(chart, LineChart) else "other"

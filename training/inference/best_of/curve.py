@@ -1,0 +1,65 @@
+"""Figures of the best of k responses for k up to n: its expected reward and, of a checker, the score of the response
+that the reward picks. Sources: `utils.rewards.several`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.utils.rewards.intervals import Figure, mean
+from training.utils.rewards.several import best_of, divergence_of_best, picked_of, sizes
+
+REWARD, CHECK = "reward", "check"
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Means over prompts, of the best of k.
+
+    kl: its divergence from the model, in nats, at most. reward: of the response with the highest. check: the checker's
+    score of that response. best_check: of the response that the checker would pick; both None without a checker.
+    """
+
+    k: int
+    kl: float
+    reward: Figure
+    check: Figure | None = None
+    best_check: Figure | None = None
+
+
+def curve_of(drawn: Sequence[Mapping[str, Any]], seed: int) -> list[CurvePoint]:
+    """Return the points for 1, 2, 4, ... and n. Each is unbiased: the exact mean over the k-subsets of a prompt's n
+    responses; intervals are over prompts."""
+    checked = CHECK in drawn[0]
+    return [
+        CurvePoint(
+            k,
+            divergence_of_best(k),
+            mean([best_of(prompt[REWARD], k) for prompt in drawn], seed),
+            mean(_picked(drawn, k), seed) if checked else None,
+            mean([best_of(prompt[CHECK], k) for prompt in drawn], seed) if checked else None,
+        )
+        for k in [1, *sizes(len(drawn[0][REWARD]))]
+    ]
+
+
+def over_optimised(drawn: Sequence[Mapping[str, Any]], curve: Sequence[CurvePoint], seed: int) -> str:
+    """A sentence if the checker falls from its highest point to the largest k, by an interval over the same prompts;
+    else ""."""
+    known = [(point.check.value, point.k) for point in curve if point.check is not None]
+    if not known:
+        return ""
+    (_, top), last = max(known, key=lambda pair: (pair[0], -pair[1])), curve[-1].k
+    pairs = zip(_picked(drawn, last), _picked(drawn, top), strict=True)
+    change = mean([after - before for after, before in pairs], seed)
+    if change.high >= 0:
+        return ""
+    return (
+        f"over-optimised: the checker's score of the response that the reward picks changes by {change} from n = {top} "
+        f"to n = {last}"
+    )
+
+
+def _picked(drawn: Sequence[Mapping[str, Any]], k: int) -> list[float]:
+    return [picked_of(prompt[REWARD], prompt[CHECK], k) for prompt in drawn]
