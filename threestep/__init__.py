@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from threestep.apart import keep_apart, loaded_name
 
 if TYPE_CHECKING:
-    from threestep.training_calls import Result, ThreestepError, dpo, ppo, reward, sft
+    from threestep.training_calls import Result, ThreestepError, dpo, new_model, ppo, reward, sft
     from training import __version__
 
-__all__ = ["Result", "ThreestepError", "__version__", "dpo", "ppo", "reward", "sft"]
+__all__ = ["Result", "ThreestepError", "__version__", "dpo", "new_model", "ppo", "reward", "sft"]
 
 
 keep_apart()

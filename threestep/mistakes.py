@@ -6,18 +6,18 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.arguments import choices_of
+from training.utils.flags.arguments import choices_of, defaults_of, list_defaults_of
 from training.utils.flags.step import known_steps
 
 VARIABLE = "THREESTEP_TRACEBACK"  # set: mistakes keep the traceback of the program
 # Arguments that are flags by another name.
 _ARGUMENTS = {
     "model_name_or_path": "model", "actor_model_name_or_path": "model", "critic_model_name_or_path": "reward_model",
-    "data_path": "rows",
+    "data_path": "rows", "out": "folder",
 }  # fmt: skip
 _NEITHER = ("num_ranks", "config")  # flags that are no step's
 # `--name`, the word before it, and the word behind it, if it may be a value.
@@ -31,8 +31,8 @@ Returned = TypeVar("Returned")
 
 
 def mistakes_in_python(call: Callable[Taken, Returned]) -> Callable[Taken, Returned]:
-    """A call named as a step (`sft`, ...), whose ThreestepErrors name its arguments, with a traceback of the call alone
-    unless `VARIABLE` is set. Other exceptions pass through."""
+    """A call, named as a step (`sft`, ...) or `new_model`, whose ThreestepErrors name its arguments, with a traceback
+    of the call alone unless `VARIABLE` is set. Other exceptions pass through."""
 
     @functools.wraps(call)
     def called(*given: Taken.args, **settings: Taken.kwargs) -> Returned:
@@ -51,11 +51,11 @@ def mistakes_in_python(call: Callable[Taken, Returned]) -> Callable[Taken, Retur
 def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
     """The sentence with arguments in the place of flags: output_dir, overwrite=True, advantage='gae'.
 
-    kind: of the step. settings: of the call; a word behind a flag that is neither one of these, nor a number, a choice,
-    a default or quoted is the sentence's
+    kind: of the step, or new_model. settings: of the call; a word behind a flag that is neither one of these, nor a
+        number, a choice, a default or quoted is the sentence's
     """
-    step = next(step for step in known_steps().values() if step.kind == kind)
-    defaults, choices = step.defaults, choices_of(step.groups)
+    groups = _groups(kind)
+    defaults, choices = defaults_of(groups) | list_defaults_of(groups), choices_of(groups)
 
     def argument(found: re.Match[str]) -> str:
         before, name, value = found["before"], found["name"], found["value"]
@@ -77,6 +77,16 @@ def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
     parts = sentence.split("`")
     parts[::2] = [_FLAG.sub(argument, part.replace("unknown flag --", "unknown argument --")) for part in parts[::2]]
     return "`".join(parts)
+
+
+def _groups(kind: str) -> Sequence[type]:
+    """The groups of the call's flags."""
+    for step in known_steps().values():
+        if step.kind == kind:
+            return step.groups
+    from training.new_model import GROUPS
+
+    return GROUPS
 
 
 def _given(value: str, known: set[str]) -> str | None:

@@ -20,6 +20,7 @@ from threestep.adapter_settings import flags_of_adapters
 from threestep.given_back import silent_bars
 from threestep.inputs import address_of_rows, with_addresses
 from threestep.mistakes import mistakes_in_python
+from threestep.new_models import new_model
 from threestep.result import Result, result_of
 from threestep.row_forms import is_in_memory
 from threestep.running import flags_of, run_here, run_on_ranks
@@ -268,4 +269,4 @@ def _clear(folder: Path, is_new: bool) -> None:
         shutil.rmtree(folder)
 
 
-__all__ = ["Result", "ThreestepError", "dpo", "ppo", "reward", "sft"]
+__all__ = ["Result", "ThreestepError", "dpo", "new_model", "ppo", "reward", "sft"]

@@ -6,6 +6,8 @@ import ast
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tests.support.forked_programs import ROOT, run_python
 
 # What is behind the last cell here: its figures, and the answers of `threestep chat` to the same questions.
 BEHIND = """
-import contextlib, io, sys
+import contextlib, io, json, sys
 from training.chat import main as chat
 
 said = []
@@ -34,6 +36,13 @@ def code_cells(name: str) -> list[dict]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
+def environment_in(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1", "HOME": str(folder),
+    }  # fmt: skip
+
+
 def ran(name: str, folder: Path, behind: str = "", **changed: str) -> str:
     """What the notebook's cells print as one program, with these assignments changed and `behind` after the last."""
     source = "\n\n".join("".join(cell["source"]) for cell in code_cells(name))
@@ -41,11 +50,7 @@ def ran(name: str, folder: Path, behind: str = "", **changed: str) -> str:
         source, found = re.subn(rf"^{variable} = [^#\n]+", f"{variable} = {value}  ", source, flags=re.MULTILINE)
         assert found == 1, variable
     (folder / "notebook.py").write_text(source + behind)
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1", "HOME": str(folder),
-    }  # fmt: skip
-    done = run_python([str(folder / "notebook.py")], environment, folder=folder, timeout_seconds=300)
+    done = run_python([str(folder / "notebook.py")], environment_in(folder), folder=folder, timeout_seconds=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -69,6 +74,21 @@ def test_the_first_hour_ends_with_answers_that_are_right(tmp_path):
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["asked"] == 60 and figures["right"] >= 40, figures
     assert figures["said"] == [answer.strip() for answer in figures["answers"][:8]]
+
+
+@pytest.mark.parametrize("theirs", ["training/__init__.py", "training.py"])
+def test_the_first_hour_beside_a_training_of_the_readers(theirs, tmp_path):
+    """Up to its first training."""
+    (tmp_path / theirs).parent.mkdir(exist_ok=True)
+    (tmp_path / theirs).write_text("MINE = 1\n")
+    cells = ["".join(cell["source"]) for cell in code_cells("first_hour.ipynb")]
+    (last,) = [number for number, cell in enumerate(cells) if "sft = threestep.sft(" in cell]
+    source = "\n\n".join(cells[: last + 1]).replace("steps = 60", "steps = 1")
+    (tmp_path / "notebook.py").write_text(f"{source}\nimport training\nassert training.MINE == 1")
+    own = [sys.executable, str(tmp_path / "notebook.py")]  # a new interpreter, which has no `training` yet
+    done = subprocess.run(own, env=environment_in(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (tmp_path / "runs" / "sft" / "model" / "config.json").is_file()
 
 
 def test_the_first_day_on_a_gpu_ends_with_a_text_for_an_issue(tmp_path):

@@ -1,0 +1,31 @@
+"""A new model as a Python function: random weights, and a tokenizer of the rows' texts (`threestep new-model`)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from threestep.given_back import silent_bars
+from threestep.inputs import address_of_rows
+from threestep.mistakes import mistakes_in_python
+from threestep.running import flags_of, run_here
+
+_PROGRAM = "training.new_model"
+
+
+@mistakes_in_python
+def new_model(rows: Any, folder: str | os.PathLike[str], **settings: Any) -> Path:
+    """Make a small model with random weights, and a tokenizer that is trained on the texts of `rows`; return `folder`.
+
+    rows: as of `sft`, in memory or a path
+    folder: to write; a model in it is replaced
+    settings: flags of `threestep new-model --help`, e.g. vocab_size=300, hidden_size=64, num_hidden_layers=2
+    """
+    place = Path(folder).expanduser().absolute()
+    with tempfile.TemporaryDirectory() as given:
+        with silent_bars():
+            data = address_of_rows(rows, Path(given))
+        run_here(_PROGRAM, flags_of({"data_path": data, **settings, "out": str(place)}), {}, place)
+    return place
