@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from training.inference.model import Answer, ChatModel, check_room
 from training.inference.sharing import ALONE, Sharers
-from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.data.rows.collate import collate_prompts
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scores:
-    """One number for each answer. total: the weighted sum. parts: each reward by its name, NaN where it does not apply,
-    and its function's further values as NAME/KEY."""
+    """One number for each answer. total: the weighted sum of the rewards that apply. parts: each by its name, NaN where
+    it does not apply, and its function's further values as NAME/KEY."""
 
     total: list[float]
     parts: dict[str, list[float]]
@@ -114,21 +113,11 @@ def scores_of(
         else:
             own, values = found[reward.name]
             parts |= {reward.name: own, **{f"{reward.name}/{key}": given for key, given in values.items()}}
-    total = [sum(_given(rewards, parts, place, rows[place // each])) for place in range(len(answers))]
+    total = [
+        sum(reward.weight * value for reward in rewards if not math.isnan(value := parts[reward.name][place]))
+        for place in range(len(answers))
+    ]
     return Scores(total, parts)
-
-
-def _given(rewards: Sequence[Reward], parts: dict[str, list[float]], place: int, row: PromptRow) -> list[float]:
-    """The weighted rewards that apply to an answer; ThreestepError if none does."""
-    found = [reward.weight * parts[reward.name][place] for reward in rewards]
-    applying = [value for value in found if not math.isnan(value)]
-    if found and not applying:
-        names = ", ".join(reward.name for reward in rewards)
-        raise ThreestepError(
-            f"no reward applies to an answer: {names} gave None for row {row.row_id} (uid {row.uid}); let one return a "
-            "number for every answer"
-        )
-    return applying
 
 
 def _model_scores(

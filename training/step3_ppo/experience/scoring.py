@@ -20,6 +20,7 @@ from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.reward_shaping import missing_eos_punishment, overlong_punishment
 from training.step3_ppo.experience.rounding import share
+from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import gathered, largest
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
+    from training.utils.rewards.calling.calling import RuleAnswer
 
 SHOWN_IDS = 24  # of a response, in an error
 
@@ -67,13 +69,10 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
                 parts |= {f"{reward.name}/{key}": torch.tensor(each, device=device) for key, each in values.items()}
             summands.append(reward.weight * parts[reward.name].where(~parts[reward.name].isnan(), 0.0))
         scores_B = sum(summands, nothing_B)
-        if rewards.named:  # a response to which no reward applies has no score
-            scores_B = scores_B.where(
-                ~torch.stack([parts[each.name].isnan() for each in rewards.named]).all(0), math.nan
-            )
+        _warn_of_none(rewards, rows, answers)
         outcomes_B = outcome_scores(rollout, scores_B, settings.scoring.length)
         rounding_B = rounding_B + rounding_of_sums(torch.stack([*summands, outcomes_B - scores_B], dim=1))
-        _check_finite(outcomes_B, rows, partial(_no_sum, rewards, parts))
+        _check_finite(outcomes_B, rows, partial(_overflowing, rewards, parts))
         group_B = torch.arange(len(scores_B), device=device) // max(len(scores_B) // len(rows), 1)
         return Scored(scores_B, settled(outcomes_B, rounding_B, group_B), rounding_B, parts)
 
@@ -176,18 +175,26 @@ def _check_finite(values_B: torch.Tensor, rows: Sequence[PromptRow], problem_of:
     raise ThreestepError(next(found for found in gathered(problem) if found is not None))
 
 
-def _no_sum(rewards: Rewards, parts: Mapping[str, torch.Tensor], index: int, those: str) -> str:
-    """Return the message for a sum that overflows, of summands that do not, or has no summand."""
-    summands = {each.name: float(each.weight * parts[each.name][index]) for each in rewards.named}
-    if all(map(math.isnan, summands.values())):
-        return (
-            f"no reward applies to a response: {', '.join(summands)} gave None, so that its score is {those}; let one "
-            "return a number for every response"
+def _warn_of_none(rewards: Rewards, rows: Sequence[PromptRow], answers: Mapping[str, RuleAnswer]) -> None:
+    """Print a warning for responses to which no reward applies; they score 0, as in TRL."""
+    if len(answers) < len(rewards.named):  # the model and environments always apply
+        return
+    scores = [answers[reward.name][0] for reward in rewards.named]
+    lacking = [place for place, own in enumerate(zip(*scores, strict=True)) if all(map(math.isnan, own))]
+    if lacking:
+        row, names = rows[lacking[0] // (len(scores[0]) // len(rows))], ", ".join(answers)
+        log(
+            f"warning: no reward applies to {len(lacking)} of {len(scores[0])} responses, which score 0: {names} gave "
+            f"None, first for row {row.row_id} (uid {row.uid})"
         )
+
+
+def _overflowing(rewards: Rewards, parts: Mapping[str, torch.Tensor], index: int, those: str) -> str:
+    """Return the message for a sum that overflows, of summands that do not."""
+    summands = [f"{each.name} {float(each.weight * parts[each.name][index]):.3g}" for each in rewards.named]
     return (
         f"expected a score that is finite in float32, got {those}, whose rewards times their weights are "
-        f"{', '.join(f'{name} {value:.3g}' for name, value in summands.items())}; give "
-        "smaller weights in --reward, or smaller rewards and penalties"
+        f"{', '.join(summands)}; give smaller weights in --reward, or smaller rewards and penalties"
     )
 
 

@@ -181,7 +181,7 @@ def test_a_sum_that_overflows_names_its_sample(weights, penalty, what):
         _ = start_scoring(ROWS, rollout(), None, how_to).scored
 
 
-def test_a_reward_that_does_not_apply_to_a_response():
+def test_a_reward_that_does_not_apply_to_a_response(capsys):
     """As TRL has it: the score is the sum of the others."""
 
     def some(prompts, responses, **columns):
@@ -194,5 +194,10 @@ def test_a_reward_that_does_not_apply_to_a_response():
     scored = start_scoring(ROWS, rollout(), None, how_to).scored
     assert scored.scores_B.tolist() == [2.5, 2.0, 3.5, 10.0] and scored.rounding_B.isfinite().all()
     assert scored.parts["some"].isnan().tolist() == [True, False, True, False]
-    with pytest.raises(ThreestepError, match="^no reward applies to a response: some gave None, .* nan for 2 of 4 "):
-        _ = start_scoring(ROWS, rollout(), None, settings(Reward("some", 1.0, some))).scored
+    assert not capsys.readouterr().out
+    scored = start_scoring(ROWS, rollout(), None, settings(Reward("some", 2.0, some))).scored
+    assert scored.scores_B.tolist() == [0.0, 2.0, 0.0, 6.0]
+    assert capsys.readouterr().out == (
+        "warning: no reward applies to 2 of 4 responses, which score 0: some gave None, first for row 0 (uid "
+        f"{ROWS[0].uid})\n"
+    )
