@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import multiprocessing
-from collections.abc import Sequence
+import sys
+import types
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
@@ -29,10 +32,22 @@ def math_rule() -> Rule:
         prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[Any], **columns: Sequence[Any]
     ) -> list[float]:
         if not pools:
-            pools.append(multiprocessing.get_context("spawn").Pool(1))
+            with _main_hidden():
+                pools.append(multiprocessing.get_context("spawn").Pool(1))
         return pools[0].apply(answers_match, (list(responses), list(ground_truth)))
 
     return math_reward
+
+
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Hide the program's main module from a process that is spawned inside, which would run it: a script that calls a
+    run at its top level would begin another one there."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def answers_match(responses: Sequence[str], ground_truth: Sequence[Any]) -> list[float]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,6 +15,8 @@ from training.utils.base.errors import ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.rules.math_answer import answers_match, math_rule
 from training.utils.rewards.table import RULES
+
+ROOT = Path(__file__).parents[5]
 
 
 def test_without_the_package(monkeypatch):
@@ -30,6 +35,22 @@ def test_a_truth_is_read_first_as_it_stands_then_as_tex(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", stand_in)
     responses, truths = ["it is 18", "it is 17", "it is x", "so 1"], ["18", 18, "x", None]
     assert answers_match(responses, truths) == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_a_script_that_has_no_guard_is_not_run_again(tmp_path):
+    """The rule's process is a new one."""
+    (tmp_path / "math_verify.py").write_text(
+        "def parse(text):\n    return [text]\n\ndef verify(truth, answer):\n    return truth == answer\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "print('begun', flush=True)\n"
+        "from training.utils.rewards.rules.math_answer import math_rule\n"
+        "print(math_rule()(['p', 'q'], ['1', '2'], ground_truth=['1', '3']))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    own = [sys.executable, str(tmp_path / "script.py")]
+    ran = subprocess.run(own, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.returncode) == ("begun\n[1.0, 0.0]\n", 0), ran.stderr
 
 
 def test_with_the_package():
