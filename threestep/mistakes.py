@@ -4,11 +4,13 @@ a traceback that ends at the call."""
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from threestep.apart import loaded_name
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import choices_of, defaults_of, list_defaults_of
 from training.utils.flags.step import known_steps
@@ -84,9 +86,8 @@ def _groups(kind: str) -> Sequence[type]:
     for step in known_steps().values():
         if step.kind == kind:
             return step.groups
-    from training.new_model import GROUPS
-
-    return GROUPS
+    groups: Sequence[type] = importlib.import_module(loaded_name("training.new_model")).GROUPS
+    return groups
 
 
 def _given(value: str, known: set[str]) -> str | None:

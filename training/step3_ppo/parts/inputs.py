@@ -174,7 +174,8 @@ def load_inputs(
         )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
     if ppo.prompt_dataset is None:  # whose prompts may have others
-        check_columns(rules or {}, columns, (phase.train, phase.eval))
+        of_media = [] if phase.seen is None else ["images"]
+        check_columns(rules or {}, [*columns, *of_media], (phase.train, phase.eval))
     texts = None
     if data.source.unsupervised_dataset_name is not None:
         texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, is_main_rank=ranks.is_main, log=log)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from training.utils.rewards.calling.calling import Rule
 
 _TRUTH = "ground_truth"
-# Columns that no row holds: of a response's turns, and of a prompt's pictures.
-_MADE = ("data_source", "drawn_turns", "images")
+_MADE = ("data_source", "drawn_turns")  # columns that no row holds
 
 
 def check_columns(rules: Mapping[str, Rule], columns: Collection[str], rows: Sequence[Iterable[PromptRow]]) -> None:
     """ThreestepError for a rule that names a column which the rows lack: without it every response would be scored by
-    None. rules: by the name in the error. columns: that any row carries. rows: those to train on, and others"""
+    None. rules: by the name in the error. columns: that any row carries, and those of its media. rows: to train on, and
+    others"""
     known = {*columns, *_MADE}
     shown = ", ".join(f"'{name}'" for name in sorted(columns) if name != "data_source") or "none"
     for name, rule in rules.items():

@@ -36,7 +36,7 @@ def test_what_a_rule_cannot_be_called_without():
 def test_columns_that_there_are():
     rules = {"by_place": by_place, "of_trl": CompletionsRule("of_trl", of_trl)}
     check_columns(rules, ["answer", "data_source", "solution"], ([row()], [row(), row("7")]))
-    check_columns({"seen": lambda prompts, responses, images, data_source, drawn_turns: []}, [], ([row()],))
+    check_columns({"seen": lambda prompts, responses, data_source, drawn_turns: []}, [], ([row()],))
 
 
 @pytest.mark.parametrize(
