@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from training.step2_dpo.losses.pairs import Objective, Responses, best_response_loss, log_ratios, preference_loss
+from training.step2_dpo.record import dpo_record
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
@@ -114,7 +115,14 @@ class DpoTrainer:
             MicroBatch(batch.ranked.rows, partial(self._loss, batch, reference_B, float(len(step.taken))))
             for batch, reference_B in zip(batches, references, strict=True)
         ]
-        totals, figures = accumulate([Trainee("train", run.engine, micro_batches, run.guests)], prepared.work)
+        recording = run.settings.records.of_step(step.number, run.ranks)
+        watched = recording.watched("train", run.engine, micro_batches)
+        totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.work)
+        recording.write(
+            lambda seen: dpo_record(
+                step, seen["train"], batches, references, objective=self.objective, figures={**totals, **figures}
+            )
+        )
         seconds = time.monotonic() - started
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},

@@ -51,6 +51,12 @@ class RunArguments:
         "steps >= 1",
         may_change=True,
     )
+    record_steps: list[int] = flag(
+        [],
+        "Write a record of these steps (step 3: rollouts) to OUTPUT_DIR/records, for `threestep audit`.",
+        "steps >= 1",
+        may_change=True,
+    )
     dry_run: bool = flag(
         False,
         "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
