@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.audit.quantities import QUANTITIES, Quantity
+from training.audit.quantities.quantity import FLOAT32
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.utils.recording.schema import FIGURES
 
@@ -107,9 +108,17 @@ def _causes(step: AuditedStep, quantity: Quantity, recorded: np.ndarray, *, tole
                 computed = _floats(cause.compute(step))
         except LackingError:
             continue
-        if computed.shape == recorded.shape and not _wrong(recorded, computed, tolerance).any():
+        if computed.shape == recorded.shape and _explains(recorded, computed, tolerance):
             found.append(cause.sentence)
     return found
+
+
+def _explains(recorded: np.ndarray, computed: np.ndarray, tolerance: np.ndarray) -> bool:
+    """Whether a cause gives the recorded numbers. NaN: the record lacks what the cause needs there; most must be known."""
+    known = ~np.isnan(computed)
+    own = np.fmax(tolerance, FLOAT32 * np.abs(computed))  # a wrong number may be a large one
+    judged = known & np.isfinite(tolerance)
+    return bool(2 * known.sum() > known.size and judged.any() and not (_wrong(recorded, computed, own) & known).any())
 
 
 def _wrong(recorded: np.ndarray, right: np.ndarray, tolerance: np.ndarray) -> np.ndarray:

@@ -21,7 +21,8 @@ def _sums(step: AuditedStep) -> np.ndarray:
 
 
 def _all_sums(step: AuditedStep) -> np.ndarray:
-    return step.sequence_sums(np.where(step.real_T, step.tensor("logprobs"), 0.0))
+    inside_T = step.real_T & (step.place_T > 0)  # nothing predicts a first token
+    return step.sequence_sums(np.where(inside_T, step.tensor("logprobs"), 0.0))
 
 
 def _without(step: AuditedStep, edge: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:

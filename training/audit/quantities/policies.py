@@ -29,13 +29,15 @@ def _handed(step: AuditedStep, source: str, turn: int = 0) -> np.ndarray:
     values_R, numbers_B = step.tensor(source), step.tensor("rollout.numbers")
     ends_B = np.cumsum(step.tensor("rollout.lengths"))
     place = {int(number): index for index, number in enumerate(numbers_B)}
+    own_of_rank = [np.flatnonzero(step.rollout_rank_B == rank) for rank in range(step.ranks)]
     found_T = np.zeros(len(step.sequence_T))
     targets_T = _targets(step)
     bounds = np.cumsum([0, *step.tensor("lengths")])
     for sequence, number in enumerate(step.tensor("numbers").tolist()):
         if number not in place:
             raise LackingError(f"response {number} of the rollout")
-        response = (place[number] + turn) % len(numbers_B)
+        own = own_of_rank[int(step.rollout_rank_B[place[number]])]
+        response = int(own[(place[number] - own[0] + turn) % len(own)])
         own_r = values_R[ends_B[response] - step.tensor("rollout.lengths")[response] : ends_B[response]]
         columns = np.flatnonzero(targets_T[bounds[sequence] : bounds[sequence + 1]]) + bounds[sequence]
         count = min(len(columns), len(own_r))
@@ -158,6 +160,7 @@ _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ("the ratio is to the sampling log-probabilities", lambda step: _policy(step, _log_ratio(step, "sampling"))),
     ("the ratio is to the reference", lambda step: _policy(step, _log_ratio(step, "ref_logprobs"))),
     ("the ratio is 1: the old policy is the current one", lambda step: _policy(step, np.zeros(len(step.sequence_T)))),
+    ("the sign of the loss is wrong: it is maximised", lambda step: -_policy(step)),
     ("the sign of the advantages is wrong", lambda step: _policy(step, sign=-1.0)),
     ("the log-ratio is not exponentiated", lambda step: -_log_ratio(step) * step.tensor("advantages")),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -124,14 +125,14 @@ def _std(step: AuditedStep, over: str, values_B: np.ndarray, ddof: float) -> np.
     return advantages.group_std(values_B, group_B, ddof)
 
 
-def _grouped(
-    step: AuditedStep, *, settings: dict[str, object] | None = None, outcome_B: np.ndarray | None = None
-) -> np.ndarray:
-    """Advantages of responses. settings: others than the step's."""
-    own = {**step.settings, **(settings or {})}
+def _grouped(step: AuditedStep, *, outcome_B: np.ndarray | None = None, **changes: Any) -> np.ndarray:
+    """Advantages of responses.
+
+    changes: settings other than the step's; `groups` whose mean is the baseline, `spread` over which the deviation is.
+    """
+    own = {**step.settings, **changes}
     values_B = _outcomes(step) if outcome_B is None else outcome_B
-    group_B = own.get("groups", _groups(step))
-    over, ddof = str(own.get("norm_by", "none")), float(own.get("std_ddof", 1.0))
+    group_B, over = own.get("groups", _groups(step)), str(own.get("norm_by", "none"))
     if own["advantage"] == "rloo":
         found_B = advantages.rloo(values_B, group_B)
         values_B = found_B if over == "batch" else values_B
@@ -139,12 +140,13 @@ def _grouped(
         found_B = advantages.grpo(values_B, group_B, 1.0, 0.0)
     if over == "none":
         return found_B
-    spread_B = group_B if over == "group" else np.zeros(len(values_B))
-    return found_B / (advantages.group_std(values_B, spread_B, ddof) + float(own.get("std_epsilon", 0.0)))
+    spread_B = own.get("spread", _groups(step) if over == "group" else np.zeros(len(values_B)))
+    std_B = advantages.group_std(values_B, spread_B, float(own.get("std_ddof", 1.0)))
+    return found_B / (std_B + float(own.get("std_epsilon", 0.0)))
 
 
-def _gae(step: AuditedStep, **changes: object) -> np.ndarray:
-    gamma, lam = (float(changes.get(name, step.setting(name))) for name in ("gamma", "lam"))  # type: ignore[arg-type]
+def _gae(step: AuditedStep, **changes: Any) -> np.ndarray:
+    gamma, lam = (float(changes.get(name, step.setting(name))) for name in ("gamma", "lam"))
     last_B = changes.get("last_B")
     after = {} if last_B is None else {"last_B": np.asarray(last_B)}
     rewards_R = np.asarray(changes.get("rewards_R", step.tensor("rollout.rewards")))
@@ -152,14 +154,14 @@ def _gae(step: AuditedStep, **changes: object) -> np.ndarray:
     return advantages.gae(rewards_R, values_R, step.tensor("rollout.lengths"), gamma=gamma, lam=lam, **after)
 
 
-def raw_advantages(step: AuditedStep, **changes: object) -> np.ndarray:
+def raw_advantages(step: AuditedStep, **changes: Any) -> np.ndarray:
     """Return [R], before whitening."""
     if step.setting("advantage") == "gae":
         return _gae(step, **changes)
-    return _grouped(step, settings=changes)[step.response_R]
+    return _grouped(step, **changes)[step.response_R]
 
 
-def _advantages(step: AuditedStep, whiten: bool | None = None, **changes: object) -> np.ndarray:
+def _advantages(step: AuditedStep, whiten: bool | None = None, **changes: Any) -> np.ndarray:
     raw_R = raw_advantages(step, **changes)
     whitens = bool(step.settings.get("whiten", False)) if whiten is None else whiten
     return advantages.whitened(raw_R, step.counts_R) if whitens else raw_R
@@ -233,12 +235,23 @@ def _of(estimator: str, compute: Callable[[AuditedStep], np.ndarray]) -> Callabl
     return computed
 
 
-def _grouping(sentence: str, **changes: object) -> Cause:
+def _grouping(sentence: str, **changes: Any) -> Cause:
     return Cause(sentence, _of("groups", partial(_advantages, **changes)))  # type: ignore[arg-type]
 
 
 def _of_gae(sentence: str, compute: Callable[[AuditedStep], np.ndarray]) -> Cause:
     return Cause(sentence, _of("gae", compute))
+
+
+def _by_batch(sentence: str, of_rank: bool, baseline: bool = True, spread: bool = False) -> Cause:
+    """The baseline, the deviation or both are of a batch: of all ranks, or of each."""
+
+    def compute(step: AuditedStep) -> np.ndarray:
+        batch_B = step.rollout_rank_B if of_rank else np.zeros(len(_groups(step)), dtype=np.int64)
+        changes: dict[str, Any] = {"groups": batch_B} if baseline else {}
+        return _advantages(step, **changes, **({"spread": batch_B, "norm_by": "batch"} if spread else {}))
+
+    return Cause(sentence, _of("groups", compute))
 
 
 _GROUP_CAUSES = (
@@ -252,20 +265,14 @@ _GROUP_CAUSES = (
     _grouping("epsilon is 1e-4", std_epsilon=1e-4),
     _grouping("epsilon is 1e-6", std_epsilon=1e-6),
     _grouping("epsilon is 1e-8", std_epsilon=1e-8),
-    Cause(
-        "the baseline is the mean of the batch, not of the group",
-        _of("groups", lambda step: _advantages(step, groups=np.zeros(len(_groups(step)), dtype=np.int64))),
-    ),
-    Cause(
-        "mean and deviation are over the batch, not over the group",
-        _of(
-            "groups",
-            lambda step: _advantages(step, groups=np.zeros(len(_groups(step)), dtype=np.int64), norm_by="batch"),
-        ),
-    ),
+    _by_batch("the baseline is the mean of the batch, not of the group", of_rank=False),
+    _by_batch("mean and deviation are over the batch, not over the group", of_rank=False, spread=True),
+    _by_batch("the baseline is the mean of each rank's batch, not of the group", of_rank=True),
+    _by_batch("mean and deviation are over each rank's batch, not over the group", of_rank=True, spread=True),
+    _by_batch("the standard deviation is over each rank's batch", of_rank=True, baseline=False, spread=True),
     Cause(
         "responses are grouped across prompts",
-        _of("groups", lambda step: _advantages(step, groups=_interleaved(step))),
+        _of("groups", lambda step: _advantages(step, groups=_interleaved(step), spread=_interleaved(step))),
     ),
     Cause("outcomes have no baseline", _of("groups", lambda step: _outcomes(step)[step.response_R])),
     Cause(

@@ -64,7 +64,8 @@ MASKS = (
                 lambda step: _mask(step) & ~masks.run_begins(_mask(step), step.sequence_T),
             ),
             Cause("the mask is one token early", lambda step: _moved(step, -1)),
-            Cause("the mask is one token late", lambda step: _moved(step, 1)),
+            Cause("the mask is one token late", lambda step: _moved(step, 1) & step.real_T),
+            Cause("the mask is one token late, and reaches into padding", lambda step: _moved(step, 1)),
             Cause(
                 "the token after each response carries loss too",
                 lambda step: _mask(step) | _moved(step, 1),
@@ -99,8 +100,9 @@ def _logprobs(step: AuditedStep, temperature: float | None = None, change: Any =
 
 
 def _neighbour(step: AuditedStep, by: int) -> np.ndarray:
-    """Each token read from the logits `by` rows further on."""
-    return _logprobs(step, change=lambda logits_TV: np.roll(logits_TV, -by, axis=0))
+    """Each token read from the logits `by` rows further on; NaN where these are of another sequence."""
+    read_T = _logprobs(step, change=lambda logits_TV: np.roll(logits_TV, -by, axis=0))
+    return np.where(np.roll(step.sequence_T, -by) == step.sequence_T, read_T, np.nan)
 
 
 def _counted(step: AuditedStep) -> np.ndarray:
