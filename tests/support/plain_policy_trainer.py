@@ -25,8 +25,9 @@ class PlainPolicyTrainer(PlainTrainer):
         self.kl_in = setting.options.get("kl_in", "reward" if estimator == "gae" else "loss")
         self.kl_coef = 0.2
         self.settings = {
-            "reduction": setting.options.get("reduction", "token mean"), "longest_tokens": LONGEST, "advantage": estimator,
-            "gamma": 0.97, "lam": 0.9, "norm_by": "group" if estimator == "grpo" else "none", "std_ddof": 1.0,
+            "reduction": setting.options.get("reduction", "token mean"), "longest_tokens": LONGEST,
+            "advantage": estimator, "gamma": 0.97,
+            "lam": 0.9, "norm_by": "group" if estimator == "grpo" else "none", "std_ddof": 1.0,
             "std_epsilon": 1e-4, "whiten": estimator == "gae", "kl_estimator": "k1" if self.kl_in == "reward" else "k3",
             "kl_in": self.kl_in, "kl_coef": self.kl_coef, "clip_low": 0.2, "clip_high": 0.28, "clip_value": 0.3,
         }  # fmt: skip
@@ -157,20 +158,20 @@ class PlainPolicyTrainer(PlainTrainer):
         base = advantages if self.fault == "returns of whitened" else raw
         if self.estimator == "gae":
             roll["returns"] = torch.where(inside, base + roll["values"], 0.0)
-            self.put(rank, rollout__values=roll["values"][inside], rollout__returns=roll["returns"][inside])
+            self.put(rank, rollout_values=roll["values"][inside], rollout_returns=roll["returns"][inside])
         self.put(
             rank,
-            rollout__numbers=roll["numbers"],
-            rollout__groups=roll["groups"],
-            rollout__lengths=roll["lengths"],
-            rollout__counts=roll["counts"],
-            rollout__ended=roll["ended"],
-            rollout__scores=roll["scores"],
-            rollout__sampling_logprobs=roll["sampling"][inside],
-            rollout__old_logprobs=roll["old"][inside],
-            rollout__ref_logprobs=roll["ref"][inside],
-            rollout__rewards=roll["rewards"][inside],
-            rollout__advantages=advantages[inside],
+            rollout_numbers=roll["numbers"],
+            rollout_groups=roll["groups"],
+            rollout_lengths=roll["lengths"],
+            rollout_counts=roll["counts"],
+            rollout_ended=roll["ended"],
+            rollout_scores=roll["scores"],
+            rollout_sampling_logprobs=roll["sampling"][inside],
+            rollout_old_logprobs=roll["old"][inside],
+            rollout_ref_logprobs=roll["ref"][inside],
+            rollout_rewards=roll["rewards"][inside],
+            rollout_advantages=advantages[inside],
         )
 
     def learn(self, rollouts: list[dict[str, Any]], raw: list[torch.Tensor], advantages: list[torch.Tensor]) -> None:
@@ -297,27 +298,27 @@ class PlainPolicyTrainer(PlainTrainer):
 OPTIONS = {"empty rows counted": {"leaves_out": True, "reduction": "sequence mean"}}
 # As `plain_trainer.FAULTS`.
 POLICY_FAULTS = (
-    ("gae", "k3 in the reward", "rollout.rewards", "estimator is k3"),
-    ("gae", "KL maximised", "rollout.rewards", "maximised"),
-    ("gae", "KL of sampling logprobs", "rollout.rewards", "sampling"),
-    ("gae", "score before the last", "rollout.rewards", "one token before the last"),
-    ("grpo", "KL in reward and loss", "rollout.rewards", "in the reward and in the loss"),
-    ("gae", "bootstrap at truncation", "rollout.advantages", "length limit cut"),
-    ("gae", "bootstrap everywhere", "rollout.advantages", "after every response"),
-    ("gae", "gamma left out", "rollout.advantages", "gamma is 1"),
-    ("gae", "not whitened", "rollout.advantages", "not whitened"),
-    ("gae", "whitened with padding", "rollout.advantages", "with padding"),
-    ("gae", "whitened by rank", "rollout.advantages", "each rank alone"),
-    ("gae", "whitened without shift", "rollout.advantages", "keep their mean"),
-    ("gae", "whitened ddof 0", "rollout.advantages", "denominator n"),
-    ("gae", "returns of whitened", "rollout.returns", "whitened advantages"),
-    ("grpo", "ddof 0", "rollout.advantages", "ddof 0"),
-    ("grpo", "std of the rank", "rollout.advantages", "deviation is over each rank's batch"),
-    ("grpo", "no std", "rollout.advantages", "nothing is divided"),
-    ("grpo", "another epsilon", "rollout.advantages", "epsilon is 1e-8"),
-    ("grpo", "baseline of the rank", "rollout.advantages", "mean of each rank's batch"),
-    ("grpo", "groups across prompts", "rollout.advantages", "across prompts"),
-    ("rloo", "mean of all", "rollout.advantages", "whole group"),
+    ("gae", "k3 in the reward", "rollout_rewards", "estimator is k3"),
+    ("gae", "KL maximised", "rollout_rewards", "maximised"),
+    ("gae", "KL of sampling logprobs", "rollout_rewards", "sampling"),
+    ("gae", "score before the last", "rollout_rewards", "one token before the last"),
+    ("grpo", "KL in reward and loss", "rollout_rewards", "in the reward and in the loss"),
+    ("gae", "bootstrap at truncation", "rollout_advantages", "length limit cut"),
+    ("gae", "bootstrap everywhere", "rollout_advantages", "after every response"),
+    ("gae", "gamma left out", "rollout_advantages", "gamma is 1"),
+    ("gae", "not whitened", "rollout_advantages", "not whitened"),
+    ("gae", "whitened with padding", "rollout_advantages", "with padding"),
+    ("gae", "whitened by rank", "rollout_advantages", "each rank alone"),
+    ("gae", "whitened without shift", "rollout_advantages", "keep their mean"),
+    ("gae", "whitened ddof 0", "rollout_advantages", "denominator n"),
+    ("gae", "returns of whitened", "rollout_returns", "whitened advantages"),
+    ("grpo", "ddof 0", "rollout_advantages", "ddof 0"),
+    ("grpo", "std of the rank", "rollout_advantages", "deviation is over each rank's batch"),
+    ("grpo", "no std", "rollout_advantages", "nothing is divided"),
+    ("grpo", "another epsilon", "rollout_advantages", "epsilon is 1e-8"),
+    ("grpo", "baseline of the rank", "rollout_advantages", "mean of each rank's batch"),
+    ("grpo", "groups across prompts", "rollout_advantages", "across prompts"),
+    ("rloo", "mean of all", "rollout_advantages", "whole group"),
     ("grpo", "advantages of the next response", "advantages", "numbers of the next"),
     ("grpo", "old logprobs one token late", "old_logprobs", "one token late"),
     ("grpo", "sampling logprobs for old", "old_logprobs", "sampling log-probabilities"),

@@ -100,7 +100,7 @@ class PlainTrainer:
 
     def put(self, rank: int, **tensors: Any) -> None:
         for name, values in tensors.items():
-            self.tensors[rank].setdefault(name.replace("__", "."), []).append(torch.as_tensor(values))
+            self.tensors[rank].setdefault(name, []).append(torch.as_tensor(values))
 
     def batch(self, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ids, data mask and real mask, [N, T]."""
@@ -380,8 +380,10 @@ class PlainTrainer:
         rule = torch.optim.Adam if self.fault == "L2" else torch.optim.AdamW
         own_rate = peak if self.fault == "peak rate in the update" else rate
         optimizer = rule([group for group in groups if group["params"]], lr=own_rate, betas=(0.9, 0.95), eps=1e-8)
-        history = {name: (self.floats(w.numel(), 1e-2).view_as(w), self.floats(w.numel(), 1e-2).view_as(w).square() + 1e-6)
-                   for name, w in model.named_parameters()}  # fmt: skip
+        history = {}
+        for name, weight in model.named_parameters():
+            first, root = (self.floats(weight.numel(), 1e-2).view_as(weight) for _ in range(2))
+            history[name] = (first, root.square() + 1e-6)
         updates = 3 + (1 if self.fault == "bias correction ahead" else 0)
         for name, weight in model.named_parameters():
             first, second = history[name]
@@ -392,13 +394,15 @@ class PlainTrainer:
             }
         optimizer.step()
         for (name, weight), gradient, given in zip(model.named_parameters(), gradients, clipped, strict=True):
-            found = {"gradients": gradient, "clipped_gradients": given, "weights_before": before[name], "weights_after": weight,
+            found = {"gradients": gradient, "clipped_gradients": given, "weights_before": before[name],
+                     "weights_after": weight,
                      "exp_avg": history[name][0], "exp_avg_sq": history[name][1]}  # fmt: skip
             self.state |= {f"{kind}.{name}": value.detach().numpy().copy() for kind, value in found.items()}
         self.figures |= {"grad_norm": noted, "learning_rate": rate}
         self.settings |= {
             "max_grad_norm": most, "beta1": 0.9, "beta2": 0.95, "adam_epsilon": 1e-8, "weight_decay": 0.1,
-            "updates_before": 3, "schedule": "linear", "peak_learning_rate": peak, "warmup_steps": 2, "total_steps": total,
+            "updates_before": 3, "schedule": "linear", "peak_learning_rate": peak, "warmup_steps": 2,
+            "total_steps": total,
         }  # fmt: skip
 
     def record(self, objective: str) -> StepRecord:

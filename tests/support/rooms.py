@@ -75,11 +75,11 @@ outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts flags base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
-setup: outputs mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks data.kinds report
-    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
-    data.rows run layout engine.config data.sources contracts flags models.families data.files base
-preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention data.rows
-    run layout engine.config contracts flags data.files base
+setup: outputs mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks data.kinds
+    report models.adapters images.data models data.chat data.cache models.quantized models.attention images.models
+    divergence data.rows run layout engine.config data.sources contracts flags models.families data.files base
+preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
+    data.rows run layout engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())

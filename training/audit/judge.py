@@ -114,7 +114,7 @@ def _causes(step: AuditedStep, quantity: Quantity, recorded: np.ndarray, *, tole
 
 
 def _explains(recorded: np.ndarray, computed: np.ndarray, tolerance: np.ndarray) -> bool:
-    """Whether a cause gives the recorded numbers. NaN: the record lacks what the cause needs there; most must be known."""
+    """Whether a cause gives the recorded numbers. NaN: the record lacks what it needs there; most must be known."""
     known = ~np.isnan(computed)
     own = np.fmax(tolerance, FLOAT32 * np.abs(computed))  # a wrong number may be a large one
     judged = known & np.isfinite(tolerance)

@@ -24,8 +24,8 @@ def sft_record(
     *,
     figures: Mapping[str, float],
 ) -> RecordContent:
-    """The record. rows: of each micro-batch, in the order of its sequences. targets: of all ranks. figures: `loss`, and
-    those of the engine."""
+    """The record. rows: of each micro-batch, in the order of its sequences. targets: of all ranks. figures: `loss`,
+    `z_loss` with one, and those of the engine."""
     flat = [row for part in rows for row in part]
     tensors = {
         **of_sequences(watched),
@@ -33,6 +33,8 @@ def sft_record(
         "rows": torch.tensor([row.row_id for row in flat], dtype=torch.int64),
         "data_mask": joined([torch.tensor(row.loss_mask) for row in flat], torch.bool),
     }
+    if "z_loss" in figures:
+        del tensors["micro_losses"]  # a part of a loss that a record does not know is in them
     head = RecordHead(
         "sft",
         step,

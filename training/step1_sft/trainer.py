@@ -233,7 +233,7 @@ class SftTrainer:
         watched = recording.watched("train", run.engine, micro_batches)
         trainee = Trainee("train", run.engine, watched, run.guests, prepared.counted)
         totals, figures = accumulate([trainee], prepared.work)
-        recording.write(partial(self._record, step, prepared, {"loss": totals["loss"]} | figures))
+        recording.write(partial(self._record, step, prepared, {**totals, **figures}))
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],

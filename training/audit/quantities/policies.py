@@ -26,8 +26,8 @@ def _targets(step: AuditedStep) -> np.ndarray:
 
 def _handed(step: AuditedStep, source: str, turn: int = 0) -> np.ndarray:
     """Return [T], the rollout's numbers at the tokens of the minibatch. turn: of the response so many further on."""
-    values_R, numbers_B = step.tensor(source), step.tensor("rollout.numbers")
-    ends_B = np.cumsum(step.tensor("rollout.lengths"))
+    values_R, numbers_B = step.tensor(source), step.tensor("rollout_numbers")
+    ends_B = np.cumsum(step.tensor("rollout_lengths"))
     place = {int(number): index for index, number in enumerate(numbers_B)}
     own_of_rank = [np.flatnonzero(step.rollout_rank_B == rank) for rank in range(step.ranks)]
     found_T = np.zeros(len(step.sequence_T))
@@ -38,7 +38,7 @@ def _handed(step: AuditedStep, source: str, turn: int = 0) -> np.ndarray:
             raise LackingError(f"response {number} of the rollout")
         own = own_of_rank[int(step.rollout_rank_B[place[number]])]
         response = int(own[(place[number] - own[0] + turn) % len(own)])
-        own_r = values_R[ends_B[response] - step.tensor("rollout.lengths")[response] : ends_B[response]]
+        own_r = values_R[ends_B[response] - step.tensor("rollout_lengths")[response] : ends_B[response]]
         columns = np.flatnonzero(targets_T[bounds[sequence] : bounds[sequence + 1]]) + bounds[sequence]
         count = min(len(columns), len(own_r))
         found_T[columns[:count]] = own_r[:count]
@@ -68,11 +68,11 @@ def _handed_on(name: str, source: str, *more: Cause) -> Quantity:
 
 
 def _whitened_again(step: AuditedStep) -> np.ndarray:
-    return advantages.whitened(_handed(step, "rollout.advantages"), step.tensor("loss_mask"))
+    return advantages.whitened(_handed(step, "rollout_advantages"), step.tensor("loss_mask"))
 
 
 def _sampling(step: AuditedStep) -> np.ndarray:
-    return _handed(step, "rollout.sampling_logprobs")
+    return _handed(step, "rollout_sampling_logprobs")
 
 
 def _current(step: AuditedStep) -> np.ndarray:
@@ -82,22 +82,22 @@ def _current(step: AuditedStep) -> np.ndarray:
 HANDED_ON = (
     _handed_on(
         "advantages",
-        "rollout.advantages",
+        "rollout_advantages",
         Cause("advantages are whitened again over the minibatch", _whitened_again),
-        Cause("the sign is wrong", lambda step: -_handed(step, "rollout.advantages")),
+        Cause("the sign is wrong", lambda step: -_handed(step, "rollout_advantages")),
     ),
     _handed_on(
         "old_logprobs",
-        "rollout.old_logprobs",
+        "rollout_old_logprobs",
         Cause("the sampling log-probabilities stand for those of the training forward", _sampling),
         Cause("the current policy's log-probabilities stand for the old ones", _current),
         Cause(
-            "the reference's log-probabilities stand for the old ones", partial(_handed, source="rollout.ref_logprobs")
+            "the reference's log-probabilities stand for the old ones", partial(_handed, source="rollout_ref_logprobs")
         ),
     ),
-    _handed_on("ref_logprobs", "rollout.ref_logprobs"),
-    _handed_on("old_values", "rollout.values"),
-    _handed_on("returns", "rollout.returns"),
+    _handed_on("ref_logprobs", "rollout_ref_logprobs"),
+    _handed_on("old_values", "rollout_values"),
+    _handed_on("returns", "rollout_returns"),
 )
 
 # --- the policy's loss

@@ -25,14 +25,14 @@ def estimated_kl(step: AuditedStep, logprobs_T: np.ndarray, ref_T: np.ndarray, n
     return np.minimum(values_T, float(bound)) if own == "k3" and bound is not None else values_T
 
 
-def _kl(step: AuditedStep, name: str | None = None, old: str = "rollout.old_logprobs", sign: float = 1.0) -> np.ndarray:
-    old_R, ref_R = step.tensor(old), step.tensor("rollout.ref_logprobs")
+def _kl(step: AuditedStep, name: str | None = None, old: str = "rollout_old_logprobs", sign: float = 1.0) -> np.ndarray:
+    old_R, ref_R = step.tensor(old), step.tensor("rollout_ref_logprobs")
     return estimated_kl(step, *((old_R, ref_R) if sign > 0 else (ref_R, old_R)), name=name)
 
 
 def _shaped(step: AuditedStep, kl_R: np.ndarray | float, back: int = 0, times: float = 1.0) -> np.ndarray:
-    lengths_B = step.tensor("rollout.lengths")
-    scores_R = rewards.at_ends(step.tensor("rollout.scores"), lengths_B, back)
+    lengths_B = step.tensor("rollout_lengths")
+    scores_R = rewards.at_ends(step.tensor("rollout_scores"), lengths_B, back)
     return times * scores_R - (float(step.setting("kl_coef")) * kl_R if np.any(kl_R) else 0.0)
 
 
@@ -52,13 +52,13 @@ def _reward_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
     nats = float(step.settings.get("logprob_rounding", 1e-5))
     if step.setting("kl_in") != "reward":
         return 1e-6 * (1.0 + np.abs(right))
-    apart_R = np.abs(step.tensor("rollout.old_logprobs") - step.tensor("rollout.ref_logprobs"))
+    apart_R = np.abs(step.tensor("rollout_old_logprobs") - step.tensor("rollout_ref_logprobs"))
     steepness_R = 1.0 + np.minimum(apart_R, 20.0)
     return 1e-6 * (1.0 + np.abs(right)) + 2.0 * float(step.setting("kl_coef")) * nats * steepness_R
 
 
 def _score_everywhere(step: AuditedStep) -> np.ndarray:
-    return step.tensor("rollout.scores")[step.response_R] - _coefficient(step) * _right_kl(step)
+    return step.tensor("rollout_scores")[step.response_R] - _coefficient(step) * _right_kl(step)
 
 
 def _coefficient(step: AuditedStep) -> float:
@@ -67,13 +67,13 @@ def _coefficient(step: AuditedStep) -> float:
 
 def _kl_at_the_end(step: AuditedStep) -> np.ndarray:
     """The KL of a whole response at its last token."""
-    lengths_B = step.tensor("rollout.lengths")
+    lengths_B = step.tensor("rollout_lengths")
     sums_B = step.response_sums(np.broadcast_to(_right_kl(step), step.response_R.shape))
-    return rewards.at_ends(step.tensor("rollout.scores") - _coefficient(step) * sums_B, lengths_B)
+    return rewards.at_ends(step.tensor("rollout_scores") - _coefficient(step) * sums_B, lengths_B)
 
 
 _REWARDS = Quantity(
-    "rollout.rewards",
+    "rollout_rewards",
     _POLICY,
     _rewards,
     (
@@ -89,7 +89,7 @@ _REWARDS = Quantity(
         Cause("the KL is of the reference to the policy", lambda step: _shaped(step, _kl(step, sign=-1.0))),
         Cause(
             "the KL is of the sampling log-probabilities",
-            lambda step: _shaped(step, _kl(step, old="rollout.sampling_logprobs")),
+            lambda step: _shaped(step, _kl(step, old="rollout_sampling_logprobs")),
         ),
         Cause("the KL has no coefficient", lambda step: _shaped(step, _right_kl(step) / _coefficient(step))),
         Cause("the KL of a whole response is at its last token", _kl_at_the_end),
@@ -112,12 +112,12 @@ def _in_loss(step: AuditedStep) -> bool:
 
 
 def _outcomes(step: AuditedStep) -> np.ndarray:
-    return step.response_sums(step.tensor("rollout.rewards"))
+    return step.response_sums(step.tensor("rollout_rewards"))
 
 
 def _groups(step: AuditedStep) -> np.ndarray:
     """Groups, which no two ranks share."""
-    return step.tensor("rollout.groups")
+    return step.tensor("rollout_groups")
 
 
 def _std(step: AuditedStep, over: str, values_B: np.ndarray, ddof: float) -> np.ndarray | float:
@@ -149,9 +149,9 @@ def _gae(step: AuditedStep, **changes: Any) -> np.ndarray:
     gamma, lam = (float(changes.get(name, step.setting(name))) for name in ("gamma", "lam"))
     last_B = changes.get("last_B")
     after = {} if last_B is None else {"last_B": np.asarray(last_B)}
-    rewards_R = np.asarray(changes.get("rewards_R", step.tensor("rollout.rewards")))
-    values_R = np.asarray(changes.get("values_R", step.tensor("rollout.values")))
-    return advantages.gae(rewards_R, values_R, step.tensor("rollout.lengths"), gamma=gamma, lam=lam, **after)
+    rewards_R = np.asarray(changes.get("rewards_R", step.tensor("rollout_rewards")))
+    values_R = np.asarray(changes.get("values_R", step.tensor("rollout_values")))
+    return advantages.gae(rewards_R, values_R, step.tensor("rollout_lengths"), gamma=gamma, lam=lam, **after)
 
 
 def raw_advantages(step: AuditedStep, **changes: Any) -> np.ndarray:
@@ -169,7 +169,7 @@ def _advantages(step: AuditedStep, whiten: bool | None = None, **changes: Any) -
 
 def _whitened_with_padding(step: AuditedStep) -> np.ndarray:
     """Rows of every rank are padded to the longest response, and zeros behind responses count."""
-    lengths_B, rank_B = step.tensor("rollout.lengths"), step.rollout_rank_B
+    lengths_B, rank_B = step.tensor("rollout_lengths"), step.rollout_rank_B
     widths = [int(lengths_B[rank_B == rank].max(initial=0)) for rank in range(step.ranks)]
     slots = sum(width * int((rank_B == rank).sum()) for rank, width in enumerate(widths))
     return advantages.whitened(raw_advantages(step), step.counts_R, more_zeros=float(slots - step.counts_R.sum()))
@@ -198,18 +198,18 @@ def _without_shift(step: AuditedStep) -> np.ndarray:
 
 def _cut_values(step: AuditedStep) -> np.ndarray:
     """The value of the last token, after each response that was cut; 0 after those that ended."""
-    ends = np.cumsum(step.tensor("rollout.lengths")) - 1
-    return np.where(step.tensor("rollout.ended"), 0.0, step.tensor("rollout.values")[ends])
+    ends = np.cumsum(step.tensor("rollout_lengths")) - 1
+    return np.where(step.tensor("rollout_ended"), 0.0, step.tensor("rollout_values")[ends])
 
 
 def _all_last_values(step: AuditedStep) -> np.ndarray:
-    return step.tensor("rollout.values")[np.cumsum(step.tensor("rollout.lengths")) - 1]
+    return step.tensor("rollout_values")[np.cumsum(step.tensor("rollout_lengths")) - 1]
 
 
 def _next_first_values(step: AuditedStep) -> np.ndarray:
     """The first value of the next response."""
-    begins = np.cumsum(step.tensor("rollout.lengths")) - step.tensor("rollout.lengths")
-    return np.append(step.tensor("rollout.values")[begins][1:], 0.0)
+    begins = np.cumsum(step.tensor("rollout_lengths")) - step.tensor("rollout_lengths")
+    return np.append(step.tensor("rollout_values")[begins][1:], 0.0)
 
 
 def _interleaved(step: AuditedStep) -> np.ndarray:
@@ -277,11 +277,11 @@ _GROUP_CAUSES = (
     Cause("outcomes have no baseline", _of("groups", lambda step: _outcomes(step)[step.response_R])),
     Cause(
         "outcomes are the scores, without the KL in the reward",
-        _of("groups", lambda step: _grouped(step, outcome_B=step.tensor("rollout.scores"))[step.response_R]),
+        _of("groups", lambda step: _grouped(step, outcome_B=step.tensor("rollout_scores"))[step.response_R]),
     ),
     Cause(
         "the advantage of a response is divided by its tokens",
-        _of("groups", lambda step: _advantages(step) / step.tensor("rollout.lengths")[step.response_R]),
+        _of("groups", lambda step: _advantages(step) / step.tensor("rollout_lengths")[step.response_R]),
     ),
 )
 _GAE_CAUSES = (
@@ -317,7 +317,7 @@ _GAE_CAUSES = (
 def _shifted_values(step: AuditedStep) -> np.ndarray:
     from training.audit.references.masks import shifted
 
-    return shifted(step.tensor("rollout.values"), -1, step.response_R)
+    return shifted(step.tensor("rollout_values"), -1, step.response_R)
 
 
 _WHITEN_CAUSES = (
@@ -345,7 +345,7 @@ def _advantage_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
     """Float32's; and where the outcomes of a group differ by rounding alone, any advantage is one of rounding."""
     plain_R = 3e-5 * (1.0 + np.abs(right))
     if step.setting("advantage") == "gae":
-        sizes = np.abs(step.tensor("rollout.rewards")) + np.abs(step.tensor("rollout.values"))
+        sizes = np.abs(step.tensor("rollout_rewards")) + np.abs(step.tensor("rollout_values"))
         scale = float(np.std(raw_advantages(step)[step.counts_R])) if step.settings.get("whiten") else 1.0
         return plain_R + 1e-6 * float(sizes.max(initial=0.0)) * 10.0 / max(scale, 1e-6)
     group_B = _groups(step)
@@ -354,8 +354,8 @@ def _advantage_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
         * _coefficient(step)
         * (step.settings.get("kl_in") == "reward")
     )
-    rounding_B = 1e-6 * step.response_sums(np.abs(step.tensor("rollout.rewards")))
-    rounding_B = rounding_B + nats * np.sqrt(step.tensor("rollout.lengths"))
+    rounding_B = 1e-6 * step.response_sums(np.abs(step.tensor("rollout_rewards")))
+    rounding_B = rounding_B + nats * np.sqrt(step.tensor("rollout_lengths"))
     widest_B = advantages.group_mean(rounding_B, group_B)
     over = step.settings.get("norm_by", "none")
     if over == "none":
@@ -366,7 +366,7 @@ def _advantage_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
 
 
 _ADVANTAGES = Quantity(
-    "rollout.advantages",
+    "rollout_advantages",
     _POLICY,
     _advantages,
     (*_GROUP_CAUSES, *_GAE_CAUSES, *_WHITEN_CAUSES),
@@ -376,26 +376,26 @@ _ADVANTAGES = Quantity(
 
 
 def _returns(step: AuditedStep) -> np.ndarray:
-    return raw_advantages(step) + step.tensor("rollout.values")
+    return raw_advantages(step) + step.tensor("rollout_values")
 
 
 _RETURNS = Quantity(
-    "rollout.returns",
+    "rollout_returns",
     _POLICY,
     _returns,
     (
         Cause(
             "whitened advantages are added to the values",
-            lambda step: step.tensor("rollout.advantages") + step.tensor("rollout.values"),
+            lambda step: step.tensor("rollout_advantages") + step.tensor("rollout_values"),
         ),
         Cause("the advantages alone: the values are not added", raw_advantages),
         Cause(
             "the sums of rewards to come, without lambda",
-            lambda step: _gae(step, lam=1.0) + step.tensor("rollout.values"),
+            lambda step: _gae(step, lam=1.0) + step.tensor("rollout_values"),
         ),
         Cause(
             "the value is bootstrapped where the length limit cut a response",
-            lambda step: _gae(step, last_B=_cut_values(step)) + step.tensor("rollout.values"),
+            lambda step: _gae(step, last_B=_cut_values(step)) + step.tensor("rollout_values"),
         ),
     ),
     lambda step, right: 1e-5 * (1.0 + np.abs(right)),

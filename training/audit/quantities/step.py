@@ -109,18 +109,18 @@ class AuditedStep:
 
     @cached_property
     def response_R(self) -> np.ndarray:
-        return np.repeat(np.arange(len(self.tensor("rollout.lengths"))), self.tensor("rollout.lengths"))
+        return np.repeat(np.arange(len(self.tensor("rollout_lengths"))), self.tensor("rollout_lengths"))
 
     @cached_property
     def counts_R(self) -> np.ndarray:
         """bool, tokens of responses that count."""
-        if not self.has("rollout.counts"):
+        if not self.has("rollout_counts"):
             return np.ones(len(self.response_R), dtype=bool)
-        return self.tensor("rollout.counts")[self.response_R]
+        return self.tensor("rollout_counts")[self.response_R]
 
     @cached_property
     def rollout_rank_B(self) -> np.ndarray:
-        return np.repeat(np.arange(self.ranks), [len(rank["rollout.lengths"]) for rank in self._ranks])
+        return np.repeat(np.arange(self.ranks), [len(rank["rollout_lengths"]) for rank in self._ranks])
 
     # --- units of a loss
 
@@ -162,7 +162,7 @@ class AuditedStep:
 
     def response_sums(self, values_R: np.ndarray) -> np.ndarray:
         """Return [B], the sum of each response's values."""
-        return np.bincount(self.response_R, values_R, minlength=len(self.tensor("rollout.lengths")))
+        return np.bincount(self.response_R, values_R, minlength=len(self.tensor("rollout_lengths")))
 
     # --- words
 
@@ -178,7 +178,7 @@ class AuditedStep:
             return f"the pair of {self._sequence(int(self.tensor('chosen')[index]))} and its rejected response"
         if axis == "R":
             response = int(self.response_R[index])
-            place = int(_places(self.tensor("rollout.lengths"))[index])
+            place = int(_places(self.tensor("rollout_lengths"))[index])
             return f"response {self._number(response)}, drawn token {place}"
         if axis == "B":
             return f"response {self._number(index)}"
@@ -192,7 +192,7 @@ class AuditedStep:
         return f"{own} of rank {int(self.rank_S[sequence])}" if self.ranks > 1 else own
 
     def _number(self, response: int) -> int:
-        return int(self.tensor("rollout.numbers")[response]) if self.has("rollout.numbers") else response
+        return int(self.tensor("rollout_numbers")[response]) if self.has("rollout_numbers") else response
 
 
 def _places(lengths: np.ndarray) -> np.ndarray:

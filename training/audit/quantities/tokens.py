@@ -24,9 +24,9 @@ _ALL = ("sft", "dpo", "policy")
 def _mask(step: AuditedStep) -> np.ndarray:
     data_T = step.tensor("data_mask")
     right_T = masks.loss_mask(data_T, step.real_T, step.place_T == 0)
-    if step.head.objective != "policy" or not step.has("rollout.counts", "rollout.numbers", "numbers"):
+    if step.head.objective != "policy" or not step.has("rollout_counts", "rollout_numbers", "numbers"):
         return right_T
-    counts = dict(zip(step.tensor("rollout.numbers").tolist(), step.tensor("rollout.counts").tolist(), strict=True))
+    counts = dict(zip(step.tensor("rollout_numbers").tolist(), step.tensor("rollout_counts").tolist(), strict=True))
     counts_S = np.array([counts.get(number, True) for number in step.tensor("numbers").tolist()], dtype=bool)
     return right_T & counts_S[step.sequence_T]
 

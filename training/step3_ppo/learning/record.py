@@ -76,7 +76,7 @@ def _rollout(recorded: MinibatchOfRollout, settings: ExperienceSettings) -> dict
         """Add values [B, R] of every experience, if all have them."""
         if all(part is not None for part in parts):
             own = [part[mask] for part, mask in zip(parts, masks, strict=True)]  # type: ignore[index]
-            tensors[f"rollout.{name}"] = joined(own, torch.float32)
+            tensors[f"rollout_{name}"] = joined(own, torch.float32)
 
     put("sampling_logprobs", [each.rollout.drawn.logprobs_BR for each in experiences])
     put("old_logprobs", [each.old_logprobs_BR for each in experiences])
@@ -86,15 +86,15 @@ def _rollout(recorded: MinibatchOfRollout, settings: ExperienceSettings) -> dict
     put("advantages", [each.advantages_BR for each in experiences])
     put("returns", [each.returns_BR for each in experiences])
     if all(each.rollout.drawn.turn_rewards_BR is None for each in experiences):
-        tensors["rollout.scores"] = joined([each.scored.outcomes_B for each in experiences], torch.float32)
+        tensors["rollout_scores"] = joined([each.scored.outcomes_B for each in experiences], torch.float32)
     numbers = torch.tensor([each.number for each in recorded.own], dtype=torch.int64)
     return {
         **tensors,
-        "rollout.numbers": numbers,
-        "rollout.groups": numbers // settings.samples_per_prompt,
-        "rollout.lengths": joined([each.rollout.drawn.lengths_B for each in experiences], torch.int64),
-        "rollout.counts": joined([each.counts_B for each in experiences], torch.bool),
-        "rollout.ended": joined([each.rollout.ended_B for each in experiences], torch.bool),
+        "rollout_numbers": numbers,
+        "rollout_groups": numbers // settings.samples_per_prompt,
+        "rollout_lengths": joined([each.rollout.drawn.lengths_B for each in experiences], torch.int64),
+        "rollout_counts": joined([each.counts_B for each in experiences], torch.bool),
+        "rollout_ended": joined([each.rollout.ended_B for each in experiences], torch.bool),
     }
 
 

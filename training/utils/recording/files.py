@@ -112,7 +112,7 @@ def check_tensors(tensors: Mapping[str, np.ndarray], where: str) -> None:
         size, other = sizes.setdefault(known.axis[0], (len(values), name))
         if size != len(values):
             raise ThreestepError(f"{where}: {name} expects {size:,} entries, as {other} has, got {len(values):,}")
-    for axis, lengths in (("T", "lengths"), ("R", "rollout.lengths")):
+    for axis, lengths in (("T", "lengths"), ("R", "rollout_lengths")):
         if axis not in sizes:
             continue
         total = int(tensors[lengths].sum()) if lengths in tensors else None

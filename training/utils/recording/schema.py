@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA, VERSION = "threestep.record", 1
+SCHEMA, VERSION = "threestep-record", 1
 OBJECTIVES = ("sft", "reward", "dpo", "policy")
 DESCRIPTION, STATE = "record.json", "state.safetensors"
 
@@ -54,19 +54,19 @@ TENSORS = {
     "margins": RecordField("P", "f", "the data's margin of each pair"),
     "pair_losses": RecordField("P", "f", "the loss of each pair"),
     "micro_losses": RecordField("K", "f", "the part of the loss that each micro-batch added"),
-    "rollout.numbers": RecordField("B", "i", "the number of the response, over all ranks"),
-    "rollout.groups": RecordField("B", "i", "equal for the responses to one prompt"),
-    "rollout.lengths": RecordField("B", "i", "drawn tokens of each response"),
-    "rollout.counts": RecordField("B", "b", "False where the response is left out of the loss"),
-    "rollout.ended": RecordField("B", "b", "False where the length limit cut the response"),
-    "rollout.scores": RecordField("B", "f", "the score of each response, which its last token is rewarded with"),
-    "rollout.sampling_logprobs": RecordField("R", "f", "as the rollout engine gave them"),
-    "rollout.old_logprobs": RecordField("R", "f", "of the policy that rolled out, by the training forward"),
-    "rollout.ref_logprobs": RecordField("R", "f", "of the reference"),
-    "rollout.values": RecordField("R", "f", "of the critic"),
-    "rollout.rewards": RecordField("R", "f", "of each token, with the KL if it is part of the reward"),
-    "rollout.advantages": RecordField("R", "f", "as they go into the loss: whitened, if they are"),
-    "rollout.returns": RecordField("R", "f", "before whitening"),
+    "rollout_numbers": RecordField("B", "i", "the number of the response, over all ranks"),
+    "rollout_groups": RecordField("B", "i", "equal for the responses to one prompt"),
+    "rollout_lengths": RecordField("B", "i", "drawn tokens of each response"),
+    "rollout_counts": RecordField("B", "b", "False where the response is left out of the loss"),
+    "rollout_ended": RecordField("B", "b", "False where the length limit cut the response"),
+    "rollout_scores": RecordField("B", "f", "the score of each response, which its last token is rewarded with"),
+    "rollout_sampling_logprobs": RecordField("R", "f", "as the rollout engine gave them"),
+    "rollout_old_logprobs": RecordField("R", "f", "of the policy that rolled out, by the training forward"),
+    "rollout_ref_logprobs": RecordField("R", "f", "of the reference"),
+    "rollout_values": RecordField("R", "f", "of the critic"),
+    "rollout_rewards": RecordField("R", "f", "of each token, with the KL if it is part of the reward"),
+    "rollout_advantages": RecordField("R", "f", "as they go into the loss: whitened, if they are"),
+    "rollout_returns": RecordField("R", "f", "before whitening"),
 }
 # Of state.safetensors, followed by a parameter's name: of the whole model, over all ranks.
 STATES = {
@@ -83,6 +83,7 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
         ("token mean", "sequence mean", "sequence sum", "sequence sum norm"),
         "from losses of tokens to one number: of sft and policy",
     ),
+    "accumulation_steps": (float, "micro-batches of a rank in a whole step, where this one may have fewer"),
     "longest_tokens": (float, "the constant of `sequence sum norm`"),
     "preference_loss": (("sigmoid", "ipo", "hinge"), "of dpo"),
     "beta": (float, "of dpo"),

@@ -30,9 +30,7 @@ def test_gae_of_two_responses():
     found = advantages.gae(rewards, values, np.array([2, 1]), gamma=0.5, lam=0.5)
     # The second response first: 1 - 0.25. Then 2 - 1 = 1, and 1 + 0.5 x 1 - 0.5 + 0.25 x 1 = 1.25.
     assert found == pytest.approx([1.25, 1.0, 0.75])
-    bootstrapped = advantages.gae(
-        rewards, values, np.array([2, 1]), gamma=0.5, lam=0.5, last_B=np.array([0.0, 0.25])
-    )
+    bootstrapped = advantages.gae(rewards, values, np.array([2, 1]), gamma=0.5, lam=0.5, last_B=np.array([0.0, 0.25]))
     assert bootstrapped == pytest.approx([1.25, 1.0, 0.875])
 
 
