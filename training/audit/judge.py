@@ -114,7 +114,7 @@ def _causes(step: AuditedStep, quantity: Quantity, recorded: np.ndarray, *, tole
 
 
 def _explains(recorded: np.ndarray, computed: np.ndarray, tolerance: np.ndarray) -> bool:
-    """Whether a cause gives the recorded numbers. NaN: the record lacks what it needs there; most must be known."""
+    """True if a cause gives the recorded numbers. NaN: the record lacks what it needs there; most must be known."""
     known = ~np.isnan(computed)
     own = np.fmax(tolerance, FLOAT32 * np.abs(computed))  # a wrong number may be a large one
     judged = known & np.isfinite(tolerance)
@@ -131,7 +131,7 @@ def _recorded(step: AuditedStep, quantity: Quantity) -> np.ndarray:
         return _floats(quantity.recorded(step))
     if quantity.name in FIGURES:
         return _floats(step.figure(quantity.name))
-    return _floats(step.tensor(quantity.name))
+    return _floats(step.recorded(quantity.name))
 
 
 def _floats(values: object) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from training.audit.quantities.quantity import Cause, Quantity, of_loss
 from training.audit.quantities.rollouts import estimated_kl
 from training.audit.quantities.step import AuditedStep, LackingError
-from training.audit.quantities.tokens import right_reduction, wrong_reductions
+from training.audit.quantities.tokens import loss_tolerance, right_reduction, wrong_reductions
 from training.audit.references import advantages, masks, policy, reductions
 from training.audit.references.kl import ESTIMATORS
 
@@ -252,15 +252,49 @@ def _token_mean(step: AuditedStep) -> reductions.Reduction:
     return reductions.token_mean
 
 
+def _part(step: AuditedStep, name: str) -> float:
+    """The recorded part of the loss; one that is missing is computed."""
+    if name in step.head.figures:
+        return step.figure(name)
+    losses_T = _policy(step) if name == "policy_loss" else _kl_losses(step)
+    return right_reduction(step)(step.token_units(losses_T))
+
+
 def _total(step: AuditedStep, times: float = 1.0) -> float:
-    total = step.figure("policy_loss")
+    total = _part(step, "policy_loss")
     if step.setting("kl_in") == "loss":
-        total += times * float(step.setting("kl_coef")) * step.figure("kl_loss")
+        total += times * float(step.setting("kl_coef")) * _part(step, "kl_loss")
     return total
 
 
 def _kl_once_more(step: AuditedStep) -> float:
-    return step.figure("policy_loss") + float(step.setting("kl_coef")) * step.figure("kl_loss")
+    return _part(step, "policy_loss") + float(step.setting("kl_coef")) * _part(step, "kl_loss")
+
+
+def _both(step: AuditedStep) -> reductions.Units:
+    """Policy and KL, token by token."""
+    if "policy_loss" in step.head.figures:
+        raise LackingError("a loss of one piece: its parts are judged")
+    has_kl = step.setting("kl_in") == "loss"
+    return step.token_units(_policy(step) + (float(step.setting("kl_coef")) * _kl_losses(step) if has_kl else 0.0))
+
+
+def _whole(compute: Callable[[AuditedStep], np.ndarray], of_kl: bool) -> Callable[[AuditedStep], float]:
+    """The loss with a mistake in one of its parts, where parts are not recorded."""
+
+    def computed(step: AuditedStep) -> float:
+        right = _both(step)
+        coefficient = float(step.settings.get("kl_coef", 0.0))
+        part_T = coefficient * (compute(step) - _kl_losses(step)) if of_kl else compute(step) - _policy(step)
+        return right_reduction(step)(right.with_values(right.values_U + part_T))
+
+    return computed
+
+
+def _total_rounding(step: AuditedStep, right: float) -> float:
+    if "policy_loss" in step.head.figures:
+        return of_loss(step, abs(step.figure("policy_loss")) + abs(right))
+    return loss_tolerance(_both, step, right) + 0.2 * of_loss(step, 1.0)
 
 
 LOSSES = (
@@ -277,9 +311,12 @@ LOSSES = (
             Cause("the KL is subtracted: it is maximised", partial(_total, times=-1.0)),
             Cause(
                 "the KL has no coefficient",
-                lambda step: step.figure("policy_loss") + step.figure("kl_loss"),
+                lambda step: _part(step, "policy_loss") + _part(step, "kl_loss"),
             ),
+            *wrong_reductions(_both, right_reduction),
+            *(Cause(sentence, _whole(compute, of_kl=False)) for sentence, compute in _POLICY_MISTAKES),
+            *(Cause(f"of the KL: {sentence}", _whole(compute, of_kl=True)) for sentence, compute in _KL_MISTAKES),
         ),
-        lambda step, right: of_loss(step, abs(step.figure("policy_loss")) + abs(right)),
+        _total_rounding,
     ),
 )

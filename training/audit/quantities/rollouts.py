@@ -249,7 +249,8 @@ def _by_batch(sentence: str, of_rank: bool, baseline: bool = True, spread: bool 
     def compute(step: AuditedStep) -> np.ndarray:
         batch_B = step.rollout_rank_B if of_rank else np.zeros(len(_groups(step)), dtype=np.int64)
         changes: dict[str, Any] = {"groups": batch_B} if baseline else {}
-        return _advantages(step, **changes, **({"spread": batch_B, "norm_by": "batch"} if spread else {}))
+        changes |= {"spread": batch_B, "norm_by": "batch"} if spread else {}
+        return _advantages(step, **changes)
 
     return Cause(sentence, _of("groups", compute))
 

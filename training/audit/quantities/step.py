@@ -5,13 +5,15 @@ S sequences, T tokens, P pairs, B responses, R drawn tokens, all of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.audit.references.logprobs import logprobs
 from training.audit.references.reductions import Units
+from training.audit.references.rewards import at_ends
 from training.utils.recording.schema import TENSORS
 
 if TYPE_CHECKING:
@@ -32,6 +34,12 @@ class AuditedStep:
         self._joined: dict[str, np.ndarray] = {}
 
     def tensor(self, name: str) -> np.ndarray:
+        """The tensor as recorded; one that is missing and follows from others is computed."""
+        if name in _DERIVED and not self.has(name):
+            return _DERIVED[name](self)
+        return self.recorded(name)
+
+    def recorded(self, name: str) -> np.ndarray:
         """All ranks' tensor: floats as float64, pairs as indices into all ranks' sequences."""
         if name not in self._joined:
             parts = [rank[name] for rank in self._ranks if name in rank]
@@ -199,3 +207,31 @@ def _places(lengths: np.ndarray) -> np.ndarray:
     """Return 0, 1, ... for each of the lengths, one after the other."""
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+
+
+def _sums_of(name: str) -> Callable[[AuditedStep], np.ndarray]:
+    def compute(step: AuditedStep) -> np.ndarray:
+        return step.sequence_sums(np.where(step.tensor("loss_mask"), step.tensor(name), 0.0))
+
+    return compute
+
+
+def _read_logits(step: AuditedStep) -> np.ndarray:
+    temperature = float(step.settings.get("temperature", 1.0))
+    return logprobs(step.recorded("logits"), step.tensor("token_ids"), temperature)
+
+
+def _scores_at_ends(step: AuditedStep) -> np.ndarray:
+    """Rewards without a KL in them."""
+    if step.setting("kl_in") == "reward":
+        raise LackingError("the tensor rollout_rewards")
+    return at_ends(step.recorded("rollout_scores"), step.tensor("rollout_lengths"))
+
+
+# Tensors that follow from others, for records that lack them.
+_DERIVED: dict[str, Callable[[AuditedStep], np.ndarray]] = {
+    "logprobs": _read_logits,
+    "logprob_sums": _sums_of("logprobs"),
+    "ref_logprob_sums": _sums_of("ref_logprobs"),
+    "rollout_rewards": _scores_at_ends,
+}

@@ -17,6 +17,7 @@ import torch
 import training
 from training.utils.base.console import log
 from training.utils.base.disk_errors import disk_errors, in_words
+from training.utils.base.errors import ThreestepError
 from training.utils.recording.files import RecordHead, check_tensors, rank_file, write_head, write_rank
 from training.utils.recording.sequences import RowSequences, sequences_of
 
@@ -69,6 +70,7 @@ class WatchedStep(StepRecording):
     _seen: Watched = field(default_factory=dict)
     _hooks: list[Any] = field(default_factory=list)
     _read: torch.Tensor | None = None
+    _refused: str = ""
 
     def watched(self, name: str, engine: TrainingEngine, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
         self._hooks.append(engine.module.register_forward_hook(self._keep))
@@ -81,13 +83,19 @@ class WatchedStep(StepRecording):
     def _watch(self, name: str, micro_batch: MicroBatch) -> MicroLoss:
         self._read = None
         found = micro_batch.loss()
-        self._seen[name].append(WatchedBatch(sequences_of(micro_batch.rows), self._read, found.loss.detach()))
+        try:
+            self._seen[name].append(WatchedBatch(sequences_of(micro_batch.rows), self._read, found.loss.detach()))
+        except ThreestepError as problem:  # of rows that no record can hold: the run goes on
+            self._refused = str(problem)
         self._read = None
         return found
 
     def write(self, make: Callable[[Watched], RecordContent]) -> None:
         for hook in self._hooks:
             hook.remove()
+        if self._refused:
+            log(f"warning: no record of this step: {self._refused}")
+            return
         content, rank = make(self._seen), self.ranks.rank
         tensors = {name: _in_numpy(values) for name, values in content.tensors.items()}
         check_tensors(tensors, rank_file(rank))

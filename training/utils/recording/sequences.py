@@ -58,7 +58,7 @@ def sequences_of(rows: TokenRows) -> RowSequences:
         if not is_run or not torch.equal(flat[place_m], predictor_M[mine]):
             raise ThreestepError(
                 "a record expects each sequence to be one run of tokens, got parallel paths or a conversation with "
-                "forks; leave --record_steps out"
+                "forks"
             )
         places[mine] = begin + place_m + 1
         lengths.append(len(flat))

@@ -85,6 +85,14 @@ class RunArguments:
     def traces(self) -> Traces:
         return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
 
+    def check_records(self, mistakes: Mistakes, parallel_thinking: bool) -> None:
+        """Note --record_steps with rows that a record cannot hold."""
+        mistakes.require(
+            not (self.record_steps and parallel_thinking),
+            "--record_steps expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
+            "by side; leave one of them out",
+        )
+
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
         mistakes.require(

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.accumulate import MicroBatch, MicroLoss
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.rows import padded_rows
+from training.utils.recording import recorder
 from training.utils.recording.content import of_sequences, of_targets
 from training.utils.recording.files import RecordHead, read_record
 from training.utils.recording.recorder import RecordContent, StepRecords, records_of
@@ -89,3 +91,27 @@ def test_the_flags_name_the_folders(tmp_path: Path):
     assert records == StepRecords(frozenset([1, 10]), tmp_path / "records")
     recording = records.of_step(10, RANKS, update=2)
     assert recording.folder == tmp_path / "records" / "step_000010_update2"  # type: ignore[attr-defined]
+
+
+def test_rows_that_no_record_can_hold_end_nothing(tmp_path: Path, monkeypatch, capsys):
+    def refuse(rows: Any) -> None:
+        raise ThreestepError("no single run")
+
+    monkeypatch.setattr(recorder, "sequences_of", refuse)
+    module = Module()
+    recording = StepRecords(frozenset([2]), tmp_path).of_step(2, RANKS)
+    [first, _] = recording.watched("train", Engine(module), micro_batches(module))
+    first.loss()
+    recording.write(record_of)
+    assert "warning: no record of this step: no single run" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir()) and not module._forward_hooks
+
+
+def test_parallel_thinking_is_refused():
+    mistakes = Mistakes()
+    RunArguments(record_steps=[1]).check_records(mistakes, False)
+    RunArguments().check_records(mistakes, True)
+    mistakes.raise_if_any()
+    RunArguments(record_steps=[1]).check_records(mistakes, True)
+    with pytest.raises(ThreestepError, match="--record_steps expects sequences that are one run of tokens each, and"):
+        mistakes.raise_if_any()
