@@ -33,15 +33,50 @@ def start(place: Path) -> Path:
 
 # step, flags, ranks, quantities that must be judged
 CASES = {
-    "sft packed bf16 2 ranks": (1, "--dtype bf16 --max_tokens_per_micro_batch 96", 2, ("loss_mask", "denominator", "loss", "micro_losses")),
-    "sft padded fp32": (1, "--dtype fp32 --padded true --max_tokens_per_micro_batch 128", 1, ("loss_mask", "loss", "micro_losses")),
-    "sft z-loss, shared beginnings": (1, "--dtype fp32 --z_loss_coef 1e-3 --share_beginnings 2", 1, ("loss_mask", "loss")),
-    "dpo packed fp32 2 ranks": ("dpo", "--dtype fp32 --max_tokens_per_micro_batch 160", 2, ("loss_mask", "logprob_sums", "loss")),
+    "sft packed bf16 2 ranks": (
+        1,
+        "--dtype bf16 --max_tokens_per_micro_batch 96",
+        2,
+        ("loss_mask", "denominator", "loss", "micro_losses"),
+    ),
+    "sft padded fp32": (
+        1,
+        "--dtype fp32 --padded true --max_tokens_per_micro_batch 128",
+        1,
+        ("loss_mask", "loss", "micro_losses"),
+    ),
+    "sft z-loss, shared beginnings": (
+        1,
+        "--dtype fp32 --z_loss_coef 1e-3 --share_beginnings 2",
+        1,
+        ("loss_mask", "loss"),
+    ),
+    "dpo packed fp32 2 ranks": (
+        "dpo",
+        "--dtype fp32 --max_tokens_per_micro_batch 160",
+        2,
+        ("loss_mask", "logprob_sums", "loss"),
+    ),
     "dpo ipo bf16": ("dpo", "--dtype bf16 --loss_type ipo", 1, ("loss_mask", "logprob_sums", "loss")),
-    "reward bf16": (2, "--dtype bf16 --max_tokens_per_micro_batch 160 --label_smoothing 0.1", 1, ("denominator", "loss")),
-    "grpo bf16 2 ranks": (3, f"{ROLLOUT} --dtype bf16 --advantage grpo --kl_in loss", 2, ("rollout_advantages", "advantages", "policy_loss", "kl_loss")),
-    "rloo fp32, KL in the reward": (3, f"{ROLLOUT} --dtype fp32 --advantage rloo --ppo_epochs 2", 1, ("rollout_rewards", "rollout_advantages", "policy_loss")),
-}  # fmt: skip
+    "reward bf16": (
+        2,
+        "--dtype bf16 --max_tokens_per_micro_batch 160 --label_smoothing 0.1",
+        1,
+        ("denominator", "loss"),
+    ),
+    "grpo bf16 2 ranks": (
+        3,
+        f"{ROLLOUT} --dtype bf16 --advantage grpo --kl_in loss",
+        2,
+        ("rollout_advantages", "advantages", "policy_loss", "kl_loss"),
+    ),
+    "rloo fp32, KL in the reward": (
+        3,
+        f"{ROLLOUT} --dtype fp32 --advantage rloo --ppo_epochs 2",
+        1,
+        ("rollout_rewards", "rollout_advantages", "policy_loss"),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

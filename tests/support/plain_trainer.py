@@ -183,6 +183,8 @@ class PlainTrainer:
             rows = rows[torch.cat([mask.any(-1) for _, _, mask in pairs])]
         if fault == "mean of micro-batches":
             return torch.stack(micro).mean()
+        if fault == "sum of means":
+            return torch.stack(micro).sum() / ranks
         if fault == "local denominators":
             own = [[(loss, mask) for at, loss, mask in pairs if at == rank] for rank in range(ranks)]
             return torch.stack(
@@ -242,7 +244,7 @@ class PlainTrainer:
         elif self.fault == "local denominators":
             count = sum(int(mask.sum()) for mask in masks[0])
         self.figures |= {"loss": float(loss.detach()), "denominator": float(count)}
-        if self.fault in ("mean of micro-batches", "mean of rows", "sum"):
+        if self.fault in ("mean of micro-batches", "sum of means", "mean of rows", "sum"):
             del self.figures["denominator"]
         self.optimizer_step(loss)
         return self.record("sft")
@@ -438,6 +440,7 @@ FAULTS = (
     ("sft", "logits in bf16", "logprobs", "rounded to bf16"),
     ("sft", "sign of the token losses", "token_losses", "sign"),
     ("sft", "mean of micro-batches", "loss", "mean over micro-batches"),
+    ("sft", "sum of means", "loss", "sum over micro-batches"),
     ("sft", "local denominators", "denominator", "local"),
     ("sft", "mean of rows", "loss", "mean over sequences"),
     ("sft", "first labels counted", "denominator", "one token more for each sequence"),

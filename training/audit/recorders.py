@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,10 +203,11 @@ class _Watch:
             self.figures["denominator"] = self.batches[0].items
         settings = {**settings_of(self.trainer, self.objective), "updates_before": self.updates}
         if accelerator.is_main_process:
-            import trl
-
-            head = RecordHead(self.objective, step, int(accelerator.num_processes), settings, self.figures)
-            write_head(folder, _named(head, trl.__version__), self.state)
+            ranks = int(accelerator.num_processes)
+            head = RecordHead(
+                self.objective, step, ranks, settings, self.figures, {"name": "trl", "version": _version()}
+            )
+            write_head(folder, head, self.state)
 
     def _tensors(self) -> _Tensors:
         parts: list[_Tensors] = []
@@ -273,10 +275,12 @@ def _callback(watch: _Watch) -> Any:
     return Callback()
 
 
-def _named(head: RecordHead, version: str) -> RecordHead:
-    from dataclasses import replace
-
-    return replace(head, trainer={"name": "trl", "version": version})
+def _version() -> str:
+    """TRL's; "" where it is not installed, as for a trainer that stands for one of its."""
+    try:
+        return metadata.version("trl")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _copied(value: Any) -> Any:

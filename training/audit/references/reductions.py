@@ -113,6 +113,9 @@ MISTAKES: dict[str, Callable[[Units, Reduction], float]] = {
     "the mean over micro-batches of their means, in place of the mean over all of the step": (
         lambda units, right: mean_of_micro_batches(units)
     ),
+    "the sum over micro-batches of their means: not divided by the accumulation": (
+        lambda units, right: mean_of_micro_batches(units) * units.of_each_rank
+    ),
     "the mean over ranks of their own means: denominators are local": lambda units, right: mean_of_ranks(units),
     "the mean over sequences of their means": lambda units, right: sequence_mean(units),
     "the mean over sequences, with those in which no token counts": (
