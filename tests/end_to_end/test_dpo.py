@@ -196,7 +196,8 @@ def test_marked_responses_on_one_rank_and_two(start: Path, place: Path):
     ]
     path.write_text("\n".join(map(json.dumps, marked)))
     shared = ["--model_name_or_path", start, "--data_path", f"jsonl:{path}", "--data_output_path", place / "kto_cache"]
-    shared += "--max_seq_len 48 --dtype fp32 --beta 0.5 --learning_rate 3e-3 --loss_type kto --max_train_steps 4 --num_train_epochs 3".split()
+    shared += "--max_seq_len 48 --dtype fp32 --beta 0.5 --learning_rate 3e-3 --loss_type kto".split()
+    shared += "--max_train_steps 4 --num_train_epochs 3".split()
     found = []
     for name, ranks, micro in (("one", 1, "8"), ("two", 2, "2")):
         folder = place / f"kto_{name}"

@@ -49,6 +49,7 @@ LARGE_RECORDS = (
 BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 # Small programs print, those directly in training/ and these.
 MAY_PRINT = (
+    "training.audit.__main__",  # python -m training.audit
     "training.inspect.__main__",  # python -m training.inspect
     "training.utils.run.program",
     "training.utils.run.launch",

@@ -17,7 +17,7 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
-serving:
+serving: base
 compat: base
 data.files: base
 images: base
@@ -58,6 +58,7 @@ loading: models.adapters models models.quantized models.attention models.tensors
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
+recording: engine engine.ranks run contracts base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 rewards.calling: engine.ranks contracts base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
@@ -74,11 +75,11 @@ outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts flags base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
-setup: outputs mtp images.run routers dry_run checkpoints engine data.build loading engine.ranks data.kinds report
-    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models divergence
-    data.rows run layout engine.config data.sources contracts flags models.families data.files base
-preference: setup engine data.build loading engine.ranks models.adapters models data.chat models.attention data.rows
-    run layout engine.config contracts flags data.files base
+setup: outputs mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks data.kinds
+    report models.adapters images.data models data.chat data.cache models.quantized models.attention images.models
+    divergence data.rows run layout engine.config data.sources contracts flags models.families data.files base
+preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
+    data.rows run layout engine.config contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())

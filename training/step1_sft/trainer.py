@@ -18,6 +18,7 @@ import torch
 
 from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
+from training.step1_sft.record import sft_record
 from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import pinned
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
+    from training.utils.recording.recorder import RecordContent, Watched
     from training.utils.setup.result import TrainingResult
 
 
@@ -227,8 +229,11 @@ class SftTrainer:
             MicroBatch(batch.rows, partial(loss_of, batch), batch.for_guests, partial(read, batch))
             for batch in on_device(prepared.micro_batches, run.ranks.device)
         ]
-        trainee = Trainee("train", run.engine, micro_batches, run.guests, prepared.counted)
+        recording = run.settings.records.of_step(step.number, run.ranks)
+        watched = recording.watched("train", run.engine, micro_batches)
+        trainee = Trainee("train", run.engine, watched, run.guests, prepared.counted)
         totals, figures = accumulate([trainee], prepared.work)
+        recording.write(partial(self._record, step, prepared, {**totals, **figures}))
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],
@@ -237,6 +242,13 @@ class SftTrainer:
             **figures,
             **({"train/z_loss": totals["z_loss"]} if self.z_loss_coef else {}),
         }
+
+    def _record(
+        self, step: NextStep[SentenceStep], prepared: SentenceStep, figures: Mapping[str, float], watched: Watched
+    ) -> RecordContent:
+        """The record of a step."""
+        taken = [[self.run.train_rows[step.taken[at]] for at in batch.taken] for batch in prepared.micro_batches]
+        return sft_record(step.number, watched["train"], taken, prepared.targets, figures=figures)
 
     def _noise(self, micro_batch: SentenceBatch, step: int) -> torch.Tensor | None:
         """NEFTune's noise; its seeds are the sequences' places in the run, so that the layout changes nothing."""

@@ -1,4 +1,4 @@
-"""What is minimised: a weighted sum of losses by name, and beta by the step. Cheap to import: `--help` reaches this
+"""The objective: a weighted sum of losses by name, and beta by the step. Cheap to import: `--help` reaches this
 module."""
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import torch
 
 from training.step2_dpo.losses.pairs import Objective, Responses, log_ratios, preference_loss, weighted_sum
 from training.step2_dpo.objectives import BetaSchedule, at_beta, reads_mismatched
+from training.step2_dpo.record import dpo_record
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
@@ -92,6 +93,7 @@ class DpoTrainer:
         run: TrainingRun[ResponsesRow],
         references: References,
         objectives: Sequence[Objective],
+        *,
         schedule: BetaSchedule | None = None,
         others: Mismatch | None = None,
     ) -> None:
@@ -151,7 +153,14 @@ class DpoTrainer:
             MicroBatch(batch.ranked.rows, partial(loss, batch, reference_B, float(len(step.taken))))
             for batch, reference_B in zip(batches, references, strict=True)
         ]
-        totals, figures = accumulate([Trainee("train", run.engine, micro_batches, run.guests)], prepared.own.work)
+        recording = run.settings.records.of_step(step.number, run.ranks)
+        watched = recording.watched("train", run.engine, micro_batches)
+        totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.own.work)
+        recording.write(
+            lambda seen: dpo_record(
+                step, seen["train"], batches, references, objectives=objectives, figures={**totals, **figures}
+            )
+        )
         seconds = time.monotonic() - started
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},
@@ -200,7 +209,7 @@ class DpoTrainer:
         own: Iterable[tuple[PreferenceBatch, torch.Tensor]],
         others: Callable[[], Iterable[tuple[PreferenceBatch, torch.Tensor]]],
     ) -> list[float]:
-        """Of each objective `Responses.reference_point`, 0 for one that has none. A collective, if any has one. own,
+        """Return each objective's `Responses.reference_point`, 0 for one that has none. A collective, if any has one. own,
         others: all batches of an optimizer step or of an evaluation on this rank, with their references."""
         points = [0.0] * len(objectives)
         passes = {place: one.loss.first_pass for place, one in enumerate(objectives) if one.loss.first_pass}

@@ -15,6 +15,7 @@ import torch
 
 from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
+from training.step2_reward.record import reward_record
 from training.step2_reward.report import gain_sentence
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
@@ -141,7 +142,15 @@ class RewardTrainer:
 
         batches = on_device(prepared.batches, run.ranks.device)
         micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
-        totals, figures = accumulate([Trainee("train", run.engine, micro_batches, run.guests)], prepared.work)
+        recording = run.settings.records.of_step(step.number, run.ranks)
+        watched = recording.watched("train", run.engine, micro_batches)
+        totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.work)
+        found = {**totals, **figures}
+        recording.write(
+            lambda seen: reward_record(
+                step, seen["train"], batches, self.options, figures=found, of_ends=self.read is read_ends
+            )
+        )
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.utils.base.console import LogPace
 from training.utils.layout.order import completes_epochs
+from training.utils.recording.recorder import StepRecords
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.traces import Traces
 
@@ -168,4 +169,5 @@ class PpoSettings:
     evaluation: EvaluationTimes
     stop_kl: float | None = None
     traces: Traces = Traces()
+    records: StepRecords = StepRecords()
     log_pace: LogPace = LogPace()

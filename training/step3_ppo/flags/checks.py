@@ -63,6 +63,7 @@ def checked_components(flags: PpoFlags) -> Components:
     unknown names and for flags that do not go together."""
     roles, ppo, mistakes = flags.roles, flags.ppo, Mistakes()
     thinks = flags.data.chat.parallel_thinking
+    flags.run.check_records(mistakes, thinks)
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
     _check_paths(ppo, thinks, mistakes)
     speculation = _checked_speculation(flags, mistakes)

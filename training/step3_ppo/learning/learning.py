@@ -21,6 +21,7 @@ from training.step3_ppo.experience.sequences import (
     text_sequence,
     training_sequences,
 )
+from training.step3_ppo.learning.record import MinibatchOfRollout, policy_record
 from training.step3_ppo.learning.selection import Selected, selected_tokens
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
+    from training.utils.recording.recorder import StepRecording
 
 
 # Figures that are means over the tokens that count; the others are sums over the step, as losses are.
@@ -66,6 +68,8 @@ class Learner:
         texts: Sequence[TokenSequence],
         noise_seed: int,
         forwards: Sequence[Forward],
+        *,
+        recording: StepRecording,
     ) -> dict[str, float]:
         """Run forwards, backwards and one step of the optimizers; return figures over all ranks. A collective.
 
@@ -86,12 +90,14 @@ class Learner:
                 MicroBatch(part.rows, partial(self._actor_loss, part, own, actor_totals, selected), part.for_guests)
                 for part, own in batches
             ]
+            learnt = [*recording.watched("actor", roles.actor, learnt)]
             read_alone = self._text_batches(texts, device)
             guests = roles.actor_guests
             counted = guests.tally([plain(part) for each in sequences for part in each.tokens.parts]) if guests else ()
             trainees.append(Trainee("actor", roles.actor, [*learnt, *read_alone], guests, counted))
         if roles.critic is not None:
             learnt = [MicroBatch(part.rows, partial(self._critic_loss, part, own, totals)) for part, own in batches]
+            learnt = [*recording.watched("critic", roles.critic, learnt)]
             trainees.append(Trainee("critic", roles.critic, learnt, roles.critic_guests))
         sums, figures = accumulate(trainees)
         if totals.tokens:  # otherwise there are no means
@@ -238,7 +244,11 @@ class Updates:
                 continue
             forwards = reusable or laid_out()
             computed += sum(forward.rows.input_ids_NT.numel() for forward in forwards)
-            figures = learner.learn(picked, texts, seed, forwards)
+            recording = self.settings.records.of_step(iteration, ranks, len(steps) + 1)
+            figures = learner.learn(picked, texts, seed, forwards, recording=recording)
+            recorded = MinibatchOfRollout(iteration, experiences, own, picked, forwards)
+            make_record = partial(policy_record, recorded, experience, settings.learning, kl_coef=kl_coef)
+            recording.write(partial(make_record, figures=figures))
             self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
             if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                 self.roles.average.update()

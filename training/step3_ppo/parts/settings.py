@@ -24,6 +24,7 @@ from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
+from training.utils.recording.recorder import records_of
 from training.utils.rewards.weighted import Rewards
 from training.utils.setup.setup import compute_meter
 
@@ -74,6 +75,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
         ),
         stop_kl=flags.algorithm.stop_kl,
         traces=flags.run.traces(),
+        records=records_of(flags.run),
         log_pace=flags.reporting.pace(),
     )
     slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)

@@ -51,6 +51,12 @@ class RunArguments:
         "steps >= 1",
         may_change=True,
     )
+    record_steps: list[int] = flag(
+        [],
+        "Write a record of these steps (step 3: rollouts) to OUTPUT_DIR/records, for `threestep audit`.",
+        "steps >= 1",
+        may_change=True,
+    )
     dry_run: bool = flag(
         False,
         "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
@@ -78,6 +84,14 @@ class RunArguments:
 
     def traces(self) -> Traces:
         return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
+
+    def check_records(self, mistakes: Mistakes, parallel_thinking: bool) -> None:
+        """Note --record_steps with rows that a record cannot hold."""
+        mistakes.require(
+            not (self.record_steps and parallel_thinking),
+            "--record_steps expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
+            "by side; leave one of them out",
+        )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""

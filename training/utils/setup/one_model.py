@@ -84,7 +84,8 @@ def one_model_program(
 
 
 def _check_model_flags(flags: OneModelFlags) -> None:
-    """ThreestepError if base weights shall be quantized that cannot be, or adapters trained with a head's loss."""
+    """ThreestepError if base weights shall be quantized that cannot be, adapters trained with a head's loss, or
+    steps recorded that are not."""
     mistakes = Mistakes()
     others = {
         "--zero_stage 3": NOT_SHARDED if flags.engine.zero_stage == 3 else None,
@@ -92,6 +93,7 @@ def _check_model_flags(flags: OneModelFlags) -> None:
     }
     check_beside_quantization(mistakes, flags.model, others)
     flags.guests.check(mistakes, flags.model.lora_dim)
+    flags.run.check_records(mistakes, flags.data.chat.parallel_thinking)
     if not flags.run.dry_run:
         check_package(mistakes, flags.model)
     mistakes.raise_if_any()

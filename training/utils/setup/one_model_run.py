@@ -22,6 +22,7 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.recording.recorder import records_of
 from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
@@ -236,5 +237,6 @@ def loop_settings(
         shuffle=flags.run.shuffle,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
         traces=flags.run.traces(),
+        records=records_of(flags.run),
         log_pace=flags.report.pace(),
     )

@@ -14,6 +14,7 @@ from training.utils.contracts.guests import Guests
 from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
+from training.utils.recording.recorder import StepRecords
 from training.utils.run.ahead import Ahead
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
@@ -64,6 +65,7 @@ class LoopSettings:
     seed: int
     meter: ComputeMeter | None = None
     traces: Traces = Traces()
+    records: StepRecords = StepRecords()
     eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
     shuffle: bool = True

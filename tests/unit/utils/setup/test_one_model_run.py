@@ -15,6 +15,7 @@ from training.utils.engine.config.arguments import EngineArguments
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.models.flops import model_shape
+from training.utils.recording.recorder import records_of
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import RunArguments
 from training.utils.setup.one_model_run import loop_settings
@@ -51,7 +52,7 @@ def test_the_loop_is_the_flags(packed, capsys):
         per_device_train_batch_size=5, per_device_eval_batch_size=7, max_tokens_per_micro_batch=999, eval_interval=4,
         report_mfu=False, share_beginnings=32,
     )  # fmt: skip
-    run = RunArguments(seed=2, profile_steps=[3])
+    run = RunArguments(seed=2, profile_steps=[3], record_steps=[2])
     report = ReportArguments(logging_steps=5, logging_seconds=2.0)
     flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report)
     loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1)
@@ -62,7 +63,10 @@ def test_the_loop_is_the_flags(packed, capsys):
         3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each, least_shared_tokens=32
     )
     evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
-    rest = {"eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(), "log_pace": LogPace(5, 2.0)}
+    rest = {
+        "eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(), "records": records_of(run),
+        "log_pace": LogPace(5, 2.0),
+    }  # fmt: skip
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)
     run.shuffle = False
     assert loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1) == replace(

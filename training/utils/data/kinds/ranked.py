@@ -40,8 +40,8 @@ class Ranked(RowKind):
     dropped_marks = {True: "unpaired", False: "unpaired"}
     columns: ClassVar[tuple[str, ...]] = ("margin",)
     hints = {
-        "unpaired": "responses that are marked one by one are no pairs; `threestep dpo --loss_type kto` (or bco) trains "
-        "on all of them, step 1 on the good ones",
+        "unpaired": "responses that are marked one by one are no pairs; `threestep dpo --loss_type kto` (or bco) "
+        "trains on all of them, step 1 on the good ones",
         "no_rejected": "a pair needs a rejected response (of files, --rejected_column names it)",
     }
     loss = "the responses, for DPO; a reward model is scored at the last token of each"

@@ -1,0 +1,98 @@
+"""Our steps write records by their command lines, in which the judge finds nothing wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import run_step
+from training.audit.judge import AGREES, DIFFERS, judge
+from training.audit.quantities.step import AuditedStep
+from training.audit.text import verdict
+from training.utils.recording.files import read_record
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
+DATA = "--data_path embedded --max_seq_len 64 --max_train_rows 32 --max_eval_rows 4 --eval_interval 0".split()
+ROLLOUT = (
+    "--max_answer_seq_len 10 --max_prompt_seq_len 40 --max_train_steps 2 --reward length --reward_length_characters 12 "
+    "--per_device_generation_batch_size 4 --num_samples_per_prompt 2 --actor_learning_rate 1e-3"
+)
+
+
+@pytest.fixture(scope="module")
+def start(place: Path) -> Path:
+    from training import new_model
+
+    folder = place / "records_start"
+    shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
+    new_model.main(["--data_path", "embedded", "--out", str(folder), "--seed", "1", *shape])
+    return folder
+
+
+# step, flags, ranks, quantities that must be judged
+CASES = {
+    "sft packed bf16 2 ranks": (
+        1,
+        "--dtype bf16 --max_tokens_per_micro_batch 96",
+        2,
+        ("loss_mask", "denominator", "loss", "micro_losses"),
+    ),
+    "sft padded fp32": (
+        1,
+        "--dtype fp32 --padded true --max_tokens_per_micro_batch 128",
+        1,
+        ("loss_mask", "loss", "micro_losses"),
+    ),
+    "sft z-loss, shared beginnings": (
+        1,
+        "--dtype fp32 --z_loss_coef 1e-3 --share_beginnings 2",
+        1,
+        ("loss_mask", "loss"),
+    ),
+    "dpo packed fp32 2 ranks": (
+        "dpo",
+        "--dtype fp32 --max_tokens_per_micro_batch 160",
+        2,
+        ("loss_mask", "logprob_sums", "loss"),
+    ),
+    "dpo ipo bf16": ("dpo", "--dtype bf16 --loss_type ipo", 1, ("loss_mask", "logprob_sums", "loss")),
+    "reward bf16": (
+        2,
+        "--dtype bf16 --max_tokens_per_micro_batch 160 --label_smoothing 0.1",
+        1,
+        ("denominator", "loss"),
+    ),
+    "grpo bf16 2 ranks": (
+        3,
+        f"{ROLLOUT} --dtype bf16 --advantage grpo --kl_in loss",
+        2,
+        ("rollout_advantages", "advantages", "policy_loss", "kl_loss"),
+    ),
+    "rloo fp32, KL in the reward": (
+        3,
+        f"{ROLLOUT} --dtype fp32 --advantage rloo --ppo_epochs 2",
+        1,
+        ("rollout_rewards", "rollout_advantages", "policy_loss"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_records_of_our_steps_are_right(place: Path, start: Path, name: str):
+    step, flags, ranks, needed = CASES[name]
+    folder = place / f"records_{name.replace(' ', '_')}"
+    model = "--actor_model_name_or_path" if step == 3 else "--model_name_or_path"
+    size = [] if step == 3 else ["--per_device_train_batch_size", 8, "--learning_rate", 1e-3]
+    own = [model, start, "--data_output_path", place / "records_cache", "--output_dir", folder, "--record_steps", 1, 2]
+    ran = run_step(step, [*own, *DATA, *size, *flags.split()], ranks)
+    assert ran.code == 0, ran.words
+    records = sorted((folder / "records").iterdir())
+    assert len(records) >= 2
+    for record in records:
+        findings = judge(AuditedStep(read_record(record)))
+        states = {finding.name: finding.state for finding in findings}
+        assert DIFFERS not in states.values(), (record.name, verdict(findings))
+        assert {quantity: states[quantity] for quantity in needed} == dict.fromkeys(needed, AGREES)
+    assert f"record of the step: {records[0]}" in ran.stdout

@@ -1,0 +1,71 @@
+"""The program: what it prints, its exit codes, its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.plain_trainer import Setting, step_of
+from training.audit import __main__ as program
+from training.utils.base.errors import ThreestepError
+from training.utils.recording.files import write_record
+
+pytestmark = pytest.mark.unit
+
+
+def written(folder: Path, objective: str = "sft", fault: str = "") -> str:
+    write_record(folder, step_of(objective, Setting(2, fault, ranks=2)))
+    return str(folder)
+
+
+def test_a_right_step(tmp_path, capsys):
+    program.main([written(tmp_path / "right")])
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == "sft, step 4, 2 ranks, plain"
+    assert [line.split()[:2] for line in lines][:2] == [["loss_mask", "agrees"], ["logprobs", "agrees"]]
+    assert last == "no difference: 9 of 10 quantities are judged, and agree with their references"
+
+
+def test_a_wrong_step_ends_with_1_and_has_a_page(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as end:
+        program.main([written(tmp_path / "wrong", fault="mean of micro-batches"), "--out", str(page)])
+    assert end.value.code == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert (
+        said.startswith("the first wrong quantity is loss: recorded ") and "cause: the mean over micro-batches" in said
+    )
+    html = page.read_text()
+    assert html.count("the mean over micro-batches of their means") == 2 and '<td class="differs">differs</td>' in html
+
+
+def test_json_has_the_same(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        program.main([written(tmp_path / "wrong", "grpo", "clip of the wrong side"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    by_name = {finding["name"]: finding for finding in found["findings"]}
+    assert "wrong side" in by_name["policy_loss"]["difference"]["causes"][0] and "policy_loss" in found["verdict"]
+    assert by_name["value_loss"]["state"] == "not judged" and by_name["value_loss"]["lacks"]
+
+
+def test_what_a_user_says_replaces_the_recorded_settings(tmp_path, capsys):
+    folder = written(tmp_path / "right", "grpo")
+    program.main([folder])
+    with pytest.raises(SystemExit):
+        program.main([folder, "--as", "ddof 0"])
+    assert "denominator n - 1 (ddof 1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "expects the folder of a record, such as RUN/records/step_000010"),
+        (["nowhere"], "nowhere expects the record of a step, a folder with record.json, and has none"),
+    ],
+)
+def test_mistakes_are_one_sentence(argv, words):
+    with pytest.raises(ThreestepError) as refusal:
+        program.main(argv)
+    assert words in str(refusal.value)

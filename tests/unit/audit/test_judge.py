@@ -1,0 +1,93 @@
+"""Planted faults are found at their quantity with their cause; right steps raise no alarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.audited_steps import ALL_FAULTS, found, judged, right_step
+from tests.support.plain_trainer import Setting, step_of
+from training.audit.judge import AGREES, DIFFERS, NOT_JUDGED, first_wrong, judge
+from training.audit.quantities import QUANTITIES
+from training.audit.quantities.step import AuditedStep
+from training.audit.text import verdict
+from training.utils.recording.schema import FIGURES, STATES, TENSORS
+
+pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore:.*lr_scheduler.*")]
+
+
+@pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: f"{fault[0]}: {fault[1]}")
+def test_a_fault_is_found_with_its_cause(fault):
+    is_found, is_explained, said = found(fault, seed=3)
+    assert is_found and is_explained, said
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_right_step_raises_no_alarm(number):
+    objective, setting = right_step(number, seed=5)
+    findings = judged(objective, setting)
+    assert first_wrong(findings) is None, verdict(findings)
+    assert sum(finding.state == AGREES for finding in findings) >= 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20, 30))
+def test_many_right_steps_and_faults(seed):
+    for number in range(60):
+        objective, setting = right_step(number, seed)
+        findings = judged(objective, setting)
+        assert first_wrong(findings) is None, (objective, setting, verdict(findings))
+    missed = [(fault, said) for fault in ALL_FAULTS for *ok, said in [found(fault, seed)] if not all(ok)]
+    assert not missed
+
+
+def test_the_difference_has_its_place_and_its_size():
+    record = step_of("sft", Setting(2, padded=True))
+    own = record.ranks[0]
+    [place] = np.flatnonzero(own["loss_mask"])[5:6]
+    own["token_losses"][place] += 0.5
+    finding = first_wrong(judge(AuditedStep(record)))
+    assert finding is not None and finding.name == "token_losses" and finding.difference is not None
+    difference = finding.difference
+    assert (difference.entries, difference.causes) == (1, ())
+    assert difference.recorded - difference.right == pytest.approx(0.5, abs=1e-5)
+    sequence, column = divmod(int(place), int(own["lengths"][0]))
+    if sequence < 3:  # rows of the first micro-batch are as long
+        assert f"row {own['rows'][sequence]}, token {column} (token id {own['token_ids'][place]})" == difference.where
+
+
+def test_numbers_that_are_not_finite_differ():
+    record = step_of("sft", Setting(2))
+    record.head.figures["loss"] = float("nan")  # type: ignore[index]
+    findings = judge(AuditedStep(record))
+    assert {finding.name: finding.state for finding in findings}["loss"] == DIFFERS
+
+
+def test_what_a_record_lacks_is_named():
+    record = step_of("sft", Setting(2, ranks=2))
+    del record.ranks[1]["logits"], record.ranks[0]["token_losses"], record.ranks[1]["token_losses"]
+    record.head.settings.pop("max_grad_norm")  # type: ignore[attr-defined]
+    lacks = {finding.name: finding.lacks for finding in judge(AuditedStep(record)) if finding.state == NOT_JUDGED}
+    assert lacks == {
+        "logprobs": "the tensor logits of 1 ranks",
+        "micro_losses": "the tensor micro_losses",
+        "token_losses": "the tensor token_losses",
+        "clipped_gradients": "the setting max_grad_norm",
+    }
+
+
+def test_every_quantity_is_a_part_of_a_record():
+    names = {*TENSORS, *FIGURES, *(state.removesuffix(".") for state in STATES)}
+    assert {quantity.name for quantity in QUANTITIES} <= names
+    for quantity in QUANTITIES:
+        sentences = [cause.sentence for cause in quantity.causes]
+        assert len(set(sentences)) == len(sentences)
+
+
+def test_the_docs_have_every_quantity_and_cause():
+    page = Path(__file__).parents[3].joinpath("docs/audit.md").read_text()
+    for quantity in QUANTITIES:
+        assert f"`{quantity.name}`" in page
+        assert [cause.sentence for cause in quantity.causes if cause.sentence not in page] == []

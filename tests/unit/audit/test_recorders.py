@@ -1,0 +1,205 @@
+"""The recorders on stand-ins for TRL's trainers; tests/end_to_end/test_trl_recorder.py has the real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import training.audit
+from training.audit.judge import AGREES, first_wrong, judge
+from training.audit.quantities.step import AuditedStep
+from training.audit.text import verdict
+from training.utils.base.errors import ThreestepError
+from training.utils.recording.files import read_record
+
+pytestmark = pytest.mark.unit
+
+IDS = torch.tensor([[5, 6, 7, 1], [8, 9, 0, 0]])
+REAL = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        logprobs = self.head(self.embed(input_ids[:, :-1])).log_softmax(-1)
+        mask = labels[:, 1:] != -100
+        taken = logprobs.gather(-1, input_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+        return SimpleNamespace(log_probs=taken * mask, label_mask=mask)
+
+
+class Stand:
+    """A trainer's parts, as transformers has them."""
+
+    def __init__(self, **args: Any) -> None:
+        torch.manual_seed(0)
+        self.model = Model()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, weight_decay=0.0)
+        self.state = SimpleNamespace(global_step=0, max_steps=2)
+        self.accelerator = SimpleNamespace(
+            process_index=0, num_processes=1, is_main_process=True, device="cpu", gather=lambda value: value
+        )
+        common = {
+            "max_grad_norm": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "weight_decay": 0.0,
+            "lr_scheduler_type": "constant", "learning_rate": 1e-2, "gradient_accumulation_steps": 2,
+            "get_warmup_steps": lambda total: 0,
+        }  # fmt: skip
+        self.args = SimpleNamespace(**common, **args)
+        self.callbacks: list[Any] = []
+
+    def add_callback(self, callback: Any) -> None:
+        self.callbacks.append(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        self.callbacks.remove(callback)
+
+    def training_step(self, model: Any, inputs: Any, items: Any = None) -> torch.Tensor:
+        loss = self.compute_loss(model, inputs, num_items_in_batch=items)
+        loss.backward()
+        return loss.detach()
+
+    def _clip_grad_norm(self, model: Any) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+    def step(self, batches: list[Any], items: Any = None) -> None:
+        for batch in batches:
+            self.training_step(self.model, dict(batch), items)
+        self._clip_grad_norm(self.model)
+        for callback in self.callbacks:
+            callback.on_pre_optimizer_step(None, None, None)
+        self.optimizer.step()
+        for callback in self.callbacks:
+            callback.on_optimizer_step(None, None, None)
+        self.state.global_step += 1
+        self.optimizer.zero_grad()
+
+
+class SFTTrainer(Stand):
+    def __init__(self) -> None:
+        super().__init__(loss_type="nll", label_smoothing_factor=0.0)
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        return -model(inputs["input_ids"], inputs["labels"]).log_probs.sum() / num_items_in_batch
+
+
+class DPOTrainer(Stand):
+    def __init__(self, sign: float = 1.0) -> None:
+        super().__init__(loss_type="sigmoid", beta=0.5, label_smoothing=0.0)
+        self.sign, self.ref_model = sign, Model()
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
+        with torch.no_grad():
+            reference = self.ref_model(inputs["input_ids"], labels).log_probs.sum(1)
+        chosen, rejected = (model(inputs["input_ids"], labels).log_probs.sum(1) - reference).chunk(2)
+        return -functional.logsigmoid(self.sign * 0.5 * (chosen - rejected)).mean() / 2
+
+
+class GRPOTrainer(Stand):
+    num_generations = 2
+
+    def __init__(self) -> None:
+        super().__init__(
+            loss_type="dapo", scale_rewards="group", epsilon=0.2, epsilon_high=None, delta=None, beta=0.0,
+            max_completion_length=2, temperature=1.0,
+        )  # fmt: skip
+        self.reward_weights = torch.ones(1)
+
+    def _calculate_rewards(self) -> torch.Tensor:
+        return torch.tensor([[1.0], [3.0]])
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+        scores = self._calculate_rewards()[:, 0]
+        parts = {"prompt": slice(0, 1), "completion": slice(1, 3)}
+        made = {f"{name}_ids": IDS[:, part] for name, part in parts.items()}
+        made |= {f"{name}_mask": REAL[:, part] for name, part in parts.items()}
+        return {**made, "advantages": (scores - 2.0) / (scores.std() + 1e-4), "num_items_in_batch": REAL[:, 1:3].sum()}
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        logprobs = model(ids, ids).log_probs[:, -2:]
+        ratio = torch.exp(logprobs - logprobs.detach())
+        return (
+            -(ratio * inputs["advantages"].unsqueeze(1) * inputs["completion_mask"]).sum()
+            / inputs["num_items_in_batch"]
+        )
+
+
+def findings_of(folder: Path, step: int = 1) -> Any:
+    return judge(AuditedStep(read_record(folder / f"step_{step:06}")))
+
+
+def agreeing(findings: Any) -> set[str]:
+    assert first_wrong(findings) is None, verdict(findings)
+    return {finding.name for finding in findings if finding.state == AGREES}
+
+
+OPTIMIZER = {"grad_norm", "clipped_gradients", "learning_rate", "weights_after"}
+
+
+def test_sft_and_what_is_put_back(tmp_path: Path):
+    trainer = SFTTrainer()
+    batches = [
+        {"input_ids": IDS, "attention_mask": REAL, "labels": IDS.masked_fill(REAL == 0, -100)},
+        {"input_ids": IDS[:1], "attention_mask": REAL[:1], "labels": IDS[:1]},
+    ]
+    with training.audit.recorded(trainer, tmp_path, steps=(1, 2)):
+        for _ in range(2):
+            trainer.step(batches, torch.tensor(7))
+    for step in (1, 2):
+        assert agreeing(findings_of(tmp_path, step)) == {"denominator", "loss", "micro_losses", *OPTIMIZER}
+    trainer.step(batches, torch.tensor(7))
+    assert not trainer.callbacks and not trainer.model._forward_hooks and "compute_loss" not in vars(trainer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
+
+
+def test_a_wrong_count_is_named(tmp_path: Path):
+    trainer = SFTTrainer()
+    batches = [{"input_ids": IDS, "attention_mask": REAL, "labels": IDS.masked_fill(REAL == 0, -100)}]
+    with training.audit.recorded(trainer, tmp_path):
+        trainer.step(batches, torch.tensor(6))  # four targets, and the first token of both rows
+    wrong = first_wrong(findings_of(tmp_path))
+    assert wrong.name == "denominator" and "one token more for each sequence" in wrong.difference.causes[0]
+
+
+@pytest.mark.parametrize(("sign", "cause"), [(1.0, ""), (-1.0, "chosen and rejected are swapped")])
+def test_dpo(tmp_path: Path, sign: float, cause: str):
+    trainer = DPOTrainer(sign)
+    batch = {"input_ids": IDS, "attention_mask": REAL, "completion_mask": REAL * torch.tensor([0, 1, 1, 1])}
+    with training.audit.recorded(trainer, tmp_path):
+        trainer.step([batch, batch])
+    findings = findings_of(tmp_path)
+    if sign > 0:
+        assert agreeing(findings) == {"loss_mask", "loss", *OPTIMIZER}
+    else:
+        wrong = first_wrong(findings)
+        assert wrong.name == "loss" and cause in wrong.difference.causes
+
+
+def test_grpo(tmp_path: Path):
+    trainer = GRPOTrainer()
+    with training.audit.recorded(trainer, tmp_path):
+        made = trainer._generate_and_score_completions(None)
+        rows = [{name: value if value.ndim == 0 else value[[row]] for name, value in made.items()} for row in (1, 0)]
+        trainer.step(rows)
+    assert agreeing(findings_of(tmp_path)) == {"rollout_advantages", "advantages", "loss_mask", "loss", *OPTIMIZER}
+
+
+def test_other_trainers_are_refused():
+    with (
+        pytest.raises(
+            ThreestepError, match="recorded expects one of TRL's SFTTrainer, DPOTrainer, GRPOTrainer, got Stand"
+        ),
+        training.audit.recorded(Stand(), "record"),
+    ):
+        pass
+    with pytest.raises(AttributeError, match="no attribute 'record'"):
+        _ = training.audit.record

@@ -1,0 +1,322 @@
+"""The minibatch of step 3: what it was handed of the rollout, and its losses. T tokens, R drawn tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from training.audit.quantities.quantity import Cause, Quantity, of_loss
+from training.audit.quantities.rollouts import estimated_kl
+from training.audit.quantities.step import AuditedStep, LackingError
+from training.audit.quantities.tokens import loss_tolerance, right_reduction, wrong_reductions
+from training.audit.references import advantages, masks, policy, reductions
+from training.audit.references.kl import ESTIMATORS
+
+_POLICY = ("policy",)
+
+# --- from the rollout to the minibatch
+
+
+def _targets(step: AuditedStep) -> np.ndarray:
+    """bool [T], the drawn tokens."""
+    return step.tensor("data_mask") if step.has("data_mask") else step.tensor("loss_mask")
+
+
+def _handed(step: AuditedStep, source: str, turn: int = 0) -> np.ndarray:
+    """Return [T], the rollout's numbers at the tokens of the minibatch. turn: of the response so many further on."""
+    values_R, numbers_B = step.tensor(source), step.tensor("rollout_numbers")
+    ends_B = np.cumsum(step.tensor("rollout_lengths"))
+    place = {int(number): index for index, number in enumerate(numbers_B)}
+    own_of_rank = [np.flatnonzero(step.rollout_rank_B == rank) for rank in range(step.ranks)]
+    found_T = np.zeros(len(step.sequence_T))
+    targets_T = _targets(step)
+    bounds = np.cumsum([0, *step.tensor("lengths")])
+    for sequence, number in enumerate(step.tensor("numbers").tolist()):
+        if number not in place:
+            raise LackingError(f"response {number} of the rollout")
+        own = own_of_rank[int(step.rollout_rank_B[place[number]])]
+        response = int(own[(place[number] - own[0] + turn) % len(own)])
+        own_r = values_R[ends_B[response] - step.tensor("rollout_lengths")[response] : ends_B[response]]
+        columns = np.flatnonzero(targets_T[bounds[sequence] : bounds[sequence + 1]]) + bounds[sequence]
+        count = min(len(columns), len(own_r))
+        found_T[columns[:count]] = own_r[:count]
+    return found_T
+
+
+def _moved(step: AuditedStep, source: str, by: int) -> np.ndarray:
+    return np.where(_targets(step), masks.shifted(_handed(step, source), by, step.sequence_T), 0.0)
+
+
+def _handed_on(name: str, source: str, *more: Cause) -> Quantity:
+    return Quantity(
+        name,
+        _POLICY,
+        partial(_handed, source=source),
+        (
+            *more,
+            Cause("each response has the numbers of the next", partial(_handed, source=source, turn=1)),
+            Cause("each response has the numbers of the one before", partial(_handed, source=source, turn=-1)),
+            Cause("the numbers are one token early", partial(_moved, source=source, by=-1)),
+            Cause("the numbers are one token late", partial(_moved, source=source, by=1)),
+        ),
+        lambda step, right: 1e-6 * (1.0 + np.abs(right)),
+        _targets,
+        axis="T",
+    )
+
+
+def _whitened_again(step: AuditedStep) -> np.ndarray:
+    return advantages.whitened(_handed(step, "rollout_advantages"), step.tensor("loss_mask"))
+
+
+def _sampling(step: AuditedStep) -> np.ndarray:
+    return _handed(step, "rollout_sampling_logprobs")
+
+
+def _current(step: AuditedStep) -> np.ndarray:
+    return np.where(_targets(step), step.tensor("logprobs"), 0.0)
+
+
+HANDED_ON = (
+    _handed_on(
+        "advantages",
+        "rollout_advantages",
+        Cause("advantages are whitened again over the minibatch", _whitened_again),
+        Cause("the sign is wrong", lambda step: -_handed(step, "rollout_advantages")),
+    ),
+    _handed_on(
+        "old_logprobs",
+        "rollout_old_logprobs",
+        Cause("the sampling log-probabilities stand for those of the training forward", _sampling),
+        Cause("the current policy's log-probabilities stand for the old ones", _current),
+        Cause(
+            "the reference's log-probabilities stand for the old ones", partial(_handed, source="rollout_ref_logprobs")
+        ),
+    ),
+    _handed_on("ref_logprobs", "rollout_ref_logprobs"),
+    _handed_on("old_values", "rollout_values"),
+    _handed_on("returns", "rollout_returns"),
+)
+
+# --- the policy's loss
+
+
+def _log_ratio(step: AuditedStep, old: str = "old_logprobs") -> np.ndarray:
+    """Return [T]; 0 where the old policy is the current one: the update is on-policy."""
+    if not step.has("old_logprobs"):
+        return np.zeros(len(step.sequence_T))
+    ratio_T = step.tensor("logprobs") - (_sampling(step) if old == "sampling" else step.tensor(old))
+    return np.where(step.tensor("loss_mask"), ratio_T, 0.0)
+
+
+def _bounds(step: AuditedStep) -> tuple[float, float]:
+    return float(step.setting("clip_low")), float(step.setting("clip_high"))
+
+
+def _corrected(step: AuditedStep, loss_T: np.ndarray) -> np.ndarray:
+    return loss_T * step.tensor("corrections") if step.has("corrections") else loss_T
+
+
+def _policy(step: AuditedStep, log_ratio_T: np.ndarray | None = None, sign: float = 1.0) -> np.ndarray:
+    """Return [T], the clipped surrogate."""
+    ratio_T = np.exp(np.clip(_log_ratio(step) if log_ratio_T is None else log_ratio_T, -20.0, 20.0))
+    dual = step.settings.get("dual_clip")
+    loss_T = policy.clipped(
+        ratio_T, sign * step.tensor("advantages"), *_bounds(step), dual=None if dual is None else float(dual)
+    )
+    return _corrected(step, loss_T)
+
+
+def _surrogates(step: AuditedStep) -> tuple[np.ndarray, np.ndarray]:
+    """Free and held."""
+    return policy.surrogates(np.exp(_log_ratio(step)), step.tensor("advantages"), *_bounds(step))
+
+
+def _other_bounds(step: AuditedStep, low: float, high: float) -> np.ndarray:
+    ratio_T = np.exp(_log_ratio(step))
+    return _corrected(step, policy.clipped(ratio_T, step.tensor("advantages"), low, high))
+
+
+def _of_sequences(step: AuditedStep) -> np.ndarray:
+    """Return [T], each sequence's mean log-ratio (GSPO)."""
+    counts_S = np.maximum(step.sequence_sums(step.tensor("loss_mask").astype(np.float64)), 1.0)
+    return (step.sequence_sums(_log_ratio(step)) / counts_S)[step.sequence_T]
+
+
+_POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
+    (
+        "the clip takes the wrong side: the larger of the surrogates, not the smaller",
+        lambda step: _corrected(step, np.minimum(*_surrogates(step))),
+    ),
+    ("the ratio is not clipped", lambda step: _corrected(step, _surrogates(step)[0])),
+    ("the ratio is clipped on both sides, whatever the advantage", lambda step: _corrected(step, _surrogates(step)[1])),
+    ("the bounds of the clip are swapped", lambda step: _other_bounds(step, *reversed(_bounds(step)))),
+    ("both bounds of the clip are the lower one", lambda step: _other_bounds(step, _bounds(step)[0], _bounds(step)[0])),
+    ("the dual clip is left out", lambda step: _other_bounds(step, *_bounds(step))),
+    ("the ratio is upside down", lambda step: _policy(step, -_log_ratio(step))),
+    ("the ratio is of whole sequences (GSPO)", lambda step: _policy(step, _of_sequences(step))),
+    ("the ratio is to the sampling log-probabilities", lambda step: _policy(step, _log_ratio(step, "sampling"))),
+    ("the ratio is to the reference", lambda step: _policy(step, _log_ratio(step, "ref_logprobs"))),
+    ("the ratio is 1: the old policy is the current one", lambda step: _policy(step, np.zeros(len(step.sequence_T)))),
+    ("the sign of the loss is wrong: it is maximised", lambda step: -_policy(step)),
+    ("the sign of the advantages is wrong", lambda step: _policy(step, sign=-1.0)),
+    ("the log-ratio is not exponentiated", lambda step: -_log_ratio(step) * step.tensor("advantages")),
+    (
+        "the log-probability in place of the ratio",
+        lambda step: -step.tensor("logprobs") * step.tensor("advantages"),
+    ),
+    ("the correction of the mismatch is left out", lambda step: _policy(step) / _corrections(step)),
+    ("the correction of the mismatch is applied twice", lambda step: _policy(step) * _corrections(step)),
+    ("the KL's loss is in it, too", lambda step: _policy(step) + float(step.setting("kl_coef")) * _kl_losses(step)),
+)
+
+
+def _corrections(step: AuditedStep) -> np.ndarray:
+    weights_T = step.tensor("corrections")
+    return np.where(weights_T == 0, 1.0, weights_T)
+
+
+def _kl_losses(step: AuditedStep, name: str | None = None) -> np.ndarray:
+    return estimated_kl(step, step.tensor("logprobs"), step.tensor("ref_logprobs"), name)
+
+
+def _reversed_kl(step: AuditedStep) -> np.ndarray:
+    return estimated_kl(step, step.tensor("ref_logprobs"), step.tensor("logprobs"))
+
+
+def _old_kl(step: AuditedStep) -> np.ndarray:
+    return estimated_kl(step, step.tensor("old_logprobs"), step.tensor("ref_logprobs"))
+
+
+_KL_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
+    *((f"the KL's estimator is {name}", partial(_kl_losses, name=name)) for name in ESTIMATORS),
+    ("the KL is of the reference to the policy", _reversed_kl),
+    ("the KL is of the old policy, which has no gradient", _old_kl),
+    ("the sign is wrong: the KL is maximised", lambda step: -_kl_losses(step)),
+)
+
+
+def _values(step: AuditedStep, clip: float | None = None, **others: np.ndarray) -> np.ndarray:
+    own = float(step.setting("clip_value")) if clip is None else clip
+    returns_T = others.get("returns_T", step.tensor("returns"))
+    return policy.value_loss(step.tensor("new_values"), step.tensor("old_values"), returns_T, own)
+
+
+def _smaller_values(step: AuditedStep) -> np.ndarray:
+    new_T, old_T, returns_T = (step.tensor(name) for name in ("new_values", "old_values", "returns"))
+    clip = float(step.setting("clip_value"))
+    held_T = np.clip(new_T, old_T - clip, old_T + clip)
+    return 0.5 * np.minimum((new_T - returns_T) ** 2, (held_T - returns_T) ** 2)
+
+
+_VALUE_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
+    ("the factor 1/2 is left out", lambda step: 2.0 * _values(step)),
+    ("the factor 1/2 is there twice", lambda step: 0.5 * _values(step)),
+    ("the value is not clipped", lambda step: _values(step, np.inf)),
+    ("the clip takes the smaller of the errors", _smaller_values),
+    ("the critic learns the advantages", lambda step: _values(step, returns_T=step.tensor("advantages"))),
+    ("the critic learns its old values", lambda step: _values(step, returns_T=step.tensor("old_values"))),
+)
+
+
+def _loss(
+    name: str,
+    right: Callable[[AuditedStep], np.ndarray],
+    mistakes: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...],
+    reduction: Callable[[AuditedStep], reductions.Reduction],
+) -> Quantity:
+    """A loss of tokens and its reduction, either of which may be wrong."""
+
+    def units(step: AuditedStep) -> reductions.Units:
+        return step.token_units(right(step))
+
+    def cause(sentence: str, compute: Callable[[AuditedStep], np.ndarray]) -> Cause:
+        return Cause(sentence, lambda step: reduction(step)(step.token_units(compute(step))))
+
+    def tolerance(step: AuditedStep, value: float) -> float:
+        own = units(step)
+        return of_loss(step, reduction(step)(own.with_values(np.abs(own.values_U) + 0.2)))
+
+    return Quantity(
+        name,
+        _POLICY,
+        lambda step: reduction(step)(units(step)),
+        (*(cause(*mistake) for mistake in mistakes), *wrong_reductions(units, reduction)),
+        tolerance,
+    )
+
+
+def _token_mean(step: AuditedStep) -> reductions.Reduction:
+    return reductions.token_mean
+
+
+def _part(step: AuditedStep, name: str) -> float:
+    """The recorded part of the loss; one that is missing is computed."""
+    if name in step.head.figures:
+        return step.figure(name)
+    losses_T = _policy(step) if name == "policy_loss" else _kl_losses(step)
+    return right_reduction(step)(step.token_units(losses_T))
+
+
+def _total(step: AuditedStep, times: float = 1.0) -> float:
+    total = _part(step, "policy_loss")
+    if step.setting("kl_in") == "loss":
+        total += times * float(step.setting("kl_coef")) * _part(step, "kl_loss")
+    return total
+
+
+def _kl_once_more(step: AuditedStep) -> float:
+    return _part(step, "policy_loss") + float(step.setting("kl_coef")) * _part(step, "kl_loss")
+
+
+def _both(step: AuditedStep) -> reductions.Units:
+    """Policy and KL, token by token."""
+    if "policy_loss" in step.head.figures:
+        raise LackingError("a loss of one piece: its parts are judged")
+    has_kl = step.setting("kl_in") == "loss"
+    return step.token_units(_policy(step) + (float(step.setting("kl_coef")) * _kl_losses(step) if has_kl else 0.0))
+
+
+def _whole(compute: Callable[[AuditedStep], np.ndarray], of_kl: bool) -> Callable[[AuditedStep], float]:
+    """The loss with a mistake in one of its parts, where parts are not recorded."""
+
+    def computed(step: AuditedStep) -> float:
+        right = _both(step)
+        coefficient = float(step.settings.get("kl_coef", 0.0))
+        part_T = coefficient * (compute(step) - _kl_losses(step)) if of_kl else compute(step) - _policy(step)
+        return right_reduction(step)(right.with_values(right.values_U + part_T))
+
+    return computed
+
+
+def _total_rounding(step: AuditedStep, right: float) -> float:
+    if "policy_loss" in step.head.figures:
+        return of_loss(step, abs(step.figure("policy_loss")) + abs(right))
+    return loss_tolerance(_both, step, right) + 0.2 * of_loss(step, 1.0)
+
+
+LOSSES = (
+    _loss("policy_loss", _policy, _POLICY_MISTAKES, right_reduction),
+    _loss("kl_loss", _kl_losses, _KL_MISTAKES, right_reduction),
+    _loss("value_loss", _values, _VALUE_MISTAKES, _token_mean),
+    Quantity(
+        "loss",
+        _POLICY,
+        _total,
+        (
+            Cause("the KL is in the reward and in the loss", _kl_once_more),
+            Cause("the KL is left out of the loss", partial(_total, times=0.0)),
+            Cause("the KL is subtracted: it is maximised", partial(_total, times=-1.0)),
+            Cause(
+                "the KL has no coefficient",
+                lambda step: _part(step, "policy_loss") + _part(step, "kl_loss"),
+            ),
+            *wrong_reductions(_both, right_reduction),
+            *(Cause(sentence, _whole(compute, of_kl=False)) for sentence, compute in _POLICY_MISTAKES),
+            *(Cause(f"of the KL: {sentence}", _whole(compute, of_kl=True)) for sentence, compute in _KL_MISTAKES),
+        ),
+        _total_rounding,
+    ),
+)

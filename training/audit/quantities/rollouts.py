@@ -1,0 +1,405 @@
+"""The rollout of step 3: rewards of tokens, advantages, returns. B responses, R their drawn tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from training.audit.quantities.quantity import Cause, Quantity
+from training.audit.quantities.step import AuditedStep, LackingError
+from training.audit.references import advantages, kl, rewards
+
+_POLICY = ("policy",)
+
+# --- rewards
+
+
+def estimated_kl(step: AuditedStep, logprobs_T: np.ndarray, ref_T: np.ndarray, name: str | None = None) -> np.ndarray:
+    """The KL of tokens by the settings' estimator, or the one of this name."""
+    own = str(step.setting("kl_estimator")) if name is None else name
+    values_T = kl.ESTIMATORS[own](logprobs_T, ref_T)
+    bound = step.settings.get("kl_bound")
+    return np.minimum(values_T, float(bound)) if own == "k3" and bound is not None else values_T
+
+
+def _kl(step: AuditedStep, name: str | None = None, old: str = "rollout_old_logprobs", sign: float = 1.0) -> np.ndarray:
+    old_R, ref_R = step.tensor(old), step.tensor("rollout_ref_logprobs")
+    return estimated_kl(step, *((old_R, ref_R) if sign > 0 else (ref_R, old_R)), name=name)
+
+
+def _shaped(step: AuditedStep, kl_R: np.ndarray | float, back: int = 0, times: float = 1.0) -> np.ndarray:
+    lengths_B = step.tensor("rollout_lengths")
+    scores_R = rewards.at_ends(step.tensor("rollout_scores"), lengths_B, back)
+    return times * scores_R - (float(step.setting("kl_coef")) * kl_R if np.any(kl_R) else 0.0)
+
+
+def _right_kl(step: AuditedStep) -> np.ndarray | float:
+    where = step.setting("kl_in")
+    if where == "reward":
+        return _kl(step)
+    return 0.0
+
+
+def _rewards(step: AuditedStep) -> np.ndarray:
+    return _shaped(step, _right_kl(step))
+
+
+def _reward_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
+    """Float32's, and that of the log-probabilities of which the KL is the difference: below it a KL may count as 0."""
+    nats = float(step.settings.get("logprob_rounding", 1e-5))
+    if step.setting("kl_in") != "reward":
+        return 1e-6 * (1.0 + np.abs(right))
+    apart_R = np.abs(step.tensor("rollout_old_logprobs") - step.tensor("rollout_ref_logprobs"))
+    steepness_R = 1.0 + np.minimum(apart_R, 20.0)
+    return 1e-6 * (1.0 + np.abs(right)) + 2.0 * float(step.setting("kl_coef")) * nats * steepness_R
+
+
+def _score_everywhere(step: AuditedStep) -> np.ndarray:
+    return step.tensor("rollout_scores")[step.response_R] - _coefficient(step) * _right_kl(step)
+
+
+def _coefficient(step: AuditedStep) -> float:
+    return float(step.settings.get("kl_coef", 0.0))
+
+
+def _kl_at_the_end(step: AuditedStep) -> np.ndarray:
+    """The KL of a whole response at its last token."""
+    lengths_B = step.tensor("rollout_lengths")
+    sums_B = step.response_sums(np.broadcast_to(_right_kl(step), step.response_R.shape))
+    return rewards.at_ends(step.tensor("rollout_scores") - _coefficient(step) * sums_B, lengths_B)
+
+
+_REWARDS = Quantity(
+    "rollout_rewards",
+    _POLICY,
+    _rewards,
+    (
+        Cause(
+            "the KL is in the reward and in the loss", lambda step: _shaped(step, _kl(step) if _in_loss(step) else 0.0)
+        ),
+        Cause("the KL is left out of the reward", lambda step: _shaped(step, 0.0)),
+        Cause("the KL is added, not subtracted: it is maximised", lambda step: _shaped(step, -_right_kl(step))),
+        *(
+            Cause(f"the KL's estimator is {name}", lambda step, name=name: _shaped(step, _kl(step, name)))  # type: ignore[misc]
+            for name in kl.ESTIMATORS
+        ),
+        Cause("the KL is of the reference to the policy", lambda step: _shaped(step, _kl(step, sign=-1.0))),
+        Cause(
+            "the KL is of the sampling log-probabilities",
+            lambda step: _shaped(step, _kl(step, old="rollout_sampling_logprobs")),
+        ),
+        Cause("the KL has no coefficient", lambda step: _shaped(step, _right_kl(step) / _coefficient(step))),
+        Cause("the KL of a whole response is at its last token", _kl_at_the_end),
+        Cause("the score is one token before the last", lambda step: _shaped(step, _right_kl(step), back=1)),
+        Cause("the score is on the first token", lambda step: _shaped(step, _right_kl(step), back=1 << 30)),
+        Cause("the score is on every token", _score_everywhere),
+        Cause("the score is left out", lambda step: _shaped(step, _right_kl(step), times=0.0)),
+        Cause("the score is counted twice", lambda step: _shaped(step, _right_kl(step), times=2.0)),
+    ),
+    _reward_rounding,
+    axis="R",
+)
+
+
+def _in_loss(step: AuditedStep) -> bool:
+    return bool(step.setting("kl_in") == "loss")
+
+
+# --- advantages
+
+
+def _outcomes(step: AuditedStep) -> np.ndarray:
+    return step.response_sums(step.tensor("rollout_rewards"))
+
+
+def _groups(step: AuditedStep) -> np.ndarray:
+    """Groups, which no two ranks share."""
+    return step.tensor("rollout_groups")
+
+
+def _std(step: AuditedStep, over: str, values_B: np.ndarray, ddof: float) -> np.ndarray | float:
+    group_B = _groups(step) if over == "group" else np.zeros(len(values_B))
+    return advantages.group_std(values_B, group_B, ddof)
+
+
+def _grouped(step: AuditedStep, *, outcome_B: np.ndarray | None = None, **changes: Any) -> np.ndarray:
+    """Advantages of responses.
+
+    changes: settings other than the step's; `groups` whose mean is the baseline, `spread` over which the deviation is.
+    """
+    own = {**step.settings, **changes}
+    values_B = _outcomes(step) if outcome_B is None else outcome_B
+    group_B, over = own.get("groups", _groups(step)), str(own.get("norm_by", "none"))
+    if own["advantage"] == "rloo":
+        found_B = advantages.rloo(values_B, group_B)
+        values_B = found_B if over == "batch" else values_B
+    else:
+        found_B = advantages.grpo(values_B, group_B, 1.0, 0.0)
+    if over == "none":
+        return found_B
+    spread_B = own.get("spread", _groups(step) if over == "group" else np.zeros(len(values_B)))
+    std_B = advantages.group_std(values_B, spread_B, float(own.get("std_ddof", 1.0)))
+    return found_B / (std_B + float(own.get("std_epsilon", 0.0)))
+
+
+def _gae(step: AuditedStep, **changes: Any) -> np.ndarray:
+    gamma, lam = (float(changes.get(name, step.setting(name))) for name in ("gamma", "lam"))
+    last_B = changes.get("last_B")
+    after = {} if last_B is None else {"last_B": np.asarray(last_B)}
+    rewards_R = np.asarray(changes.get("rewards_R", step.tensor("rollout_rewards")))
+    values_R = np.asarray(changes.get("values_R", step.tensor("rollout_values")))
+    return advantages.gae(rewards_R, values_R, step.tensor("rollout_lengths"), gamma=gamma, lam=lam, **after)
+
+
+def raw_advantages(step: AuditedStep, **changes: Any) -> np.ndarray:
+    """Return [R], before whitening."""
+    if step.setting("advantage") == "gae":
+        return _gae(step, **changes)
+    return _grouped(step, **changes)[step.response_R]
+
+
+def _advantages(step: AuditedStep, whiten: bool | None = None, **changes: Any) -> np.ndarray:
+    raw_R = raw_advantages(step, **changes)
+    whitens = bool(step.settings.get("whiten", False)) if whiten is None else whiten
+    return advantages.whitened(raw_R, step.counts_R) if whitens else raw_R
+
+
+def _whitened_with_padding(step: AuditedStep) -> np.ndarray:
+    """Rows of every rank are padded to the longest response, and zeros behind responses count."""
+    lengths_B, rank_B = step.tensor("rollout_lengths"), step.rollout_rank_B
+    widths = [int(lengths_B[rank_B == rank].max(initial=0)) for rank in range(step.ranks)]
+    slots = sum(width * int((rank_B == rank).sum()) for rank, width in enumerate(widths))
+    return advantages.whitened(raw_advantages(step), step.counts_R, more_zeros=float(slots - step.counts_R.sum()))
+
+
+def _whitened_by_rank(step: AuditedStep) -> np.ndarray:
+    raw_R, rank_R = raw_advantages(step), step.rollout_rank_B[step.response_R]
+    parts = [advantages.whitened(raw_R, step.counts_R & (rank_R == rank)) for rank in range(step.ranks)]
+    return np.sum(parts, axis=0)
+
+
+def _whitened_by_response(step: AuditedStep) -> np.ndarray:
+    raw_R = raw_advantages(step)
+    parts = [
+        advantages.whitened(raw_R, step.counts_R & (step.response_R == response))
+        for response in np.unique(step.response_R)
+    ]
+    return np.sum(parts, axis=0)
+
+
+def _without_shift(step: AuditedStep) -> np.ndarray:
+    raw_R = raw_advantages(step)
+    taken = raw_R[step.counts_R]
+    return np.where(step.counts_R, raw_R / np.sqrt(taken.var(ddof=1) + 1e-8), 0.0)
+
+
+def _cut_values(step: AuditedStep) -> np.ndarray:
+    """The value of the last token, after each response that was cut; 0 after those that ended."""
+    ends = np.cumsum(step.tensor("rollout_lengths")) - 1
+    return np.where(step.tensor("rollout_ended"), 0.0, step.tensor("rollout_values")[ends])
+
+
+def _all_last_values(step: AuditedStep) -> np.ndarray:
+    return step.tensor("rollout_values")[np.cumsum(step.tensor("rollout_lengths")) - 1]
+
+
+def _next_first_values(step: AuditedStep) -> np.ndarray:
+    """The first value of the next response."""
+    begins = np.cumsum(step.tensor("rollout_lengths")) - step.tensor("rollout_lengths")
+    return np.append(step.tensor("rollout_values")[begins][1:], 0.0)
+
+
+def _interleaved(step: AuditedStep) -> np.ndarray:
+    """Groups of each rank as if its responses came prompt by prompt, sample by sample: i modulo the prompts."""
+    group_B, rank_B = _groups(step), step.rollout_rank_B
+    found = np.zeros(len(group_B), dtype=np.int64)
+    for rank in range(step.ranks):
+        own = rank_B == rank
+        prompts = len(np.unique(group_B[own]))
+        found[own] = rank * len(group_B) + np.arange(own.sum()) % max(prompts, 1)
+    return found
+
+
+def _of(estimator: str, compute: Callable[[AuditedStep], np.ndarray]) -> Callable[[AuditedStep], np.ndarray]:
+    """Compute for one estimator alone, or for those that compare groups."""
+
+    def computed(step: AuditedStep) -> np.ndarray:
+        is_gae = step.setting("advantage") == "gae"
+        if is_gae != (estimator == "gae"):
+            raise LackingError(f"an advantage by {estimator}")
+        return compute(step)
+
+    return computed
+
+
+def _grouping(sentence: str, **changes: Any) -> Cause:
+    return Cause(sentence, _of("groups", partial(_advantages, **changes)))  # type: ignore[arg-type]
+
+
+def _of_gae(sentence: str, compute: Callable[[AuditedStep], np.ndarray]) -> Cause:
+    return Cause(sentence, _of("gae", compute))
+
+
+def _by_batch(sentence: str, of_rank: bool, baseline: bool = True, spread: bool = False) -> Cause:
+    """The baseline, the deviation or both are of a batch: of all ranks, or of each."""
+
+    def compute(step: AuditedStep) -> np.ndarray:
+        batch_B = step.rollout_rank_B if of_rank else np.zeros(len(_groups(step)), dtype=np.int64)
+        changes: dict[str, Any] = {"groups": batch_B} if baseline else {}
+        changes |= {"spread": batch_B, "norm_by": "batch"} if spread else {}
+        return _advantages(step, **changes)
+
+    return Cause(sentence, _of("groups", compute))
+
+
+_GROUP_CAUSES = (
+    _grouping("the standard deviation has the denominator n (ddof 0)", std_ddof=0.0),
+    _grouping("the standard deviation has the denominator n - 1 (ddof 1)", std_ddof=1.0),
+    _grouping("the standard deviation is over the batch, not the group", norm_by="batch"),
+    _grouping("the standard deviation is over the group, not the batch", norm_by="group"),
+    _grouping("nothing is divided by a standard deviation", norm_by="none"),
+    _grouping("the baseline is the mean of the others in the group", advantage="rloo"),
+    _grouping("the baseline is the mean of the whole group, the response itself included", advantage="grpo"),
+    _grouping("epsilon is 1e-4", std_epsilon=1e-4),
+    _grouping("epsilon is 1e-6", std_epsilon=1e-6),
+    _grouping("epsilon is 1e-8", std_epsilon=1e-8),
+    _by_batch("the baseline is the mean of the batch, not of the group", of_rank=False),
+    _by_batch("mean and deviation are over the batch, not over the group", of_rank=False, spread=True),
+    _by_batch("the baseline is the mean of each rank's batch, not of the group", of_rank=True),
+    _by_batch("mean and deviation are over each rank's batch, not over the group", of_rank=True, spread=True),
+    _by_batch("the standard deviation is over each rank's batch", of_rank=True, baseline=False, spread=True),
+    Cause(
+        "responses are grouped across prompts",
+        _of("groups", lambda step: _advantages(step, groups=_interleaved(step), spread=_interleaved(step))),
+    ),
+    Cause("outcomes have no baseline", _of("groups", lambda step: _outcomes(step)[step.response_R])),
+    Cause(
+        "outcomes are the scores, without the KL in the reward",
+        _of("groups", lambda step: _grouped(step, outcome_B=step.tensor("rollout_scores"))[step.response_R]),
+    ),
+    Cause(
+        "the advantage of a response is divided by its tokens",
+        _of("groups", lambda step: _advantages(step) / step.tensor("rollout_lengths")[step.response_R]),
+    ),
+)
+_GAE_CAUSES = (
+    _of_gae(
+        "the value is bootstrapped where the length limit cut a response",
+        lambda step: _advantages(step, last_B=_cut_values(step)),
+    ),
+    _of_gae(
+        "the value is bootstrapped after every response", lambda step: _advantages(step, last_B=_all_last_values(step))
+    ),
+    _of_gae(
+        "the next response's first value follows a response's last",
+        lambda step: _advantages(step, last_B=_next_first_values(step)),
+    ),
+    _of_gae("gamma is 1", lambda step: _advantages(step, gamma=1.0)),
+    _of_gae("lambda is 1", lambda step: _advantages(step, lam=1.0)),
+    _of_gae("lambda is 0", lambda step: _advantages(step, lam=0.0)),
+    _of_gae(
+        "gamma and lambda are swapped",
+        lambda step: _advantages(step, gamma=step.setting("lam"), lam=step.setting("gamma")),
+    ),
+    _of_gae(
+        "the values are left out: returns in place of advantages",
+        lambda step: _advantages(step, values_R=np.zeros(len(step.response_R))),
+    ),
+    _of_gae(
+        "the values are one token early",
+        lambda step: _advantages(step, values_R=_shifted_values(step)),
+    ),
+)
+
+
+def _shifted_values(step: AuditedStep) -> np.ndarray:
+    from training.audit.references.masks import shifted
+
+    return shifted(step.tensor("rollout_values"), -1, step.response_R)
+
+
+_WHITEN_CAUSES = (
+    Cause("advantages are not whitened", lambda step: _advantages(step, whiten=False)),
+    Cause("advantages are whitened, though they should not be", lambda step: _advantages(step, whiten=True)),
+    Cause("advantages are whitened with padding", _whitened_with_padding),
+    Cause("advantages are whitened over each rank alone", _whitened_by_rank),
+    Cause("advantages are whitened over each response alone", _whitened_by_response),
+    Cause("advantages are divided by the deviation, and keep their mean", _without_shift),
+    Cause(
+        "whitening takes responses that are left out of the loss",
+        lambda step: np.where(
+            step.counts_R, advantages.whitened(raw_advantages(step), np.ones(len(step.response_R), dtype=bool)), 0.0
+        ),
+    ),
+    Cause(
+        "the variance of whitening has the denominator n",
+        lambda step: advantages.whitened(raw_advantages(step), step.counts_R, ddof=0.0),
+    ),
+    Cause("the sign is wrong", lambda step: -_advantages(step)),
+)
+
+
+def _advantage_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
+    """Float32's; and where the outcomes of a group differ by rounding alone, any advantage is one of rounding."""
+    plain_R = 3e-5 * (1.0 + np.abs(right))
+    if step.setting("advantage") == "gae":
+        sizes = np.abs(step.tensor("rollout_rewards")) + np.abs(step.tensor("rollout_values"))
+        scale = float(np.std(raw_advantages(step)[step.counts_R])) if step.settings.get("whiten") else 1.0
+        return plain_R + 1e-6 * float(sizes.max(initial=0.0)) * 10.0 / max(scale, 1e-6)
+    group_B = _groups(step)
+    nats = (
+        float(step.settings.get("logprob_rounding", 0.0))
+        * _coefficient(step)
+        * (step.settings.get("kl_in") == "reward")
+    )
+    rounding_B = 1e-6 * step.response_sums(np.abs(step.tensor("rollout_rewards")))
+    rounding_B = rounding_B + nats * np.sqrt(step.tensor("rollout_lengths"))
+    widest_B = advantages.group_mean(rounding_B, group_B)
+    over = step.settings.get("norm_by", "none")
+    if over == "none":
+        return plain_R + 2.0 * widest_B[step.response_R]
+    std_B = _std(step, str(over), _outcomes(step), 1.0) + float(step.settings.get("std_epsilon", 0.0))
+    free_B = np.where(std_B <= 8.0 * widest_B, np.inf, 4.0 * widest_B / std_B)
+    return plain_R + free_B[step.response_R]
+
+
+_ADVANTAGES = Quantity(
+    "rollout_advantages",
+    _POLICY,
+    _advantages,
+    (*_GROUP_CAUSES, *_GAE_CAUSES, *_WHITEN_CAUSES),
+    _advantage_rounding,
+    axis="R",
+)
+
+
+def _returns(step: AuditedStep) -> np.ndarray:
+    return raw_advantages(step) + step.tensor("rollout_values")
+
+
+_RETURNS = Quantity(
+    "rollout_returns",
+    _POLICY,
+    _returns,
+    (
+        Cause(
+            "whitened advantages are added to the values",
+            lambda step: step.tensor("rollout_advantages") + step.tensor("rollout_values"),
+        ),
+        Cause("the advantages alone: the values are not added", raw_advantages),
+        Cause(
+            "the sums of rewards to come, without lambda",
+            lambda step: _gae(step, lam=1.0) + step.tensor("rollout_values"),
+        ),
+        Cause(
+            "the value is bootstrapped where the length limit cut a response",
+            lambda step: _gae(step, last_B=_cut_values(step)) + step.tensor("rollout_values"),
+        ),
+    ),
+    lambda step, right: 1e-5 * (1.0 + np.abs(right)),
+    axis="R",
+)
+QUANTITIES = (_REWARDS, _ADVANTAGES, _RETURNS)

@@ -1,0 +1,82 @@
+"""Findings in words: lines for a terminal, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from training.audit.judge import AGREES, DIFFERS, NOT_JUDGED, Difference, Finding, first_wrong
+
+if TYPE_CHECKING:
+    from training.utils.recording.files import RecordHead
+
+
+def as_lines(head: RecordHead, findings: Sequence[Finding]) -> list[str]:
+    """A line for each quantity, and the verdict last."""
+    trainer = " ".join(head.trainer.get(part, "") for part in ("name", "version")).strip() or "unnamed trainer"
+    ranks = "1 rank" if head.ranks == 1 else f"{head.ranks} ranks"
+    width = max(len(finding.name) for finding in findings)
+    lines = [f"{head.objective}, step {head.step:,}, {ranks}, {trainer}"]
+    lines += [f"  {finding.name:<{width}}  {finding.state:<10}  {detail(finding)}".rstrip() for finding in findings]
+    return [*lines, verdict(findings)]
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """One sentence: the first quantity that is wrong, and why; or that none is."""
+    wrong = first_wrong(findings)
+    if wrong is None or wrong.difference is None:
+        judged = sum(finding.state == AGREES for finding in findings)
+        if not judged:
+            return "nothing is judged: the record lacks what every quantity is computed from"
+        return f"no difference: {judged} of {len(findings)} quantities are judged, and agree with their references"
+    difference = wrong.difference
+    return f"the first wrong quantity is {wrong.name}: {_numbers(difference)}; {_cause(difference)}"
+
+
+def _cause(difference: Difference) -> str:
+    if not difference.causes:
+        return "no known cause gives the recorded numbers"
+    first, *others = difference.causes
+    also = "".join(f"; or, with the same numbers here: {other}" for other in others)
+    return f"cause: {first}{also}"
+
+
+def _numbers(difference: Difference) -> str:
+    most = f"recorded {difference.recorded:.6g}, expected {difference.right:.6g}"
+    if not difference.where:
+        if difference.of > 1:
+            return f"{difference.entries:,} of {difference.of:,} numbers differ, the most {most}"
+        ratio = f", {difference.recorded / difference.right:.6g} times" if difference.right else ""
+        return f"{most}{ratio}"
+    return (
+        f"{difference.entries:,} of {difference.of:,} differ, first at {difference.first}; most at {difference.where}: "
+        f"{most}"
+    )
+
+
+def detail(finding: Finding) -> str:
+    """The numbers of a finding, or what the record lacks."""
+    if finding.state == NOT_JUDGED:
+        return f"lacks {finding.lacks}"
+    if finding.difference is not None:
+        return _numbers(finding.difference)
+    return f"{finding.of:,} numbers" if finding.of > 1 else ""
+
+
+def as_json(head: RecordHead, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same as one object."""
+    return {
+        "objective": head.objective,
+        "step": head.step,
+        "verdict": verdict(findings),
+        "findings": [
+            {
+                "name": finding.name,
+                "state": finding.state,
+                "of": finding.of,
+                **({"lacks": finding.lacks} if finding.lacks else {}),
+                **({"difference": vars(finding.difference)} if finding.state == DIFFERS else {}),
+            }
+            for finding in findings
+        ],
+    }

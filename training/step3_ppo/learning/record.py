@@ -1,0 +1,180 @@
+"""The record of an optimizer step of step 3: the rollout of this rank, and the minibatch.
+
+R drawn tokens, M those of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.experience.rounding import share
+from training.step3_ppo.experience.sequences import TokenColumns, counted_by_the_actor
+from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.losses import POLICY_LOSSES
+from training.utils.recording.content import joined, of_sequences, of_targets, spread, step_figures
+from training.utils.recording.files import RecordHead
+from training.utils.recording.recorder import RecordContent
+
+if TYPE_CHECKING:
+    from training.step3_ppo.contracts.records import Experience, Forward
+    from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings
+    from training.step3_ppo.experience.sequences import TrainingSequence
+    from training.utils.recording.recorder import Watched
+
+_REDUCTIONS = {
+    "token-mean": "token mean",
+    "seq-mean-token-mean": "sequence mean",
+    "seq-mean-token-sum": "sequence sum",
+    "seq-mean-token-sum-norm": "sequence sum norm",
+}
+_K3_BOUND = 10.0  # of `kl.estimators`
+
+
+class MinibatchOfRollout(NamedTuple):
+    """experiences, own: of this rank, and their sequences. picked: the minibatch of all ranks. forwards: this rank's
+    of the minibatch."""
+
+    iteration: int
+    experiences: Sequence[Experience]
+    own: Sequence[TrainingSequence]
+    picked: Sequence[TrainingSequence]
+    forwards: Sequence[Forward]
+
+
+def policy_record(
+    recorded: MinibatchOfRollout,
+    settings: ExperienceSettings,
+    learning: LearningSettings,
+    watched: Watched,
+    *,
+    kl_coef: float,
+    figures: Mapping[str, float],
+) -> RecordContent:
+    """The record. figures: of the step."""
+    tensors = {**_rollout(recorded, settings), **_minibatch(recorded, watched)}
+    tokens, sequences = counted_by_the_actor([each for each in recorded.picked if each.counts])
+    per_token = learning.aggregation == "token-mean"
+    own = {"denominator": tokens if per_token else sequences, **step_figures("actor", figures)}
+    names = {"policy_loss": "actor/policy_loss", "kl_loss": "actor/kl_loss", "value_loss": "critic/value_loss"}
+    own |= {name: figures[source] for name, source in names.items() if source in figures}
+    return RecordContent(
+        RecordHead("policy", recorded.iteration, settings=_settings(settings, learning, kl_coef, tensors), figures=own),
+        tensors,
+    )
+
+
+def _rollout(recorded: MinibatchOfRollout, settings: ExperienceSettings) -> dict[str, torch.Tensor]:
+    """The rollout of this rank."""
+    experiences, tensors = recorded.experiences, dict[str, torch.Tensor]()
+    masks = [each.rollout.drawn.mask_BR for each in experiences]
+
+    def put(name: str, parts: Sequence[torch.Tensor | None]) -> None:
+        """Add values [B, R] of every experience, if all have them."""
+        if all(part is not None for part in parts):
+            own = [part[mask] for part, mask in zip(parts, masks, strict=True)]  # type: ignore[index]
+            tensors[f"rollout_{name}"] = joined(own, torch.float32)
+
+    put("sampling_logprobs", [each.rollout.drawn.logprobs_BR for each in experiences])
+    put("old_logprobs", [each.old_logprobs_BR for each in experiences])
+    put("ref_logprobs", [each.read.ref_logprobs_BR for each in experiences])
+    put("values", [each.read.values_BR for each in experiences])
+    put("rewards", [each.rewards_BR for each in experiences])
+    put("advantages", [each.advantages_BR for each in experiences])
+    put("returns", [each.returns_BR for each in experiences])
+    if all(each.rollout.drawn.turn_rewards_BR is None for each in experiences):
+        tensors["rollout_scores"] = joined([each.scored.outcomes_B for each in experiences], torch.float32)
+    numbers = torch.tensor([each.number for each in recorded.own], dtype=torch.int64)
+    return {
+        **tensors,
+        "rollout_numbers": numbers,
+        "rollout_groups": numbers // settings.samples_per_prompt,
+        "rollout_lengths": joined([each.rollout.drawn.lengths_B for each in experiences], torch.int64),
+        "rollout_counts": joined([each.counts_B for each in experiences], torch.bool),
+        "rollout_ended": joined([each.rollout.ended_B for each in experiences], torch.bool),
+    }
+
+
+def _minibatch(recorded: MinibatchOfRollout, watched: Watched) -> dict[str, torch.Tensor]:
+    """The minibatch as this rank's losses were given it."""
+    first = next(iter(watched.values()))
+    by_number = {each.number: each for each in recorded.picked}
+    devices = [each.loss.device for each in first]
+    columns = [
+        TokenColumns([by_number[number] for number in forward.numbers], device)
+        for forward, device in zip(recorded.forwards, devices, strict=True)
+    ]
+    numbers = [number for forward in recorded.forwards for number in forward.numbers]
+    tensors = {**of_sequences(first), "numbers": torch.tensor(numbers, dtype=torch.int64)}
+    tensors["data_mask"] = of_targets(first)["loss_mask"]
+    tensors["loss_mask"] = spread(first, [each.actor_counted_M for each in columns]) > 0
+    names = {
+        "advantages": "advantages_M",
+        "old_logprobs": "old_logprobs_M",
+        "ref_logprobs": "ref_logprobs_M",
+        "old_values": "values_M",
+        "returns": "returns_M",
+        "corrections": "weights_M",
+    }
+    for name, field in names.items():
+        parts = [getattr(each, field) for each in columns]
+        if all(part is not None for part in parts):
+            tensors[name] = spread(first, parts)
+    for name, model in (("logprobs", "actor"), ("new_values", "critic")):
+        reads = [each.read for each in watched.get(model, ()) if each.read is not None]
+        if reads and len(reads) == len(first):
+            tensors[name] = spread(first, reads)
+    if any(each.kept_r is not None for each in recorded.picked):
+        del tensors["data_mask"]  # tokens were rejected by rules that a record does not have
+    return tensors
+
+
+def _settings(
+    settings: ExperienceSettings, learning: LearningSettings, kl_coef: float, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    """The settings that the schema has a name for. What it has none for is left out, and so not judged."""
+    advantage, kl = settings.advantage, settings.kl
+    found: dict[str, Any] = {
+        "reduction": _REDUCTIONS.get(learning.aggregation),
+        "longest_tokens": float(settings.scoring.length.max_tokens),
+        "temperature": settings.reading.temperature,
+        "advantage": next((name for name in ("gae", "grpo", "rloo") if settings.estimator == ESTIMATORS[name]), None),
+        "gamma": advantage.gamma,
+        "lam": advantage.lam,
+        "norm_by": _norm(settings),
+        "std_ddof": 1.0,
+        "std_epsilon": 1e-6,
+        "whiten": settings.whiten_advantages,
+        "kl_estimator": next(
+            (name for name in ("k1", "k2", "k3", "abs") if kl.estimator in (KL_ESTIMATORS[name], _pulling(name))), None
+        ),
+        "kl_in": "none" if "ref_logprobs" not in tensors else "loss" if kl.in_loss else "reward",
+        "kl_coef": kl_coef,
+        "kl_bound": _K3_BOUND,
+        "clip_value": learning.clip_range_value,
+        "logprob_rounding": _rounding(tensors),
+    }
+    if learning.policy_loss == POLICY_LOSSES["ppo"] and learning.bypass is None:
+        policy = learning.policy
+        found |= {"clip_low": policy.clip_low, "clip_high": policy.clip_high, "dual_clip": policy.dual_clip}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _norm(settings: ExperienceSettings) -> str:
+    """Whose standard deviation divides the advantages: by default GRPO's group, and nobody's of RLOO."""
+    usual = "group" if settings.estimator == ESTIMATORS["grpo"] else "none"
+    return (settings.advantage.norm_over or usual) if settings.advantage.norm_by_std else "none"
+
+
+def _pulling(name: str) -> Any:
+    """The estimator of the same value with another gradient, if there is one."""
+    return KL_ESTIMATORS.get(f"{name}+")
+
+
+def _rounding(tensors: Mapping[str, torch.Tensor]) -> float:
+    """Nats, of the least likely token."""
+    logprobs = tensors.get("ref_logprobs", tensors.get("logprobs", torch.zeros(1)))
+    return share(torch.float32) * (1.0 + float(logprobs.abs().amax()) if logprobs.numel() else 1.0)

@@ -1,0 +1,139 @@
+"""The recorder that loops are given: it watches the micro-batches of the steps it was asked for, and writes records.
+
+K micro-batches of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+import training
+from training.utils.base.console import log
+from training.utils.base.disk_errors import disk_errors, in_words
+from training.utils.base.errors import ThreestepError
+from training.utils.recording.files import RecordHead, check_tensors, rank_file, write_head, write_rank
+from training.utils.recording.sequences import RowSequences, sequences_of
+
+if TYPE_CHECKING:
+    from training.utils.engine.accumulate import MicroBatch, MicroLoss
+    from training.utils.engine.ranks.startup import Ranks
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.run.run_arguments import RunArguments
+
+
+@dataclass(frozen=True)
+class WatchedBatch:
+    """A micro-batch after its forward. read: float, the log-probabilities or scores that the model returned; None if it
+    was not run. loss: its part of the step's."""
+
+    sequences: RowSequences
+    read: torch.Tensor | None
+    loss: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RecordContent:
+    """head: of the whole step, the same on every rank. tensors: of this rank, by the names of the schema."""
+
+    head: RecordHead
+    tensors: Mapping[str, torch.Tensor]
+
+
+Watched = dict[str, list[WatchedBatch]]  # by the name of the model
+
+
+@dataclass
+class StepRecording:
+    """An optimizer step that nobody asked to record: it watches nothing and writes nothing."""
+
+    def watched(self, name: str, engine: TrainingEngine, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """Return the micro-batches, to be handed to `accumulate`. name: of the model, if a step trains several."""
+        return micro_batches
+
+    def write(self, make: Callable[[Watched], RecordContent]) -> None:
+        """Write what `make` returns, after the step."""
+
+
+@dataclass
+class WatchedStep(StepRecording):
+    """A step that is recorded in `folder`."""
+
+    folder: Path
+    ranks: Ranks
+    _seen: Watched = field(default_factory=dict)
+    _hooks: list[Any] = field(default_factory=list)
+    _read: torch.Tensor | None = None
+    _refused: str = ""
+
+    def watched(self, name: str, engine: TrainingEngine, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        self._hooks.append(engine.module.register_forward_hook(self._keep))
+        self._seen[name] = []
+        return [replace(each, loss=partial(self._watch, name, each)) if each.learns else each for each in micro_batches]
+
+    def _keep(self, module: Any, given: Any, output: Any) -> None:
+        self._read = getattr(output, "logprobs_M", output).detach()
+
+    def _watch(self, name: str, micro_batch: MicroBatch) -> MicroLoss:
+        self._read = None
+        found = micro_batch.loss()
+        try:
+            self._seen[name].append(WatchedBatch(sequences_of(micro_batch.rows), self._read, found.loss.detach()))
+        except ThreestepError as problem:  # of rows that no record can hold: the run goes on
+            self._refused = str(problem)
+        self._read = None
+        return found
+
+    def write(self, make: Callable[[Watched], RecordContent]) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._refused:
+            log(f"warning: no record of this step: {self._refused}")
+            return
+        content, rank = make(self._seen), self.ranks.rank
+        tensors = {name: _in_numpy(values) for name, values in content.tensors.items()}
+        check_tensors(tensors, rank_file(rank))
+        figures = {name: float(value) for name, value in content.head.figures.items() if np.isfinite(value)}
+        trainer = {"name": "threestep", "version": training.__version__}
+        head = replace(content.head, ranks=self.ranks.world_size, figures=figures, trainer=trainer)
+        try:
+            with disk_errors(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_rank(self.folder, rank, tensors)
+                if self.ranks.is_main:
+                    write_head(self.folder, head)
+        except OSError as problem:
+            log(f"warning: no record of this step: the disk refuses {in_words(problem)}")
+            return
+        log(f"record of the step: {self.folder}", self.ranks.is_main)
+
+
+@dataclass(frozen=True)
+class StepRecords:
+    """The steps that are recorded, and the folder. steps: counted as in metrics.jsonl."""
+
+    steps: frozenset[int] = frozenset()
+    folder: Path = Path()
+
+    def of_step(self, step: int, ranks: Ranks, update: int | None = None) -> StepRecording:
+        """Return the recording of a step. update: the number of its optimizer step, from 1, if it has several."""
+        if step not in self.steps:
+            return StepRecording()
+        part = "" if update is None else f"_update{update}"
+        return WatchedStep(self.folder / f"step_{step:06}{part}", ranks)
+
+
+def records_of(run: RunArguments) -> StepRecords:
+    """Return the records that the flags ask for."""
+    return StepRecords(frozenset(run.record_steps), Path(run.output_dir) / "records")
+
+
+def _in_numpy(values: torch.Tensor) -> np.ndarray:
+    values = values.detach().cpu()
+    return values.float().numpy() if values.dtype in (torch.bfloat16, torch.float16) else values.numpy()

@@ -1,0 +1,130 @@
+"""The schema of a record: every tensor, setting and figure by its name. docs/audit.md has the same in words.
+
+A record is a folder: record.json, rank0.safetensors and one such file for each further rank, and state.safetensors.
+Everything is optional but the schema and the objective. Cheap to import.
+
+S sequences of a rank, T their tokens one after the other, V vocabulary, P pairs of sequences, K micro-batches,
+B responses of a rollout, R their drawn tokens one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA, VERSION = "threestep-record", 1
+OBJECTIVES = ("sft", "reward", "dpo", "policy")
+DESCRIPTION, STATE = "record.json", "state.safetensors"
+
+
+@dataclass(frozen=True)
+class RecordField:
+    """axis: S, T, TV, P, K, B or R. kind: of number: i integers, b booleans, f floating point."""
+
+    axis: str
+    kind: str
+    meaning: str
+
+
+# Of a rank's file. A number of a token stands at the token itself, not at the one that predicts it.
+TENSORS = {
+    "lengths": RecordField("S", "i", "tokens of each sequence, with its padding if the rows were padded"),
+    "rows": RecordField("S", "i", "the row of the dataset"),
+    "numbers": RecordField("S", "i", "the number of the response in the rollout, over all ranks"),
+    "micro_batches": RecordField("S", "i", "the micro-batch of this rank, from 0"),
+    "token_ids": RecordField("T", "i", "token ids"),
+    "is_real": RecordField("T", "b", "False on padding"),
+    "data_mask": RecordField("T", "b", "True where the data want loss: responses with their end token"),
+    "loss_mask": RecordField("T", "b", "True where the trainer counted loss"),
+    "logits": RecordField("TV", "f", "the logits that predict each token, before the temperature"),
+    "logprobs": RecordField("T", "f", "log-probabilities of the trained model, 0 where none was read"),
+    "token_losses": RecordField("T", "f", "the loss of each token before any mean"),
+    "old_logprobs": RecordField("T", "f", "of the policy that rolled out, as the loss was given them"),
+    "ref_logprobs": RecordField("T", "f", "of the reference"),
+    "advantages": RecordField("T", "f", "as the loss was given them"),
+    "corrections": RecordField("T", "f", "weights that correct a mismatch of rollout and training"),
+    "new_values": RecordField("T", "f", "the critic's, in this step"),
+    "old_values": RecordField("T", "f", "the critic's, at the rollout"),
+    "returns": RecordField("T", "f", "what the critic learns"),
+    "scores": RecordField("S", "f", "the reward model's, in this step"),
+    "logprob_sums": RecordField("S", "f", "the log-probability of each response"),
+    "ref_logprob_sums": RecordField("S", "f", "of the reference"),
+    "chosen": RecordField("P", "i", "the better sequence of each pair, an index into this rank's"),
+    "rejected": RecordField("P", "i", "the worse one"),
+    "pair_weights": RecordField("P", "f", "each pair's weight; absent: 1"),
+    "margins": RecordField("P", "f", "the data's margin of each pair"),
+    "pair_losses": RecordField("P", "f", "the loss of each pair"),
+    "micro_losses": RecordField("K", "f", "the part of the loss that each micro-batch added"),
+    "rollout_numbers": RecordField("B", "i", "the number of the response, over all ranks"),
+    "rollout_groups": RecordField("B", "i", "equal for the responses to one prompt"),
+    "rollout_lengths": RecordField("B", "i", "drawn tokens of each response"),
+    "rollout_counts": RecordField("B", "b", "False where the response is left out of the loss"),
+    "rollout_ended": RecordField("B", "b", "False where the length limit cut the response"),
+    "rollout_scores": RecordField("B", "f", "the score of each response, which its last token is rewarded with"),
+    "rollout_sampling_logprobs": RecordField("R", "f", "as the rollout engine gave them"),
+    "rollout_old_logprobs": RecordField("R", "f", "of the policy that rolled out, by the training forward"),
+    "rollout_ref_logprobs": RecordField("R", "f", "of the reference"),
+    "rollout_values": RecordField("R", "f", "of the critic"),
+    "rollout_rewards": RecordField("R", "f", "of each token, with the KL if it is part of the reward"),
+    "rollout_advantages": RecordField("R", "f", "as they go into the loss: whitened, if they are"),
+    "rollout_returns": RecordField("R", "f", "before whitening"),
+}
+# Of state.safetensors, followed by a parameter's name: of the whole model, over all ranks.
+STATES = {
+    "gradients.": "of the step's loss, before clipping",
+    "clipped_gradients.": "as the optimizer was given them",
+    "weights_before.": "before the step",
+    "weights_after.": "after the step",
+    "exp_avg.": "Adam's first moment before the step",
+    "exp_avg_sq.": "Adam's second moment before the step",
+}
+# Values: the type, or the words that are possible.
+SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
+    "reduction": (
+        ("token mean", "sequence mean", "sequence sum", "sequence sum norm"),
+        "from losses of tokens to one number: of sft and policy",
+    ),
+    "accumulation_steps": (float, "micro-batches of a rank in a whole step, where this one may have fewer"),
+    "longest_tokens": (float, "the constant of `sequence sum norm`"),
+    "preference_loss": (("sigmoid", "ipo", "hinge"), "of dpo"),
+    "beta": (float, "of dpo"),
+    "label_smoothing": (float, "of the pairs' loss"),
+    "margin_scale": (float, "factor of the margins, of reward"),
+    "center_coef": (float, "weight of (chosen + rejected)^2, of reward"),
+    "temperature": (float, "that divides the logits"),
+    "advantage": (("gae", "grpo", "rloo"), "the estimator"),
+    "gamma": (float, "discount of GAE"),
+    "lam": (float, "lambda of GAE"),
+    "norm_by": (("group", "batch", "none"), "whose standard deviation divides the advantages"),
+    "std_ddof": (float, "1: the variance has the denominator n - 1"),
+    "std_epsilon": (float, "added to the standard deviation"),
+    "whiten": (bool, "advantages are whitened over the tokens that count"),
+    "kl_estimator": (("k1", "k2", "k3", "abs"), "of the KL to the reference"),
+    "kl_bound": (float, "the largest k3 of a token; absent: any"),
+    "kl_in": (("reward", "loss", "none"), "where the KL counts"),
+    "kl_coef": (float, "its coefficient"),
+    "clip_low": (float, "the ratio is held above 1 - clip_low"),
+    "clip_high": (float, "the ratio is held below 1 + clip_high"),
+    "dual_clip": (float, "where the advantage is negative, the loss is at most this times its size; absent: not held"),
+    "clip_value": (float, "how far a value may move from the old one"),
+    "max_grad_norm": (float, "the norm that gradients are clipped to; 0: not clipped"),
+    "beta1": (float, "of AdamW"),
+    "beta2": (float, "of AdamW"),
+    "adam_epsilon": (float, "of AdamW"),
+    "weight_decay": (float, "of AdamW, on matrices"),
+    "updates_before": (float, "AdamW's updates before this one"),
+    "schedule": (("constant", "linear", "cosine"), "of the learning rate after the warm-up"),
+    "peak_learning_rate": (float, "its largest value"),
+    "warmup_steps": (float, "of the schedule"),
+    "total_steps": (float, "of the schedule"),
+    "logprob_rounding": (float, "the most that rounding moves a log-probability, in nats; absent: 1e-5"),
+    "loss_rounding": (float, "relative rounding of recorded losses; absent: that of float32"),
+}
+FIGURES = {
+    "loss": "the loss of the step: over all ranks and micro-batches",
+    "denominator": "what the sum of the losses was divided by",
+    "policy_loss": "its part of the actor's loss",
+    "kl_loss": "the KL's part, before its coefficient",
+    "value_loss": "the critic's loss",
+    "grad_norm": "before clipping",
+    "learning_rate": "of the step",
+}
