@@ -40,7 +40,8 @@ def test_of_equal_rewards_the_first_is_chosen_and_none_rejected():
     assert [(row["chosen"], row["rejected"], row["rejected_reward"]) for row in kept.rows] == [(" a", None, None)]
     assert kept.pairs == 0
     # The same text twice is one response, also where a reward is noisy.
-    assert pairs([prompt((" a", 1.0), (" a", 0.0))]) == [(" a", None)]
+    [row] = kept_rows([prompt((" a", 0.0), (" a", 1.0))], flags()).rows
+    assert (row["chosen"], row["rejected"], row["chosen_reward"]) == (" a", None, 1.0)
 
 
 def test_cut_responses_are_kept_on_request():
