@@ -209,8 +209,10 @@ class DpoTrainer:
         own: Iterable[tuple[PreferenceBatch, torch.Tensor]],
         others: Callable[[], Iterable[tuple[PreferenceBatch, torch.Tensor]]],
     ) -> list[float]:
-        """Return each objective's `Responses.reference_point`, 0 for one that has none. A collective, if any has one. own,
-        others: all batches of an optimizer step or of an evaluation on this rank, with their references."""
+        """Return each objective's `Responses.reference_point`, 0 for one that has none. A collective, if any has one.
+
+        own, others: all batches of an optimizer step or of an evaluation on this rank, with their references
+        """
         points = [0.0] * len(objectives)
         passes = {place: one.loss.first_pass for place, one in enumerate(objectives) if one.loss.first_pass}
         for are_others in (False, True):
