@@ -16,9 +16,8 @@ from training.utils.preference.record import of_pairs
 from training.utils.recording.content import joined, of_sequences, of_targets, step_figures
 from training.utils.recording.files import RecordHead
 from training.utils.recording.recorder import RecordContent
-from training.utils.recording.schema import SETTINGS
 
-_KNOWN = SETTINGS["preference_loss"][0]  # losses that a record has by name
+_KNOWN = ("sigmoid", "ipo", "hinge")  # losses that a record has by name (`schema.SETTINGS`)
 
 if TYPE_CHECKING:
     from training.step2_dpo.losses.pairs import Objective
@@ -58,6 +57,6 @@ def dpo_record(
     if name is not None and not others and objective.weight == objective.ld_alpha == 1.0:
         settings = {"beta": objective.beta, "preference_loss": name}
         settings["label_smoothing"] = float(getattr(objective.options, "label_smoothing", 0.0))
-        loss = {} if objective.sft_coef else {"loss": figures["loss"]}
+        loss = {"loss": figures["loss"]}
     own = {**loss, "denominator": float(len(step.taken)), **step_figures("train", figures)}
     return RecordContent(RecordHead("dpo", step.number, settings=settings, figures=own), tensors)
