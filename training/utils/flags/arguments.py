@@ -159,7 +159,8 @@ def _value_sentence(message: str, groups: Sequence[type]) -> str:
         found = re.fullmatch(rf"argument --(?P<name>\w+)\S*: {said}", message)
         if found is not None:
             name, got = found["name"], found["got"]
-            metadata = next((each.metadata for _, each in _fields(groups) if each.name == name), None) or {}
+            found_in = [each.metadata for _, each in _fields(groups) if each.name == name]
+            metadata: Mapping[str, Any] = found_in[0] if found_in else {}
             unit, wanted = metadata.get(UNIT), expected if got else _values_in_words(metadata.get(VALUES))
             of = f" ({unit})" if unit and unit not in name else ""
             return f"--{name} expects {wanted}{of}, got {got or 'nothing; write it behind the flag'}"
