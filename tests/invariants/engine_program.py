@@ -436,7 +436,7 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
         own = {"desirable_weight": good, "undesirable_weight": bad} if case.kind == "kto" else {}
         others = Mismatch(mismatched(run, LONGEST), known_references(mismatched(run, LONGEST), None))
         references = known_references(run, None)
-        return DpoTrainer(run, references, objectives(case.kind, beta, **own), None, others)
+        return DpoTrainer(run, references, objectives(case.kind, beta, **own), others=others)
     if case.kind == "sft":
         return SftTrainer(run, neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
     return RewardTrainer(run, LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions())

@@ -30,7 +30,7 @@ def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
         others = Mismatch(
             mismatched(opened.training, most_tokens), open_references(reference, opened, most_tokens=most_tokens)
         )
-    return DpoTrainer(opened.training, references, objectives, schedule_of(dpo), others).train()
+    return DpoTrainer(opened.training, references, objectives, schedule=schedule_of(dpo), others=others).train()
 
 
 main = one_model_program(

@@ -1,4 +1,4 @@
-"""What is minimised: a weighted sum of losses by name, and beta by the step. Cheap to import: `--help` reaches this
+"""The weighted sum of losses that is minimised, by their names, and beta by the step. Cheap to import: `--help` reaches this
 module."""
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ class DpoTrainer:
         run: TrainingRun[ResponsesRow],
         references: References,
         objectives: Sequence[Objective],
+        *,
         schedule: BetaSchedule | None = None,
         others: Mismatch | None = None,
     ) -> None:
@@ -200,7 +201,7 @@ class DpoTrainer:
         own: Iterable[tuple[PreferenceBatch, torch.Tensor]],
         others: Callable[[], Iterable[tuple[PreferenceBatch, torch.Tensor]]],
     ) -> list[float]:
-        """Of each objective `Responses.reference_point`, 0 for one that has none. A collective, if any has one. own,
+        """Return `Responses.reference_point` of each objective, 0 for one that has none. A collective, if any has one. own,
         others: all batches of an optimizer step or of an evaluation on this rank, with their references."""
         points = [0.0] * len(objectives)
         passes = {place: one.loss.first_pass for place, one in enumerate(objectives) if one.loss.first_pass}
