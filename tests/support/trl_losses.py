@@ -80,6 +80,31 @@ def main(say: Any) -> None:
             say(seed, name, *compared(preference_loss(responses[0], float(PAIRS), responses[1]), wanted, leaves))
 
 
+def of_marks(say: Any) -> None:
+    """KTO, with the same estimate of the KL divergence."""
+    from trl.trainer import kto_trainer
+
+    source = inspect.getsource(kto_trainer.KTOTrainer)
+    begin, end = source.index("        # Chosen losses\n"), source.index('        self._metrics[mode]["kl"]')
+    lines = compile(textwrap.dedent(source[begin:end]), "trl", "exec")
+    how = objective("kto", 0.3, desirable_weight=1.2, undesirable_weight=0.9)
+    for seed, z in enumerate((0.0, 0.4, 1.7)):
+        drawn = Drawn(seed)
+        leaves = [row.clone().requires_grad_() for row in drawn.policy]
+        logprobs_B, reference_B = (torch.stack([row.sum() for row in rows]) for rows in (leaves, drawn.reference))
+        is_good_B = torch.arange(2 * PAIRS) % 3 != 1
+        weights = {"desirable_weight": 1.2, "undesirable_weight": 0.9}
+        trainer = SimpleNamespace(loss_type="kto", beta=0.3, **weights)
+        values = vars(kto_trainer) | {"self": trainer, "kl": torch.tensor(z, dtype=torch.float64)}
+        for side, mask in (("chosen", is_good_B), ("rejected", ~is_good_B)):
+            values |= {f"{side}_logps": logprobs_B[mask], f"ref_{side}_logps": reference_B[mask]}
+        exec(lines, values)  # TRL's own text
+        none, columns = torch.zeros(0, dtype=torch.int64), {"is_good": is_good_B.double()}
+        ratios_B = logprobs_B - reference_B
+        read = Responses(ratios_B, logprobs_B, ratios_B, none, none, none, none, columns, reference_point=z)
+        say(seed, "kto", *compared(preference_loss(read, 2.0 * PAIRS, how), values["losses"].nanmean(), leaves))
+
+
 class Drawn:
     """Pairs of responses of different lengths, in float64."""
 
@@ -112,7 +137,10 @@ def compared(ours: torch.Tensor, theirs: torch.Tensor, leaves: list[torch.Tensor
     return float(ours), abs(float(ours - theirs)), most
 
 
+def show(seed: int, name: str, loss: float, off: float, slope: float) -> None:
+    sys.stdout.write(f"{seed} {name:13} {loss:10.6f} {off:.1e} {slope:.1e}\n")
+
+
 if __name__ == "__main__":
-    main(
-        lambda seed, name, loss, off, slope: sys.stdout.write(f"{seed} {name:13} {loss:10.6f} {off:.1e} {slope:.1e}\n")
-    )
+    main(show)
+    of_marks(show)
