@@ -37,6 +37,7 @@ from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import documents_of, rank_share
+from training.utils.recording.recorder import NOT_RECORDED
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -69,12 +70,13 @@ class Learner:
         noise_seed: int,
         forwards: Sequence[Forward],
         *,
-        recording: StepRecording,
+        recording: StepRecording = NOT_RECORDED,
     ) -> dict[str, float]:
         """Run forwards, backwards and one step of the optimizers; return figures over all ranks. A collective.
 
         sequences: the minibatch of all ranks. texts: one block per sequence, or none. forwards: this rank's of the
         minibatch, from `forwards`, or those that reading has made; each of these is good for one backward.
+        recording: of this step.
         """
         roles, device = self.roles, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}

@@ -61,6 +61,9 @@ class StepRecording:
         """Write what `make` returns, after the step."""
 
 
+NOT_RECORDED = StepRecording()
+
+
 @dataclass
 class WatchedStep(StepRecording):
     """A step that is recorded in `folder`."""
@@ -124,7 +127,7 @@ class StepRecords:
     def of_step(self, step: int, ranks: Ranks, update: int | None = None) -> StepRecording:
         """Return the recording of a step. update: the number of its optimizer step, from 1, if it has several."""
         if step not in self.steps:
-            return StepRecording()
+            return NOT_RECORDED
         part = "" if update is None else f"_update{update}"
         return WatchedStep(self.folder / f"step_{step:06}{part}", ranks)
 
