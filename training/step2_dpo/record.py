@@ -12,7 +12,7 @@ import torch
 
 from training.step2_dpo.losses import LOSSES
 from training.utils.layout.ranked import sequence_sums
-from training.utils.preference.record import of_pairs
+from training.utils.preference.record import OF_PAIRS, of_pairs
 from training.utils.recording.content import joined, of_sequences, of_targets, step_figures
 from training.utils.recording.files import RecordHead
 from training.utils.recording.recorder import RecordContent
@@ -58,5 +58,9 @@ def dpo_record(
         settings = {"beta": objective.beta, "preference_loss": name}
         settings["label_smoothing"] = float(getattr(objective.options, "label_smoothing", 0.0))
         loss = {"loss": figures["loss"]}
-    own = {**loss, "denominator": float(len(step.taken)), **step_figures("train", figures)}
+    if tensors["chosen"].numel():
+        loss["denominator"] = float(len(step.taken))
+    else:  # marked responses make no pairs, and what a record's schema divides by is their number
+        tensors = {name: value for name, value in tensors.items() if name not in OF_PAIRS}
+    own = {**loss, **step_figures("train", figures)}
     return RecordContent(RecordHead("dpo", step.number, settings=settings, figures=own), tensors)

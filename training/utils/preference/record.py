@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from training.utils.preference.batches import PreferenceBatch
     from training.utils.recording.recorder import WatchedBatch
 
+OF_PAIRS = ("chosen", "rejected", "pair_weights", "margins")
+
 
 def of_pairs(watched: Sequence[WatchedBatch], batches: Sequence[PreferenceBatch]) -> dict[str, torch.Tensor]:
     """The rows, the pairs, and which tokens are responses. `rows` are indices into the split."""
