@@ -111,10 +111,10 @@ def test_an_equal_score_of_a_pair_is_wrong():
 
 def test_sections_weigh_their_subsets_by_the_published_counts():
     rows = [ScoredRow("math-prm", [1.0, 0.0])] * 2 + [ScoredRow("math-prm", [0.0, 1.0])] * 2  # 0.5
-    rows += [ScoredRow("hep-go", [1.0, 0.0]), ScoredRow("hep-cpp", [0.0, 1.0])]
+    rows += [ScoredRow("hep-go", [1.0, 0.0]), ScoredRow("hep-cpp", [1.0, 0.0])]
     rows += [ScoredRow("donotanswer", [1.0, 0.0]), ScoredRow("shp", [0.0, 1.0])]
     found = {name: score.value for name, score in rewardbench_scores(rows, seed=1).items()}
-    reasoning = (0.5 * 984 + 1.0 * 164 + 0.0 * 164) / (984 + 164 + 164)
+    reasoning = (0.5 * 984 + 1.0 * 164 + 1.0 * 164) / (984 + 164 + 164)
     assert found["Reasoning"] == reasoning and found["Safety"] == 1.0 and found["shp"] == 0.0
     assert found["score"] == (1.0 + reasoning) / 2 and "Chat" not in found
     assert sorted(name for names in SECTIONS.values() for name in names) == sorted(WEIGHTS)
@@ -145,3 +145,9 @@ def test_the_resampled_mean_of_ties_is_the_score():
     score = ties_score(ties(rows), seed=3)
     assert score.resampled_R.shape == (2000,)
     assert score.resampled_R.mean() == pytest.approx(score.value, abs=0.02)
+    # Of numbers that one kind has alone, only the shares of that kind count.
+    rows = [(f"tied:{number}", 2, [1.0, 0.9, 0.0]) for number in range(40)]
+    rows += [(f"ref:{number}", 1, [1.0, 0.0]) for number in range(20)]
+    score = ties_score(ties(rows), seed=3)
+    assert score.value == pytest.approx(1.01, abs=1e-4)
+    assert score.resampled_R == pytest.approx(np.full(2000, score.value))
