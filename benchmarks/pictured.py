@@ -88,6 +88,7 @@ def _row(texts: list[dict[str, str]], index: int) -> dict[str, Any]:
         "images": [f"pictures/{number}.jpg" for number in pictures],
         "prompt": prompt,
         "completion": [{"role": "assistant", "content": answer.strip()}],
+        "ground_truth": answer.strip(),
     }
 
 

@@ -75,7 +75,9 @@ def make_workload(folder: Path, shape: str, data_dir: Path) -> Workload:
             raise ThreestepError(f"--data_dir expects GSM8K's files, and {data_dir / name} is missing")
     workload.folder.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in (data_dir / "train.jsonl").read_text().splitlines()]
-    _write(workload.sft, [{"prompt": _prompt(row), "chosen": " " + row["answer"]} for row in rows])
+    # The checker of a GRPO step reads the ground truth.
+    answered = [{"prompt": _prompt(row), "chosen": " " + row["answer"], "ground_truth": row["answer"]} for row in rows]
+    _write(workload.sft, answered)
     pairs = _pairs(data_dir / "model_solutions.jsonl")
     _write(workload.pairs, pairs)
     questions = [row["question"] for row in rows]
