@@ -139,6 +139,7 @@ def parse_arguments(
         config_flags = [*settings, f"--config={config_path}"]
     config_flags, argv = _in_our_names(config_flags, argv, old_flags or {})
     config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
+    config_flags, argv = (_without_commas(words, parts) for words in (config_flags, argv))
     for word in (*config_flags, *argv):
         if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
             parser.error(f"'{word}': '--' is not a value; leave it out")
@@ -151,6 +152,21 @@ def parse_arguments(
         note_mistakes(instance, mistakes)
     mistakes.raise_if_any()
     return instances
+
+
+def _without_commas(words: Sequence[str], groups: Sequence[type]) -> list[str]:
+    """The words with `1,10` as `1 10` behind flags that take several whole numbers."""
+    lists = {f"--{each.name}" for _, each in _fields(groups) if str(each.type) == "list[int]"}
+    found: list[str] = []
+    takes_numbers = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            takes_numbers = name in lists
+            found += [name, *value.split(",")] if takes_numbers and equals else [word]
+        else:
+            found += word.split(",") if takes_numbers else [word]
+    return found
 
 
 def _value_sentence(message: str, groups: Sequence[type]) -> str:

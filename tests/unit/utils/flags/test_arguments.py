@@ -26,6 +26,7 @@ class Run:
     seed: int = field(default=1234, metadata={"help": "Seed."})
     learning_rate: float = field(default=1e-5, metadata={"help": "Rate."})
     limit: int | None = field(default=None, metadata={"help": "Bound."})
+    steps: list[int] = field(default_factory=list, metadata={"help": "Some."})
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(self.seed >= 0, f"--seed expects 0 or more, got {self.seed}")
@@ -109,6 +110,9 @@ def test_values_of_yaml(parse, config, name, value):
         (["--whiten", "False"], "whiten", False),
         (["--no_whiten"], "whiten", False),
         (["--data_path", "a", "b"], "data_path", ["a", "b"]),
+        (["--data_path", "a,b"], "data_path", ["a,b"]),
+        (["--steps", "1,10", "100", "--seed", "3"], "steps", [1, 10, 100]),
+        (["--steps=1,10"], "steps", [1, 10]),
         (["--local_rank", "3"], "seed", 1234),  # DeepSpeed's launcher may pass it
     ],
 )
