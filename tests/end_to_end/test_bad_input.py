@@ -53,7 +53,7 @@ MISTAKES = [
     Mistake(
         "too_few_rows", 1, [*ONE, "--per_device_train_batch_size", "4000"], ["4000", "--per_device_train_batch_size"]
     ),
-    Mistake("float16_on_a_cpu", 1, [*ONE, "--dtype", "fp16"], ["--dtype fp16", "GPU", "bf16"]),
+    Mistake("float16_on_a_cpu", 1, [*ONE, "--dtype", "fp16", "--zero_stage", "1"], ["--dtype fp16", "GPU", "bf16"]),
     Mistake("no_such_loss", "dpo", [*ONE, "--loss_type", "sigmod"], [", ".join(LOSSES), "did you mean 'sigmoid'"]),
     Mistake("adapters_to_turn_off", "dpo", [*ONE, "--reference", "adapter_off"], ["adapter_off", "--lora_dim"]),
     Mistake(

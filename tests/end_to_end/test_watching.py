@@ -15,7 +15,8 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 FLAGS = (
     "--max_train_steps 3 --per_device_generation_batch_size 2 --per_device_training_batch_size 2 --dtype fp32 "
-    "--max_answer_seq_len 8 --actor_learning_rate 1e-2 --critic_learning_rate 1e-3 --val_greedy --checker exact_match"
+    "--max_answer_seq_len 8 --actor_learning_rate 1e-2 --critic_learning_rate 1e-3 --val_greedy --checker exact_match "
+    "--reference_column chosen"
 )
 SAMPLES = 3  # of evaluation alone
 PHASES = ("1_prompts", "2_rollout", "3_score", "4_read", "5_rewards", "6_advantages", "7_learn", "other")

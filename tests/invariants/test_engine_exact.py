@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,9 @@ def trained_plainly(folder: Path, kind: str, rows: str, per_step: int, dtype: st
     return train(model, batches, loss_of, plain.Recipe()), [before, evaluated()]
 
 
-def loss_of_kind(kind: str, folder: Path, splits: list[list]) -> Callable[[torch.nn.Module, list], torch.Tensor]:
+def loss_of_kind(
+    kind: str, folder: Path, splits: Sequence[list] = ()
+) -> Callable[[torch.nn.Module, list], torch.Tensor]:
     if kind in engine_program.MARKED:
         pairs = [(rows, MismatchedRows(rows, engine_program.LONGEST)) for rows in splits]
         others = {

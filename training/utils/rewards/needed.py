@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.rewards.completions import CompletionsRule
 
@@ -14,13 +15,17 @@ if TYPE_CHECKING:
     from training.utils.rewards.calling.calling import Rule
 
 _TRUTH = "ground_truth"
+_OURS = "training."  # modules of the named rules
 _MADE = ("data_source", "drawn_turns")  # columns that no row holds
 
 
 def check_columns(rules: Mapping[str, Rule], columns: Collection[str], rows: Sequence[Iterable[PromptRow]]) -> None:
     """ThreestepError for a rule that names a column which the rows lack: without it every response would be scored by
-    None. rules: by the name in the error. columns: that any row carries, and those of its media. rows: to train on, and
-    others"""
+    None. A function of the user that takes `ground_truth`, as documented, may not read it: a warning.
+
+    rules: by the name in the error. columns: that any row carries, and those of its media. rows: to train on, and
+    others
+    """
     known = {*columns, *_MADE}
     shown = ", ".join(f"'{name}'" for name in sorted(columns) if name != "data_source") or "none"
     for name, rule in rules.items():
@@ -33,10 +38,13 @@ def check_columns(rules: Mapping[str, Rule], columns: Collection[str], rows: Seq
                 f"the prompt, the response or the reference is not among them: the last is {_TRUTH}"
             )
         if _TRUTH in needed and all(row.reference is None for part in rows for row in part):
-            raise ThreestepError(
+            sentence = (
                 f"reward function '{name}' expects {_TRUTH}, and no row has one; the columns that rewards get are "
                 f"{shown}: take one of these, or name the column of the reference with --reference_column"
             )
+            if isinstance(rule, CompletionsRule) or getattr(rule, "__module__", "").startswith(_OURS):
+                raise ThreestepError(sentence)
+            log_on_main(f"warning: {sentence}; it gets None")
 
 
 def needed_columns(rule: Rule) -> set[str]:

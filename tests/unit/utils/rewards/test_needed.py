@@ -61,3 +61,10 @@ def test_columns_that_there_are():
 def test_columns_that_the_rows_lack(rule, columns, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         check_columns({"mine": rule}, columns, ([row()], [row()]))
+
+
+def test_a_function_of_the_user_may_not_read_the_truth_that_it_takes(capsys):
+    check_columns({"mine": by_place}, ["answer"], ([row()],))
+    assert "warning: reward function 'mine' expects ground_truth, and no row has one; " in capsys.readouterr().out
+    with pytest.raises(ThreestepError, match="^reward function 'gsm8k' expects ground_truth, and no row has one"):
+        check_columns({"gsm8k": gsm8k_reward}, ["answer"], ([row()],))
