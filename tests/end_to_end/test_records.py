@@ -79,7 +79,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SHORT = ("sft packed bf16 2 ranks", "dpo ipo bf16", "grpo bf16 2 ranks")  # of every run
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in CASES]
+)
 def test_the_records_of_our_steps_are_right(place: Path, start: Path, name: str):
     step, flags, ranks, needed = CASES[name]
     folder = place / f"records_{name.replace(' ', '_')}"
