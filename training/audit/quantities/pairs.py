@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -135,16 +135,19 @@ def _mean(step: AuditedStep) -> reductions.Reduction:
     return reductions.token_mean
 
 
+def _in_the_loss(mistakes: Iterable[tuple[str, Callable[[AuditedStep], np.ndarray]]]) -> Iterator[Cause]:
+    """Yield the mistakes of pairs as causes of a wrong loss of the step."""
+    for sentence, compute in mistakes:
+        yield Cause(sentence, lambda step, compute=compute: reductions.token_mean(step.pair_units(compute(step))))  # type: ignore[misc]
+
+
 _DPO_LOSS = Quantity(
     "loss",
     _DPO,
     lambda step: reductions.token_mean(_dpo_units(step)),
     (
         *wrong_reductions(_dpo_units, _mean),
-        *(
-            Cause(sentence, lambda step, compute=compute: reductions.token_mean(step.pair_units(compute(step))))  # type: ignore[misc]
-            for sentence, compute in _DPO_MISTAKES
-        ),
+        *_in_the_loss(_DPO_MISTAKES),
     ),
     _dpo_tolerance,
 )
@@ -155,7 +158,7 @@ _DPO_LOSS = Quantity(
 
 def _scored(step: AuditedStep, sign: float = 1.0, margin: float | None = None, **changes: float) -> np.ndarray:
     """Return [P]. sign: -1 swaps the pair. margin: the scale of the data's margins."""
-    scale = float(step.settings.get("margin_scale", 0.0)) if margin is None else margin
+    scale = _scale(step) if margin is None else margin
     scores_S = sign * step.tensor("scores")
     if scale and not step.has("margins"):
         raise LackingError("the tensor margins")
@@ -211,10 +214,7 @@ _REWARD_LOSS = Quantity(
     lambda step: reductions.token_mean(_reward_units(step)),
     (
         *wrong_reductions(_reward_units, _mean),
-        *(
-            Cause(sentence, lambda step, compute=compute: reductions.token_mean(step.pair_units(compute(step))))  # type: ignore[misc]
-            for sentence, compute in _REWARD_MISTAKES
-        ),
+        *_in_the_loss(_REWARD_MISTAKES),
     ),
     lambda step, right: of_loss(step, 1.0 + abs(right)),
 )

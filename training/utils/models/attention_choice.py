@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.models.attention.attention import AUTO, FLEX, SDPA, VARLEN, set_text_attention, text_attention
+from training.utils.models.attention.attention_forms import heads_of
 from training.utils.models.attention.document_attention import (
     attention_by_document,
     comparisons_with_sdpa,
@@ -115,7 +116,7 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
     if not on_cuda or text_attention(model) != SDPA:
         return SDPA
     config = model.config.get_text_config()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = heads_of(model)[2]
     rate = float(getattr(config, "attention_dropout", None) or 0.0) if dropout is None else dropout
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     call = AttentionCall((size, size), rate, ("softcap",) if capped else ())
