@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.step2_dpo.losses import LOSSES
 from training.utils.layout.ranked import sequence_sums
 from training.utils.preference.record import OF_PAIRS, of_pairs
 from training.utils.recording.content import joined, of_sequences, of_targets, step_figures
@@ -52,10 +51,9 @@ def dpo_record(
         tensors["ref_logprob_sums"] = joined(references, torch.float32)
     settings, loss = dict[str, Any](), dict[str, float]()
     [objective, *others] = objectives
-    name = next((name for name in _KNOWN if LOSSES[name] is objective.loss), None)
     # Of other losses, and of sums, a record has the parts before the loss.
-    if name is not None and not others and objective.weight == objective.ld_alpha == 1.0:
-        settings = {"beta": objective.beta, "preference_loss": name}
+    if objective.name in _KNOWN and not others and objective.weight == objective.ld_alpha == 1.0:
+        settings = {"beta": objective.beta, "preference_loss": objective.name}
         settings["label_smoothing"] = float(getattr(objective.options, "label_smoothing", 0.0))
         loss = {"loss": figures["loss"]}
     if tensors["chosen"].numel():
