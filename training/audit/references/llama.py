@@ -108,7 +108,9 @@ class Llama:
 
     def _states(self, ids: np.ndarray) -> torch.Tensor:
         """Return [T, H], after the last norm."""
-        state_TH = self._weight(f"{self._trunk}embed_tokens.weight")[torch.tensor(ids)]
+        # transformers gives the pad token's embedding no gradient, also where the token is part of a text.
+        table_VH, pad = self._weight(f"{self._trunk}embed_tokens.weight"), self.config.get("pad_token_id")
+        state_TH = functional.embedding(torch.tensor(ids), table_VH, padding_idx=pad)
         for layer in range(int(self.config["num_hidden_layers"])):
             own = f"{self._trunk}layers.{layer}."
             state_TH = state_TH + self._attention(self._norm(state_TH, f"{own}input_layernorm"), f"{own}self_attn.")

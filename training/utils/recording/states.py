@@ -19,6 +19,7 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import whole_weights
 from training.utils.engine.whole_states import at_next_step, whole_states
+from training.utils.models.adapters.lora import is_adapter_tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,6 +95,10 @@ class StateWatch:
     def settings(self) -> dict[str, Any]:
         """The optimizer's settings and the schedule's, by the names of a record."""
         own, engine = self.engine.settings, self.engine.engine
+        adapter_rate, rate = own.lora_learning_rate, own.learning_rate
+        trained = [name for name, weight in self.engine.module.named_parameters() if weight.requires_grad]
+        if adapter_rate is not None and all(map(is_adapter_tensor, trained)):
+            adapter_rate, rate = None, adapter_rate
         warmup = own.num_warmup_steps or math.ceil(own.warmup_ratio * self.engine.total_steps)
         found = {
             "max_grad_norm": float(engine.gradient_clipping()),
@@ -103,8 +108,8 @@ class StateWatch:
             "weight_decay": own.weight_decay,
             "updates_before": float(self.updates_before),
             "schedule": "constant" if own.lr_scheduler_type.startswith("constant") else own.lr_scheduler_type,
-            "peak_learning_rate": own.learning_rate,
-            "adapter_learning_rate": own.lora_learning_rate,
+            "peak_learning_rate": rate,
+            "adapter_learning_rate": adapter_rate,
             "warmup_steps": float(warmup),
             "total_steps": float(self.engine.total_steps),
             **{name: getattr(own, name) for name in ("init_lr_ratio", "min_lr_ratio", "num_cycles", "stable_ratio")},
