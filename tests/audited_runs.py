@@ -1,4 +1,4 @@
-"""Right steps of our own programs under the judge: runs in settings drawn at random, each step recorded with its values.
+"""Right steps of our own programs under the judge: runs in settings drawn at random, each step with its values.
 
     python -m tests.audited_runs 7                  300 steps of eight runs under seed 7
     python -m tests.audited_runs 7 --steps 40 --keep FOLDER
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,12 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.end_to_end.conftest import run_module
 from training.audit.judge import AGREES, DIFFERS, NOT_JUDGED, judge
 from training.audit.quantities.step import AuditedStep
 from training.audit.text import verdict
 from training.utils.recording.files import read_record
 
-ROOT = Path(__file__).resolve().parents[1]
 DATA = "--data_path embedded --max_seq_len 64 --max_train_rows 32 --max_eval_rows 4 --eval_interval 0"
 ROLLOUT = (
     "--max_answer_seq_len 10 --max_prompt_seq_len 40 --reward length --reward_length_characters 12 --ppo_epochs 2 "
@@ -60,7 +58,8 @@ def drawn_runs(seed: int, steps: int) -> Iterator[Run]:
         trained = (
             f"{common} --padded {padded} --zero_stage {stage} --per_device_train_batch_size 8 --learning_rate 1e-3 "
             f"--max_tokens_per_micro_batch 160 --weight_decay {draw.choice((0, 0.1))} "
-            f"--lr_scheduler_type {draw.choice(('cosine', 'linear', 'constant'))} --num_warmup_steps {draw.choice((0, 3))} "
+            f"--lr_scheduler_type {draw.choice(('cosine', 'linear', 'constant'))} "
+            f"--num_warmup_steps {draw.choice((0, 3))} "
             f"--max_grad_norm {draw.choice((0.3, 1.0))}"
         )
         if place in (0, 1):
@@ -85,9 +84,7 @@ def start_of(folder: Path) -> Path:
     """A small model, made once."""
     if not (folder / "start").is_dir():
         shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2"
-        _call(
-            ["-m", "training.new_model", "--data_path", "embedded", "--out", str(folder / "start"), *shape.split()], 1
-        )
+        _run("training.new_model", ["--data_path", "embedded", "--out", str(folder / "start"), *shape.split()], 1)
     return folder / "start"
 
 
@@ -109,19 +106,16 @@ def records_of(run: Run, folder: Path, steps: int) -> list[Path]:
     if any(f"--loss_type {name}" in run.flags for name in MARKED):
         data = f"--data_path {marked_rows(folder)} --max_seq_len 64 --eval_fraction 0.1 --eval_interval 0"
     model = "--actor_model_name_or_path" if run.module == "step3_ppo" else "--model_name_or_path"
-    own = ["-m", "training.utils.run.launch", f"training.{run.module}.main", model, str(start)]
-    own += ["--output_dir", str(out), "--data_output_path", str(folder / "cache"), "--record_values", "true"]
-    _call([*own, "--record_steps", *map(str, range(1, steps + 1)), *data.split(), *run.flags.split()], run.ranks)
+    own = [model, str(start), "--output_dir", str(out), "--data_output_path", str(folder / "cache")]
+    own += ["--record_values", "true", "--record_steps", *map(str, range(1, steps + 1))]
+    _run(f"training.{run.module}.main", [*own, *data.split(), *run.flags.split()], run.ranks)
     return sorted((out / "records").iterdir())
 
 
-def _call(arguments: list[str], ranks: int) -> None:
-    environment = {**os.environ, "THREESTEP_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(  # noqa: S603 (our own programs)
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+def _run(module: str, flags: list[str], ranks: int) -> None:
+    ran = run_module(module, flags, ranks)
+    if ran.code:
+        raise SystemExit(f"{module} {' '.join(flags)}\n{ran.words[-3000:]}")
 
 
 def main() -> int:

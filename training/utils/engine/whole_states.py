@@ -84,7 +84,10 @@ def _of_partitions(wrapper: Any, weight: Any, kind: str, *, scale: float) -> tor
     flat_W = torch.zeros(weight.numel(), device=weight.device)
     part = weight._hp_mapping
     if part is not None:
-        state = wrapper.optimizer.state[wrapper.single_partition_of_fp32_groups[part.param_group_index]][kind]
+        # Of DeepSpeed's optimizer for stage 1 in bf16 with float32 gradients, and of all others.
+        name = "fp32_groups_flat_partition"
+        flats = getattr(wrapper, name) if hasattr(wrapper, name) else wrapper.single_partition_of_fp32_groups
+        state = wrapper.optimizer.state[flats[part.param_group_index]][kind]
         source, target = part.hp_fragment_address, part.lp_fragment_address
         flat_W[target.start : target.start + target.numel].copy_(state[source.start : source.start + source.numel])
     dist.all_reduce(flat_W, group=weight._dp_group)
