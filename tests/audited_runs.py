@@ -54,7 +54,7 @@ def drawn_runs(seed: int, steps: int) -> Iterator[Run]:
         draw = random.Random(f"{seed} {place}")  # noqa: S311 (settings, no secrets)
         dtype, padded, ranks = draw.choice(("fp32", "bf16")), draw.choice(("true", "false")), 1 + place % 2
         stage = draw.choice((0, 1, 2, 3)) if ranks == 2 else draw.choice((0, 2))
-        common = f"--dtype {dtype} --max_train_steps {each}"
+        common = f"--dtype {dtype} --max_train_steps {each} --num_train_epochs inf"
         trained = (
             f"{common} --padded {padded} --zero_stage {stage} --per_device_train_batch_size 8 --learning_rate 1e-3 "
             f"--max_tokens_per_micro_batch 160 --weight_decay {draw.choice((0, 0.1))} "
@@ -75,7 +75,9 @@ def drawn_runs(seed: int, steps: int) -> Iterator[Run]:
         else:
             estimator, loss = draw.choice(ESTIMATORS), draw.choice(POLICIES)
             kl = draw.choice(("--kl_in loss --kl_coef 0.1", "--kl_in reward --kl_coef 0.05", "--kl_coef 0"))
-            rollouts = f"--dtype {dtype} --max_train_steps {-(-each // 2)} --actor_zero_stage {stage}"
+            rollouts = (
+                f"--dtype {dtype} --max_train_steps {-(-each // 2)} --num_train_epochs inf --actor_zero_stage {stage}"
+            )
             flags = f"{rollouts} {ROLLOUT} --advantage {estimator} --policy_loss {loss} {kl}"
             yield Run(f"{estimator} {loss} {kl}", "step3_ppo", flags, ranks)
 

@@ -124,8 +124,23 @@ def _groups(step: AuditedStep) -> np.ndarray:
     return step.tensor("rollout_groups")
 
 
+def _batches(step: AuditedStep) -> np.ndarray:
+    """Return [B], equal for the responses whose statistics are taken together."""
+    return step.tensor("rollout_batches") if step.has("rollout_batches") else np.zeros(len(_groups(step)), dtype=int)
+
+
+def _whiten(step: AuditedStep, raw_R: np.ndarray, counts_R: np.ndarray | None = None, ddof: float = 1.0) -> np.ndarray:
+    """Each batch's advantages whitened, over tokens that count."""
+    counts_R = step.counts_R if counts_R is None else counts_R
+    batch_R = _batches(step)[step.response_R]
+    parts = [
+        advantages.whitened(raw_R, counts_R & (batch_R == batch), ddof=ddof) for batch in np.unique(_batches(step))
+    ]
+    return np.sum(parts, axis=0)
+
+
 def _std(step: AuditedStep, over: str, values_B: np.ndarray, ddof: float) -> np.ndarray | float:
-    group_B = _groups(step) if over == "group" else np.zeros(len(values_B))
+    group_B = _groups(step) if over == "group" else _batches(step)
     return advantages.group_std(values_B, group_B, ddof)
 
 
@@ -139,7 +154,11 @@ def _of_responses(step: AuditedStep, name: str, values_B: np.ndarray, group_B: n
         return best.passk(values_B, group_B)
     if name == "gpg":
         apart_B = advantages.group_std(values_B, group_B, 0.0) > 1e-6 * (1.0 + np.abs(values_B))
-        return best.gpg(values_B, group_B, apart_B)
+        batch_B, found_B = _batches(step), np.zeros(len(values_B))
+        for batch in np.unique(batch_B):
+            own = batch_B == batch
+            found_B[own] = best.gpg(values_B[own], group_B[own], apart_B[own])
+        return found_B
     if name not in ("grpo", "reinforce++_baseline"):
         raise LackingError(f"a reference of the estimator {name}")
     return advantages.grpo(values_B, group_B, 1.0, 0.0)
@@ -158,7 +177,7 @@ def _grouped(step: AuditedStep, *, outcome_B: np.ndarray | None = None, **change
         values_B = found_B
     if over == "none":
         return found_B
-    spread_B = own.get("spread", _groups(step) if over == "group" else np.zeros(len(values_B)))
+    spread_B = own.get("spread", _groups(step) if over == "group" else _batches(step))
     std_B = advantages.group_std(values_B, spread_B, float(own.get("std_ddof", 1.0)))
     return found_B / (std_B + float(own.get("std_epsilon", 0.0)))
 
@@ -209,7 +228,7 @@ def _energy(step: AuditedStep) -> np.ndarray:
 def _advantages(step: AuditedStep, whiten: bool | None = None, **changes: Any) -> np.ndarray:
     raw_R = raw_advantages(step, **changes)
     whitens = bool(step.settings.get("whiten", False)) if whiten is None else whiten
-    return advantages.whitened(raw_R, step.counts_R) if whitens else raw_R
+    return _whiten(step, raw_R) if whitens else raw_R
 
 
 def _whitened_with_padding(step: AuditedStep) -> np.ndarray:
@@ -237,8 +256,12 @@ def _whitened_by_response(step: AuditedStep) -> np.ndarray:
 
 def _without_shift(step: AuditedStep) -> np.ndarray:
     raw_R = raw_advantages(step)
-    taken = raw_R[step.counts_R]
-    return np.where(step.counts_R, raw_R / np.sqrt(taken.var(ddof=1) + 1e-8), 0.0)
+    batch_R, found_R = _batches(step)[step.response_R], np.zeros(len(raw_R))
+    for batch in np.unique(batch_R):
+        own_R = step.counts_R & (batch_R == batch)
+        if own_R.sum() > 1:
+            found_R[own_R] = raw_R[own_R] / np.sqrt(raw_R[own_R].var(ddof=1) + 1e-8)
+    return found_R
 
 
 def _cut_values(step: AuditedStep) -> np.ndarray:
@@ -400,7 +423,7 @@ _TOKEN_CAUSES = (
 
 
 def _whitened_as_set(step: AuditedStep, raw_R: np.ndarray) -> np.ndarray:
-    return advantages.whitened(raw_R, step.counts_R) if step.settings.get("whiten") else raw_R
+    return _whiten(step, raw_R) if step.settings.get("whiten") else raw_R
 
 
 def _shifted_values(step: AuditedStep) -> np.ndarray:
@@ -413,18 +436,22 @@ _WHITEN_CAUSES = (
     Cause("advantages are not whitened", lambda step: _advantages(step, whiten=False)),
     Cause("advantages are whitened, though they should not be", lambda step: _advantages(step, whiten=True)),
     Cause("advantages are whitened with padding", _whitened_with_padding),
+    Cause(
+        "advantages are whitened over all batches of the rollout together",
+        lambda step: advantages.whitened(raw_advantages(step), step.counts_R),
+    ),
     Cause("advantages are whitened over each rank alone", _whitened_by_rank),
     Cause("advantages are whitened over each response alone", _whitened_by_response),
     Cause("advantages are divided by the deviation, and keep their mean", _without_shift),
     Cause(
         "whitening takes responses that are left out of the loss",
         lambda step: np.where(
-            step.counts_R, advantages.whitened(raw_advantages(step), np.ones(len(step.response_R), dtype=bool)), 0.0
+            step.counts_R, _whiten(step, raw_advantages(step), np.ones(len(step.response_R), dtype=bool)), 0.0
         ),
     ),
     Cause(
         "the variance of whitening has the denominator n",
-        lambda step: advantages.whitened(raw_advantages(step), step.counts_R, ddof=0.0),
+        lambda step: _whiten(step, raw_advantages(step), ddof=0.0),
     ),
     Cause("the sign is wrong", lambda step: -_advantages(step)),
 )
@@ -506,7 +533,12 @@ def _weights(step: AuditedStep, **changes: Any) -> np.ndarray:
     rule = corrections.Rule(str(own["mismatch_correction"]), level, float(own["mismatch_threshold"]), least)
     found_R = corrections.weights(np.asarray(apart_R), step.response_R, rule)
     if own.get("mismatch_normalize"):
-        found_R = corrections.normalised(found_R, step.response_R, step.counts_R, level)
+        batch_R = _batches(step)[step.response_R]
+        for batch in np.unique(batch_R):
+            inside_R = batch_R == batch
+            found_R[inside_R] = corrections.normalised(
+                found_R[inside_R], step.response_R[inside_R], step.counts_R[inside_R], level
+            )
     return found_R
 
 

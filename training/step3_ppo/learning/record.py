@@ -96,10 +96,12 @@ def _rollout(recorded: MinibatchOfRollout, settings: ExperienceSettings) -> dict
     if all(each.rollout.drawn.turn_rewards_BR is None for each in experiences):
         tensors["rollout_scores"] = joined([each.scored.outcomes_B for each in experiences], torch.float32)
     numbers = torch.tensor([each.number for each in recorded.own], dtype=torch.int64)
+    sizes = [len(each.counts_B) for each in experiences]
     return {
         **tensors,
         "rollout_numbers": numbers,
         "rollout_groups": numbers // settings.samples_per_prompt,
+        "rollout_batches": torch.arange(len(experiences)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64)),
         "rollout_lengths": joined([each.rollout.drawn.lengths_B for each in experiences], torch.int64),
         "rollout_counts": joined([each.counts_B for each in experiences], torch.bool),
         "rollout_ended": joined([each.rollout.ended_B for each in experiences], torch.bool),

@@ -63,6 +63,9 @@ TENSORS = {
     "micro_losses": RecordField("K", "f", "the part of the loss that each micro-batch added"),
     "rollout_numbers": RecordField("B", "i", "the number of the response, over all ranks"),
     "rollout_groups": RecordField("B", "i", "equal for the responses to one prompt"),
+    "rollout_batches": RecordField(
+        "B", "i", "equal for responses that are whitened, or normed by a batch, together; absent: all are"
+    ),
     "rollout_lengths": RecordField("B", "i", "drawn tokens of each response"),
     "rollout_counts": RecordField("B", "b", "False where the response is left out of the loss"),
     "rollout_ended": RecordField("B", "b", "False where the length limit cut the response"),
