@@ -144,6 +144,7 @@ class RewardTrainer:
         micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
         recording = run.settings.records.of_step(step.number, run.ranks)
         watched = recording.watched("train", run.engine, micro_batches)
+        recording.note(other_terms=bool(run.guests))
         totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.work)
         found = {**totals, **figures}
         recording.write(

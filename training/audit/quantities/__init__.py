@@ -3,7 +3,7 @@ one."""
 
 from __future__ import annotations
 
-from training.audit.quantities import optimizer, pairs, policies, rollouts, tokens
+from training.audit.quantities import gradients, optimizer, pairs, policies, rollouts, tokens
 from training.audit.quantities.quantity import Cause, Quantity
 
 __all__ = ["QUANTITIES", "Cause", "Quantity"]
@@ -13,7 +13,9 @@ QUANTITIES: tuple[Quantity, ...] = (
     *policies.HANDED_ON,
     *tokens.MASKS,
     *tokens.LOSSES,
+    *gradients.SCORES,
     *pairs.QUANTITIES,
     *policies.LOSSES,
+    *gradients.GRADIENTS,
     *optimizer.QUANTITIES,
 )

@@ -5,7 +5,6 @@ T tokens, K micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from training.audit.quantities.quantity import Cause, Quantity, exact, of_loss
 from training.audit.references import logprobs, masks, reductions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from training.audit.quantities.step import AuditedStep
 
 _ALL = ("sft", "dpo", "policy")
@@ -113,6 +114,13 @@ def _temperature(step: AuditedStep) -> float:
     return float(step.setting("temperature"))
 
 
+def _logprob_share(step: AuditedStep) -> float:
+    """The rounding of a log-probability as a share of 1 + its size: of its own computation, where the logits are
+    recorded, and of a whole forward in bf16, where they follow from the weights."""
+    half = str(step.settings.get("dtype", "fp32")) != "fp32"
+    return 3e-2 if half and not step.has("logits") else 2e-5
+
+
 _LOGPROBS = Quantity(
     "logprobs",
     _ALL,
@@ -140,7 +148,7 @@ _LOGPROBS = Quantity(
             lambda step: step.tensor("logits")[np.arange(len(step.place_T)), step.tensor("token_ids")],
         ),
     ),
-    lambda step, right: 2e-5 * (1.0 + np.abs(right)),
+    lambda step, right: _logprob_share(step) * (1.0 + np.abs(right)),
     _counted,
     axis="T",
 )
@@ -204,6 +212,8 @@ def _moved_units(step: AuditedStep, by: int) -> reductions.Units:
 
 
 def _denominator(step: AuditedStep) -> float:
+    if step.has("is_good"):
+        return float(len(step.rank_S))
     if step.head.objective in ("dpo", "reward"):
         return float(step.pair_units(np.zeros(len(step.tensor("chosen")))).weights_U.sum())
     units = step.token_units(np.zeros(len(step.place_T)))
