@@ -20,10 +20,15 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-VOCABULARY, WIDTH, MOST_TOKENS = 40, 16, 64
+VOCABULARY, WIDTH, HEADS, THETA = 40, 16, 2, 10000.0
 PAD, BOS, EOS = 0, 1, 2
 GROUP = 4  # responses to a prompt
 
+CONFIG = {
+    "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH,
+    "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "rms_norm_eps": 1e-6,
+    "rope_theta": THETA, "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
 OPTIMIZER = {
     "max_grad_norm": 0.5, "beta1": 0.8, "beta2": 0.95, "adam_epsilon": 1e-6, "weight_decay": 0.1,
     "schedule": "linear", "peak_learning_rate": 0.02, "warmup_steps": 3, "total_steps": 20,
@@ -104,28 +109,77 @@ class Batch:
         return torch.zeros(len(self.texts), dtype=values_T.dtype).index_add(0, self.sequence_T, values_T)
 
 
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, position_NT: torch.Tensor, sees_NTT: torch.Tensor) -> torch.Tensor:
+        split = (*x.shape[:2], HEADS, WIDTH // HEADS)
+        query, key, value = (part(x).view(split).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = rotated(query.float(), position_NT), rotated(key.float(), position_NT)
+        weights = (query @ key.mT / split[-1] ** 0.5).masked_fill(~sees_NTT.unsqueeze(1), -1e9).softmax(-1)
+        return self.o_proj((weights @ value.float()).transpose(1, 2).reshape(x.shape))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = Norm(), Norm()
+        self.self_attn, self.mlp, self.dropout = Attention(), Mlp(), nn.Dropout(0.1)
+
+    def forward(self, h: torch.Tensor, *places: torch.Tensor) -> torch.Tensor:
+        h = h + self.dropout(self.self_attn(self.input_layernorm(h), *places))
+        return h + self.dropout(self.mlp(self.post_attention_layernorm(h)))
+
+
 class TinyModel(nn.Module):
-    """One layer, its output tied to its input, and a head for one number."""
+    """A Llama of one layer by the names of its weights, its output tied to its input, and a head for one number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.position = nn.Embedding(MOST_TOKENS, WIDTH)
-        self.norm = nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-        self.inner, self.outer = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.model.layers = nn.ModuleList([Layer()])
+        self.model.norm = Norm()
         self.score = nn.Linear(WIDTH, 1, bias=False)
-        self.dropout = nn.Dropout(0.1)
         with torch.no_grad():
-            for table in (self.embed, self.position):
-                table.weight.mul_(0.4)
+            self.embed.weight.mul_(0.4)
+        self.eval()  # no dropout
+
+    @property
+    def embed(self) -> nn.Embedding:
+        return self.model.embed_tokens
 
     def forward(self, ids_NT: torch.Tensor, position_NT: torch.Tensor, sees_NTT: torch.Tensor) -> torch.Tensor:
-        h = self.dropout(self.embed(ids_NT) + self.position(position_NT))
-        normed = self.norm(h)
-        weights = (self.query(normed) @ self.key(normed).mT / WIDTH**0.5).masked_fill(~sees_NTT, -1e9).softmax(-1)
-        h = h + self.dropout(weights @ self.value(normed))
-        return h + self.outer(torch.relu(self.inner(self.norm(h))))
+        return self.model.norm(self.model.layers[0](self.embed(ids_NT), position_NT, sees_NTT))
+
+
+def rotated(x: torch.Tensor, position_NT: torch.Tensor) -> torch.Tensor:
+    """Su et al. 2021; halves, as Llama has them. x: [N, heads, T, D]."""
+    half = x.shape[-1] // 2
+    angle = position_NT[:, None, :, None] * THETA ** (-torch.arange(half) / half)
+    one, two = x[..., :half], x[..., half:]
+    return torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], -1)
 
 
 class PlainTrainer:
@@ -315,7 +369,6 @@ class PlainTrainer:
         self.figures, self.state = {"denominator": self.denominator}, {}
         self.tensors = [self.of_rollout(rank) for rank in range(self.setup.ranks)]
         of_ranks = []
-        self.model.train(self.setup.objective == "sft")
         for rank, batches in enumerate(ranks):
             self.model.zero_grad()
             self.rank = rank
@@ -427,10 +480,11 @@ class PlainTrainer:
             {name: value.contiguous().numpy() for name, value in self.state.items()}, folder / "state.safetensors"
         )
         objective = {"grpo": "policy", "ppo": "policy"}.get(self.setup.objective, self.setup.objective)
-        settings = {**self.settings, "updates_before": self.updates - 1}
+        dtype = {"dtype": "bf16" if self.setup.bf16 else "fp32", "master_dtype": "fp32", "dropout": 0.0}
+        settings = {**self.settings, **dtype, "updates_before": self.updates - 1}
         head = {
             "schema": "threestep-record", "version": 1, "objective": objective, "step": self.setup.step,
             "ranks": self.setup.ranks, "settings": settings, "figures": self.figures,
-            "trainer": {"name": "plain", "version": "1"},
+            "trainer": {"name": "plain", "version": "1"}, "model": CONFIG,
         }  # fmt: skip
         (folder / "record.json").write_text(json.dumps(head))

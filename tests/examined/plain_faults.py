@@ -65,7 +65,7 @@ def _epsilon_inside(
 
 
 def _tied_twice(self: Any, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.stack([*(each.norm() for each in gradients.values()), gradients["embed.weight"].norm()]).norm()
+    return torch.stack([*(each.norm() for each in gradients.values()), gradients["model.embed_tokens.weight"].norm()]).norm()
 
 
 def _begins_twice(self: Any, prompt: list[int], number: int) -> Text:

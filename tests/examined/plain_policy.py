@@ -17,8 +17,6 @@ class PolicyTrainer(PlainTrainer):
         super().__init__(setup)
         self.critic = TinyModel()
         self.critic_optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.05)
-        self.critic.eval()
-        self.reference.eval()
 
     def step(self, number: int) -> None:
         if number % 2:
@@ -34,7 +32,6 @@ class PolicyTrainer(PlainTrainer):
 
     @torch.no_grad()
     def roll_out(self) -> None:
-        self.model.eval()
         self.responses: list[list[Text]] = []  # of each rank
         for rank in range(self.setup.ranks):
             first = rank * 2 * GROUP
