@@ -247,6 +247,8 @@ def _likelihood_of_step(step: AuditedStep) -> np.ndarray:
 
 def _likelihood_with_prompts(step: AuditedStep) -> np.ndarray:
     """The likelihood is over prompt and response, as TRL's ORPO has it."""
+    if not {"sft", "cpo", "orpo"} & set(terms_of(step)):
+        raise LackingError("a likelihood")
     inside_T = step.real_T & (step.place_T > 0)
     tokens_S = np.maximum(step.sequence_sums(inside_T.astype(np.float64)), 1.0)
     own, term = responses_of(step), constants_of(step)
