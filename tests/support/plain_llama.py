@@ -52,7 +52,7 @@ class PlainLlama(PlainTrainer):
             "divided by ranks twice": 1 / len(parts), "summed over ranks": float(len(parts)), "divided by micro": 1 / 3,
             "multiplied by micro": 3.0, "sign": -1.0, "last, partial accumulation": 3 / 5,
         }.get(self.fault, 1.0)  # fmt: skip
-        self.figures = {"loss": float(sum(losses)), "denominator": float(count)}
+        self.figures = {"loss": float(sum(losses).detach()), "denominator": float(count)}
         self.state = {f"gradients.{name}": (scale * value).numpy() for name, value in total.items()}
         self.state |= {f"weights_before.{name}": value.numpy() for name, value in masters.items()}
         norm = torch.cat([scale * value.flatten() for value in total.values()]).norm()
