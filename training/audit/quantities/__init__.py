@@ -3,17 +3,20 @@ one."""
 
 from __future__ import annotations
 
-from training.audit.quantities import gradients, optimizer, pairs, policies, rollouts, tokens
+from training.audit.quantities import gradients, ids, optimizer, pairs, policies, rollouts, tokens
 from training.audit.quantities.quantity import Cause, Quantity
 
 __all__ = ["QUANTITIES", "Cause", "Quantity"]
 
 QUANTITIES: tuple[Quantity, ...] = (
+    *ids.SAMPLER,
     *rollouts.QUANTITIES,
     *policies.HANDED_ON,
+    *ids.IDS,
     *tokens.MASKS,
     *tokens.LOSSES,
     *gradients.SCORES,
+    *ids.REFERENCES,
     *pairs.QUANTITIES,
     *policies.LOSSES,
     *gradients.GRADIENTS,

@@ -52,8 +52,16 @@ def _slopes(step: AuditedStep, reduce: reductions.Reduction | None) -> Slopes:
     return SLOPES[step.head.objective](step, reduce)
 
 
-def _gradients(step: AuditedStep) -> np.ndarray:
+def _both(step: AuditedStep) -> tuple[np.ndarray, np.ndarray]:
     return step.cached("gradients", lambda: model_gradients(step, _right(step)))
+
+
+def _gradients(step: AuditedStep) -> np.ndarray:
+    return _both(step)[0]
+
+
+def _of(step: AuditedStep, slopes: Slopes) -> np.ndarray:
+    return model_gradients(step, slopes)[0]
 
 
 def _times(share: Callable[[AuditedStep], float]) -> Callable[[AuditedStep], np.ndarray]:
@@ -68,7 +76,7 @@ def _reduced(mistake: Callable[..., float], step: AuditedStep) -> np.ndarray:
     """The gradient under a wrong reduction of the same losses."""
     right = step.cached("slopes", lambda: _slopes(step, None))
     del right
-    return model_gradients(step, _slopes(step, partial(_as_reduction, mistake, step)))
+    return _of(step, _slopes(step, partial(_as_reduction, mistake, step)))
 
 
 def _as_reduction(mistake: Callable[..., float], step: AuditedStep, units: reductions.Units) -> float:
@@ -84,7 +92,7 @@ def _without_micro_batch(step: AuditedStep, last: bool) -> np.ndarray:
     first = np.array([int(step.micro_S[step.rank_S == rank].min(initial=0)) for rank in range(step.ranks)])
     final = np.array([int(step.micro_S[step.rank_S == rank].max(initial=0)) for rank in range(step.ranks)])
     dropped_T = np.isin(micro_T, final if last else first)
-    return model_gradients(step, _kept(step, ~dropped_T))
+    return _of(step, _kept(step, ~dropped_T))
 
 
 def _kept(step: AuditedStep, keep_T: np.ndarray) -> Slopes:
@@ -103,7 +111,7 @@ def _kept(step: AuditedStep, keep_T: np.ndarray) -> Slopes:
 
 def _of_rank(step: AuditedStep, rank: int) -> np.ndarray:
     """The gradient of one rank's sequences alone: it was not summed over ranks."""
-    return model_gradients(step, _kept(step, step.rank_S[step.sequence_T] == rank))
+    return _of(step, _kept(step, step.rank_S[step.sequence_T] == rank))
 
 
 def _with_prompts(step: AuditedStep) -> np.ndarray:
@@ -112,23 +120,24 @@ def _with_prompts(step: AuditedStep) -> np.ndarray:
     if right.logprobs_T is None or step.head.objective != "sft":
         raise LackingError("a loss of tokens")
     inside_T = step.real_T & (step.place_T > 0)
-    return model_gradients(step, replace(right, logprobs_T=np.where(inside_T, -1.0 / inside_T.sum(), 0.0)))
+    return _of(step, replace(right, logprobs_T=np.where(inside_T, -1.0 / inside_T.sum(), 0.0)))
 
 
 def _other_temperature(step: AuditedStep) -> np.ndarray:
-    return model_gradients(step, replace(_right(step), temperature=1.0))
+    return _of(step, replace(_right(step), temperature=1.0))
 
 
 def _rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
-    """A share of the number, and of the mean size in its parameter: sums of a backward round by the size of their
-    summands. Measured on Llamas of 2 to 4 layers (docs/lab_book.md)."""
-    share, of_parameter = (0.1, 0.25) if is_rounded(step) else (2e-4, 5e-4)
-    found, begin = np.zeros(len(right)), 0
-    whole = float(np.sqrt((right**2).mean())) if len(right) else 0.0
+    """A share of the summands' sizes, each and as their mean in the parameter: sums of a backward round by the size of
+    what they add, and sequences may cancel each other. Measured on Llamas of 2 layers (docs/audit.md)."""
+    share, of_parameter = (0.03, 0.06) if is_rounded(step) else (2e-5, 5e-5)
+    sizes, begin = _both(step)[1], 0
+    whole = float(np.sqrt((sizes**2).mean())) if len(sizes) else 0.0
+    found = np.zeros(len(right))
     for values in step.state("gradients.").values():
-        own = right[begin : begin + values.size]
-        size = float(np.sqrt((own**2).mean())) if values.size else 0.0
-        found[begin : begin + values.size] = share * np.abs(own) + of_parameter * size + 1e-3 * share * whole
+        own = sizes[begin : begin + values.size]
+        mean = float(np.sqrt((own**2).mean())) if values.size else 0.0
+        found[begin : begin + values.size] = share * own + of_parameter * mean + 1e-3 * share * whole
         begin += values.size
     return found + 1e-9
 

@@ -68,8 +68,9 @@ def model_scores(step: AuditedStep) -> np.ndarray:
     return step.cached("scores", lambda: model_of(step).scores(_sequences(step)))
 
 
-def model_gradients(step: AuditedStep, slopes: Slopes) -> np.ndarray:
-    """The gradient of all trained parameters, by name. slopes: of T tokens with padding."""
+def model_gradients(step: AuditedStep, slopes: Slopes) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient of all trained parameters, by name, and the sizes of its summands. slopes: of T tokens with
+    padding."""
     from dataclasses import replace
 
     own = {
@@ -77,6 +78,7 @@ def model_gradients(step: AuditedStep, slopes: Slopes) -> np.ndarray:
         for name in ("logprobs_T", "normalizers_T", "entropies_T")
         if getattr(slopes, name) is not None
     }
-    found = model_of(step).gradients(_sequences(step), replace(slopes, **own))
+    both = model_of(step).gradients(_sequences(step), replace(slopes, **own))
     trained = step.state("gradients.")
-    return np.concatenate([found[name].reshape(-1) for name in trained])
+    sums, sizes = (np.concatenate([found[name].reshape(-1) for name in trained]) for found in both)
+    return sums, sizes

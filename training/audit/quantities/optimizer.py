@@ -31,6 +31,13 @@ def _norm(step: AuditedStep) -> float:
     return adamw.norm([np.array(list(_norms(step).values()))])
 
 
+def _nearest(step: AuditedStep, times: float) -> float:
+    """The norm with one parameter once more, or once less: the one that comes nearest to what is recorded."""
+    squares = np.array(list(_norms(step).values())) ** 2
+    found = np.sqrt(np.maximum(squares.sum() + times * squares, 0.0))
+    return float(found[np.argmin(np.abs(found - step.figure("grad_norm")))])
+
+
 def _matrix_norm(step: AuditedStep) -> float:
     return adamw.norm([values for values in _gradients(step).values() if values.ndim >= 2])
 
@@ -51,6 +58,8 @@ _NORM = Quantity(
         Cause("divided by the number of micro-batches", lambda step: _norm(step) / _accumulated(step)),
         Cause("multiplied by the number of micro-batches", lambda step: _norm(step) * _accumulated(step)),
         Cause("the norm of matrices alone", _matrix_norm),
+        Cause("a parameter counts twice: a tied weight has two names", lambda step: _nearest(step, 1.0)),
+        Cause("a parameter is left out", lambda step: _nearest(step, -1.0)),
     ),
     lambda step, right: 1e-4 * right,
 )
@@ -214,6 +223,7 @@ def _updated(
     gradients: Whole | None = None,
     decays: Callable[[np.ndarray], bool] = lambda weight: weight.ndim >= 2,
     l2: bool = False,
+    inside_root: bool = False,
 ) -> np.ndarray:
     """Return the weights after the update. decays: which parameters decay. l2: decay by way of the gradient."""
     own = _constants(step) if constants is None else constants
@@ -225,7 +235,7 @@ def _updated(
         decay = own.decay if decays(weight) else 0.0
         gradient = gradients[name] + (decay * weight if l2 else 0.0)
         rule = replace(own, decay=0.0 if l2 else decay, rate=own.rate * _rate_share(step, name))
-        found[name] = rule.after(weight, gradient, first[name], second[name])
+        found[name] = rule.after(weight, gradient, first[name], second[name], inside_root=inside_root)
     return flat(found)
 
 
@@ -266,6 +276,7 @@ _UPDATE = Quantity(
         Cause("nothing decays", lambda step: _updated(step, decays=lambda weight: False)),
         Cause("vectors alone decay", lambda step: _updated(step, decays=lambda weight: weight.ndim < 2)),
         Cause("the decay is in the gradient: Adam with L2, not AdamW", lambda step: _updated(step, l2=True)),
+        Cause("Adam's epsilon is inside the square root", lambda step: _updated(step, inside_root=True)),
         Cause("the decay is not scaled by the learning rate", _decay_without_rate),
         Cause(
             "the optimizer was given gradients that are not clipped",

@@ -247,6 +247,8 @@ def _likelihood_of_step(step: AuditedStep) -> np.ndarray:
 
 def _likelihood_with_prompts(step: AuditedStep) -> np.ndarray:
     """The likelihood is over prompt and response, as TRL's ORPO has it."""
+    if not {"sft", "cpo", "orpo"} & set(terms_of(step)):
+        raise LackingError("a likelihood")
     inside_T = step.real_T & (step.place_T > 0)
     tokens_S = np.maximum(step.sequence_sums(inside_T.astype(np.float64)), 1.0)
     own, term = responses_of(step), constants_of(step)
@@ -263,6 +265,11 @@ _DPO_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     ("the reference is added, not subtracted", _of(lambda step, own: _reference_times(own, -1.0))),
     ("policy and reference are swapped", _of(_exchanged)),
     ("beta is left out", _with(beta=1.0)),
+    ("beta counts twice", lambda step: _with(beta=constants_of(step).beta ** 2)(step)),
+    (
+        "label smoothing is on the wrong side",
+        lambda step: _with(smoothing=1.0 - constants_of(step).smoothing)(step),
+    ),
     ("beta divides, where it should multiply", lambda step: _with(beta=1.0 / constants_of(step).beta)(step)),
     ("log-ratios are means over tokens", _of(_means)),
     ("log-ratios are sums over tokens", _of(_as_sums)),
@@ -439,6 +446,12 @@ def preference_probability(gap_P: np.ndarray) -> np.ndarray:
     return np.exp(log_sigmoid(gap_P))
 
 
+def _centred_apart(step: AuditedStep) -> np.ndarray:
+    scores_S = step.tensor("scores")
+    apart_P = scores_S[step.tensor("chosen")] - scores_S[step.tensor("rejected")]
+    return _scored(step, centring=0.0) + float(step.setting("center_coef")) * apart_P**2
+
+
 _REWARD_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     ("chosen and rejected are swapped", lambda step: _scored(step, -1.0)),
     ("the data's margin is left out", lambda step: _scored(step, margin=0.0)),
@@ -446,6 +459,11 @@ _REWARD_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ("the data's margin is added, not subtracted", lambda step: _scored(step, margin=-_scale(step))),
     ("label smoothing is left out", lambda step: _scored(step, smoothing=0.0)),
     ("centring is left out", lambda step: _scored(step, centring=0.0)),
+    ("centring is of the difference, not of the sum", lambda step: _centred_apart(step)),
+    (
+        "label smoothing is on the wrong side",
+        lambda step: _scored(step, smoothing=1.0 - float(step.setting("label_smoothing"))),
+    ),
     ("scores are added, not subtracted", _score_sums),
 )
 _REWARD_PAIRS = Quantity(

@@ -54,6 +54,21 @@ def _handed(step: AuditedStep, source: str, turn: int = 0) -> np.ndarray:
     return found_T
 
 
+def _rotated(step: AuditedStep, source: str, turn: int) -> np.ndarray:
+    """Each response has the numbers of another in its micro-batch, its last one where those are fewer."""
+    handed_T = _handed(step, source)
+    targets_T, found_T = _targets(step), np.zeros(len(step.sequence_T))
+    columns = [np.flatnonzero(targets_T & (step.sequence_T == sequence)) for sequence in range(len(step.rank_S))]
+    for micro in np.unique(step.micro_S):
+        own = np.flatnonzero(step.micro_S == micro)
+        for place, sequence in enumerate(own):
+            given = handed_T[columns[own[(place + turn) % len(own)]]]
+            if len(given):
+                taken = np.minimum(np.arange(len(columns[sequence])), len(given) - 1)
+                found_T[columns[sequence]] = given[taken]
+    return found_T
+
+
 def _moved(step: AuditedStep, source: str, by: int) -> np.ndarray:
     return np.where(_targets(step), masks.shifted(_handed(step, source), by, step.sequence_T), 0.0)
 
@@ -67,6 +82,13 @@ def _handed_on(name: str, source: str, *more: Cause) -> Quantity:
             *more,
             Cause("each response has the numbers of the next", partial(_handed, source=source, turn=1)),
             Cause("each response has the numbers of the one before", partial(_handed, source=source, turn=-1)),
+            Cause(
+                "each response has the numbers of the next in its micro-batch", partial(_rotated, source=source, turn=1)
+            ),
+            Cause(
+                "each response has the numbers of the one before in its micro-batch",
+                partial(_rotated, source=source, turn=-1),
+            ),
             Cause("the numbers are one token early", partial(_moved, source=source, by=-1)),
             Cause("the numbers are one token late", partial(_moved, source=source, by=1)),
         ),

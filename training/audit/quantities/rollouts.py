@@ -239,6 +239,21 @@ def _whitened_with_padding(step: AuditedStep) -> np.ndarray:
     return advantages.whitened(raw_advantages(step), step.counts_R, more_zeros=float(slots - step.counts_R.sum()))
 
 
+def _whitened_with_rectangle(step: AuditedStep) -> np.ndarray:
+    """One rectangle of all ranks' responses, as wide as the longest of them."""
+    lengths_B = step.tensor("rollout_lengths")
+    slots = len(lengths_B) * int(lengths_B.max(initial=0))
+    return advantages.whitened(raw_advantages(step), step.counts_R, more_zeros=float(slots - step.counts_R.sum()))
+
+
+def _raw_in_rectangle(step: AuditedStep) -> np.ndarray:
+    """The same, with what stands there of responses that are left out."""
+    lengths_B, raw_R = step.tensor("rollout_lengths"), raw_advantages(step)
+    slots = len(lengths_B) * int(lengths_B.max(initial=0))
+    whole = advantages.whitened(raw_R, np.ones(len(raw_R), dtype=bool), more_zeros=float(slots - len(raw_R)))
+    return np.where(step.counts_R, whole, 0.0)
+
+
 def _whitened_by_rank(step: AuditedStep) -> np.ndarray:
     raw_R, rank_R = raw_advantages(step), step.rollout_rank_B[step.response_R]
     parts = [advantages.whitened(raw_R, step.counts_R & (rank_R == rank)) for rank in range(step.ranks)]
@@ -289,6 +304,28 @@ def _interleaved(step: AuditedStep) -> np.ndarray:
         prompts = len(np.unique(group_B[own]))
         found[own] = rank * len(group_B) + np.arange(own.sum()) % max(prompts, 1)
     return found
+
+
+def _across_ranks(step: AuditedStep) -> np.ndarray:
+    """Groups as if the responses of all ranks came sample by sample: i modulo the prompts, by their numbers."""
+    numbers = step.tensor("rollout_numbers") if step.has("rollout_numbers") else np.arange(len(_groups(step)))
+    order_B = np.argsort(np.argsort(numbers))
+    return order_B % max(len(np.unique(_groups(step))), 1)
+
+
+def _in_turns(step: AuditedStep) -> np.ndarray:
+    """The same of each rank in the order of the record, over all ranks."""
+    return np.arange(len(_groups(step))) % max(len(np.unique(_groups(step))), 1)
+
+
+def _value_behind(step: AuditedStep) -> np.ndarray:
+    """The value after the last token of each response that was cut, as its last return has it: (R - r) / gamma; 0 after
+    those that ended."""
+    ends = np.cumsum(step.tensor("rollout_lengths")) - 1
+    behind_B = (step.tensor("rollout_returns")[ends] - step.tensor("rollout_rewards")[ends]) / float(
+        step.setting("gamma")
+    )
+    return np.where(step.tensor("rollout_ended"), 0.0, behind_B)
 
 
 def _of(estimator: str, compute: Callable[[AuditedStep], np.ndarray]) -> Callable[[AuditedStep], np.ndarray]:
@@ -344,6 +381,14 @@ _GROUP_CAUSES = (
         "responses are grouped across prompts",
         _of("groups", lambda step: _advantages(step, groups=_interleaved(step), spread=_interleaved(step))),
     ),
+    Cause(
+        "responses are grouped across prompts, over all ranks",
+        _of("groups", lambda step: _advantages(step, groups=_across_ranks(step), spread=_across_ranks(step))),
+    ),
+    Cause(
+        "responses are grouped across prompts, rank after rank",
+        _of("groups", lambda step: _advantages(step, groups=_in_turns(step), spread=_in_turns(step))),
+    ),
     Cause("outcomes have no baseline", _of("groups", lambda step: _outcomes(step)[step.response_R])),
     Cause(
         "outcomes are the scores, without the KL in the reward",
@@ -358,6 +403,10 @@ _GAE_CAUSES = (
     _of_gae(
         "the value is bootstrapped where the length limit cut a response",
         lambda step: _advantages(step, last_B=_cut_values(step)),
+    ),
+    _of_gae(
+        "the value is bootstrapped across truncation: the critic's after the last token of a response that was cut",
+        lambda step: _advantages(step, last_B=_value_behind(step)),
     ),
     _of_gae(
         "the value is bootstrapped after every response", lambda step: _advantages(step, last_B=_all_last_values(step))
@@ -436,6 +485,8 @@ _WHITEN_CAUSES = (
     Cause("advantages are not whitened", lambda step: _advantages(step, whiten=False)),
     Cause("advantages are whitened, though they should not be", lambda step: _advantages(step, whiten=True)),
     Cause("advantages are whitened with padding", _whitened_with_padding),
+    Cause("advantages are whitened with padding, that of all ranks' responses", _whitened_with_rectangle),
+    Cause("advantages are whitened with padding and with responses that are left out", _raw_in_rectangle),
     Cause(
         "advantages are whitened over all batches of the rollout together",
         lambda step: advantages.whitened(raw_advantages(step), step.counts_R),
@@ -514,6 +565,10 @@ _RETURNS = Quantity(
         Cause(
             "the value is bootstrapped where the length limit cut a response",
             lambda step: _gae(step, last_B=_cut_values(step)) + step.tensor("rollout_values"),
+        ),
+        Cause(
+            "the value is bootstrapped across truncation: the critic's after the last token of a response that was cut",
+            lambda step: _gae(step, last_B=_value_behind(step)) + step.tensor("rollout_values"),
         ),
     ),
     lambda step, right: 1e-5 * (1.0 + np.abs(right)),

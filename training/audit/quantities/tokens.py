@@ -144,6 +144,10 @@ _LOGPROBS = Quantity(
             lambda step: logprobs.rounded_to_bfloat16(_logprobs(step)),
         ),
         Cause(
+            "log-softmax is computed in bf16: the logits and what comes out are rounded",
+            lambda step: logprobs.rounded_to_bfloat16(_logprobs(step, change=logprobs.rounded_to_bfloat16)),
+        ),
+        Cause(
             "logits without their normalizer",
             lambda step: step.tensor("logits")[np.arange(len(step.place_T)), step.tensor("token_ids")],
         ),

@@ -29,8 +29,16 @@ class AdamW:
     decay: float
     updates_before: float
 
-    def after(self, weight: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """The weight after this update: lines 6 to 12.
+    def after(
+        self,
+        weight: np.ndarray,
+        gradient: np.ndarray,
+        first: np.ndarray,
+        second: np.ndarray,
+        *,
+        inside_root: bool = False,
+    ) -> np.ndarray:
+        """The weight after this update: lines 6 to 12. inside_root: epsilon is added to v, as by mistake.
 
         Worked example, weight 1, gradient 1, no history, rate 0.1, no decay: 1 - 0.1 = 0.9.
         """
@@ -38,7 +46,8 @@ class AdamW:
         m = self.beta1 * first + (1.0 - self.beta1) * gradient
         v = self.beta2 * second + (1.0 - self.beta2) * gradient**2
         m_hat, v_hat = m / (1.0 - self.beta1**t), v / (1.0 - self.beta2**t)
-        return weight - self.rate * (m_hat / (np.sqrt(v_hat) + self.epsilon) + self.decay * weight)
+        root = np.sqrt(v_hat + self.epsilon) if inside_root else np.sqrt(v_hat) + self.epsilon
+        return weight - self.rate * (m_hat / root + self.decay * weight)
 
 
 @dataclass(frozen=True)

@@ -62,22 +62,28 @@ class Llama:
         with torch.no_grad():
             return np.array([float(self._score(ids)) for ids in sequences])
 
-    def gradients(self, sequences: list[np.ndarray], slopes: Slopes) -> dict[str, np.ndarray]:
-        """Return the loss's gradient by each weight; 0 where it has none."""
+    def gradients(
+        self, sequences: list[np.ndarray], slopes: Slopes
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the loss's gradient by each weight, and the sum over sequences of its sizes: what a backward in less
+        precision rounds by, where sequences cancel each other."""
         leaves = {name: value.detach().requires_grad_(True) for name, value in self._read.items()}
         self._read, kept = leaves, self._read
-        total, begin = torch.zeros((), dtype=torch.float64), 0
+        sums, sizes = ({name: torch.zeros_like(value) for name, value in kept.items()} for _ in range(2))
+        begin = 0
         for place, ids in enumerate(sequences):
             own = slice(begin, begin + len(ids))
             begin += len(ids)
             part = self._loss_part(ids, slopes, own, place)
-            if part is not None:
-                part.backward()
-                total = total + part.detach()
+            if part is None:
+                continue
+            found = torch.autograd.grad(part, [*leaves.values()], allow_unused=True)
+            for name, value in zip(leaves, found, strict=True):
+                if value is not None:
+                    sums[name] += value
+                    sizes[name] += value.abs()
         self._read = kept
-        return {
-            name: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).numpy() for name, leaf in leaves.items()
-        }
+        return tuple({name: value.numpy() for name, value in part.items()} for part in (sums, sizes))  # type: ignore[return-value]
 
     def _loss_part(self, ids: np.ndarray, slopes: Slopes, own: slice, place: int) -> torch.Tensor | None:
         """What the loss moves by along its slopes, of one sequence."""

@@ -120,6 +120,8 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "label_smoothing": (float, "of the pairs' loss"),
     "margin_scale": (float, "factor of the margins, of reward"),
     "center_coef": (float, "weight of (chosen + rejected)^2, of reward"),
+    "begin_token_id": (float, "the token that sequences begin with; -1: none"),
+    "end_token_id": (float, "the token that ends a response"),
     "z_loss_coef": (float, "weight of the mean of log^2 Z, of sft"),
     "embedding_noise": (float, "NEFTune's alpha, of sft"),
     "other_terms": (bool, "the loss has terms that a record has no name for"),

@@ -60,9 +60,10 @@ def test_logits_and_gradients_are_transformers(kind, changes):
     terms.backward()
     reference = reference_of(model)
     assert reference.logits(SEQUENCES) == pytest.approx(np.concatenate(read), abs=1e-10)
-    found = reference.gradients(SEQUENCES, slopes)
+    found, sizes = reference.gradients(SEQUENCES, slopes)
     for name, weight in model.named_parameters():
         assert found[name] == pytest.approx(weight.grad.numpy(), abs=1e-9), name
+        assert (sizes[name] >= np.abs(found[name]) - 1e-12).all()
 
 
 def test_scores_are_transformers():
@@ -70,7 +71,7 @@ def test_scores_are_transformers():
     right = [model(torch.tensor(ids)[None]).logits.squeeze() for ids in SEQUENCES]
     assert reference_of(model).scores(SEQUENCES) == pytest.approx([float(one) for one in right], abs=1e-10)
     (2.0 * right[0] - right[1]).backward()
-    found = reference_of(model).gradients(SEQUENCES, Slopes(scores_S=np.array([2.0, -1.0])))
+    found, _ = reference_of(model).gradients(SEQUENCES, Slopes(scores_S=np.array([2.0, -1.0])))
     assert found["score.weight"] == pytest.approx(model.score.weight.grad.numpy(), abs=1e-9)
 
 
