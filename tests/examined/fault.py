@@ -10,14 +10,14 @@ from typing import Any
 @dataclass(frozen=True)
 class Fault:
     """words: what was planted. quantity: where it must first show; several names: the record may lack the first of
-    them. cause: as an engineer would name it. names: regular expressions; a sentence of the judge that one of them is
-    found in names the same mistake."""
+    them. cause: as an engineer would name it. names: a regular expression; a sentence of the judge in which it is found
+    names the same mistake."""
 
     name: str
     words: str
     quantity: tuple[str, ...]
     cause: str
-    names: tuple[str, ...]
+    names: str
 
 
 @dataclass(frozen=True)

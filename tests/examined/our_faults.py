@@ -287,9 +287,7 @@ _EXPERIENCE = "training.step3_ppo.experience"
 def _fault(name: str, address: str, change: _Change, words: str, *, quantity: str, cause: str, names: str) -> OurFault:
     """The run is that part of the name which stands before the colon."""
     run = name.split(":")[0]
-    return OurFault(
-        name, words, tuple(quantity.split("|")), cause, tuple(names.split("|")), run, _replacing(address, change)
-    )
+    return OurFault(name, words, tuple(quantity.split("|")), cause, names, run, _replacing(address, change))
 
 
 OUR_FAULTS = [

@@ -94,7 +94,8 @@ class Workshop:
     def run(self, name: str, place: str, fault: str = "") -> tuple[Ran, Path]:
         """Make a run of RUNS, with a fault by its name; return what it said and the folder of the record."""
         run, folder = RUNS[name], self.place / re.sub("[: ]+", "_", place)
-        flags = [*self._data(run.step), *run.flags.split(), "--output_dir", folder, "--record_steps", 1, 2, 3]
+        recorded = ["--record_steps", 1, 2, 3, "--record_values", "true"]
+        flags = [*self._data(run.step), *run.flags.split(), "--output_dir", folder, *recorded]
         flags = [str(self.template if flag == "TEMPLATE" else flag) for flag in flags]
         if fault:
             ran = run_module("tests.examined.ours", [fault, MODULES[run.step], *flags], run.ranks)

@@ -65,7 +65,9 @@ def _epsilon_inside(
 
 
 def _tied_twice(self: Any, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.stack([*(each.norm() for each in gradients.values()), gradients["model.embed_tokens.weight"].norm()]).norm()
+    return torch.stack(
+        [*(each.norm() for each in gradients.values()), gradients["model.embed_tokens.weight"].norm()]
+    ).norm()
 
 
 def _begins_twice(self: Any, prompt: list[int], number: int) -> Text:
@@ -166,9 +168,9 @@ def _with_dropout(self: Any, texts: list[Text]) -> dict[int, torch.Tensor]:
 
 
 def _fault(name: str, words: str, quantity: str, cause: str, names: str = "", **more: Any) -> PlainFault:
-    """setup and replaced: those of PlainFault, joined. names, quantity: with | between."""
+    """setup and replaced: those of PlainFault, joined. quantity: several with | between."""
     setup = {"objective": name.split()[0], **more.pop("setup", {})}
-    return PlainFault(name, words, tuple(quantity.split("|")), cause, tuple(names.split("|")), setup, more)
+    return PlainFault(name, words, tuple(quantity.split("|")), cause, names, setup, more)
 
 
 _LATER = {"packed": False}
@@ -300,7 +302,7 @@ PLAIN_FAULTS = [
     ),
     _fault(
         "ppo bootstrap across the cut", "the critic's value follows a response that the limit cut",
-        "rollout_advantages", "the value is bootstrapped across truncation", "bootstrapped where the length limit",
+        "rollout_advantages", "the value is bootstrapped across truncation", "bootstrapped (where|across)",
         last_value=_value_after_cut,
     ),
     _fault(

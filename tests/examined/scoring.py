@@ -37,7 +37,7 @@ class Verdict:
     def explains(self, fault: Fault) -> bool:
         """The right quantity, and the cause among the first few."""
         named = self.causes[:MOST_CAUSES]
-        return self.finds(fault) and any(re.search(each, cause) for each in fault.names for cause in named)
+        return self.finds(fault) and any(re.search(fault.names, cause) for cause in named)
 
 
 def judged(folder: Path) -> Verdict:
