@@ -210,16 +210,17 @@ def _lengths_shifted(step: AuditedStep, own: Responses) -> Responses:
     return replace(own, tokens_S=np.maximum(own.tokens_S - 1.0, 1.0))
 
 
-def _another(name: str) -> Callable[[AuditedStep], np.ndarray]:
+def _another(name: str) -> Callable[..., np.ndarray]:
     """Another loss in place of the one that is wanted."""
 
-    def compute(step: AuditedStep) -> np.ndarray:
+    def compute(step: AuditedStep, change: Callable[[AuditedStep, Responses], Responses] | None = None) -> np.ndarray:
         own = terms_of(step)
         if name in own:
             raise LackingError("another loss")
         first, *others = own
         changed = {name: own[first], **{other: own[other] for other in others}}
-        return losses_of(step, responses_of(step), constants_of(step), changed)
+        own_responses = responses_of(step) if change is None else change(step, responses_of(step))
+        return losses_of(step, own_responses, constants_of(step), changed)
 
     return compute
 
@@ -284,6 +285,7 @@ _DPO_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     ("the likelihood is over prompt and response", _likelihood_with_prompts),
     ("the loss is DPO's sigmoid", _another("sigmoid")),
     ("the loss is IPO's", _another("ipo")),
+    ("the loss is IPO's, on sums", partial(_another("ipo"), change=_as_sums)),
     ("the loss is the hinge", _another("hinge")),
     *(
         (f"the loss is {name}", _another(name))

@@ -244,7 +244,7 @@ _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
         "the clip takes the wrong side: the larger of the surrogates, not the smaller",
         lambda step: _corrected(step, np.minimum(*_surrogates(step))),
     ),
-    ("the ratio is not clipped", lambda step: _corrected(step, _surrogates(step)[0])),
+    ("the ratio is not clipped", lambda step: _other_bounds(step, 1.0, np.inf)),
     ("the ratio is clipped on both sides, whatever the advantage", lambda step: _corrected(step, _surrogates(step)[1])),
     ("the bounds of the clip are swapped", lambda step: _other_bounds(step, *reversed(_bounds(step)))),
     ("both bounds of the clip are the lower one", lambda step: _other_bounds(step, _bounds(step)[0], _bounds(step)[0])),

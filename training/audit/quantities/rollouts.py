@@ -322,9 +322,8 @@ def _value_behind(step: AuditedStep) -> np.ndarray:
     """The value after the last token of each response that was cut, as its last return has it: (R - r) / gamma; 0 after
     those that ended."""
     ends = np.cumsum(step.tensor("rollout_lengths")) - 1
-    behind_B = (step.tensor("rollout_returns")[ends] - step.tensor("rollout_rewards")[ends]) / float(
-        step.setting("gamma")
-    )
+    behind_B = step.tensor("rollout_returns")[ends] - step.tensor("rollout_rewards")[ends]
+    behind_B = behind_B / float(step.setting("gamma"))
     return np.where(step.tensor("rollout_ended"), 0.0, behind_B)
 
 
