@@ -39,7 +39,6 @@ MOST_FIELDS = 10
 LARGE_RECORDS = (
     "PhaseAccount",  # its fields are keys of what `threestep inspect --json` prints
     "RewardEvaluation",  # and of reward_report.json
-    "TrainingRun",
 )
 
 BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
