@@ -22,7 +22,7 @@ def read_version() -> str:
 INSTALL_REQUIRES = [
     "torch>=2.11",
     "deepspeed>=0.19.8",
-    "transformers>=5.16",
+    "transformers>=5.19",
     "datasets",
     "accelerate",
     "tensorboard",

@@ -399,7 +399,7 @@ def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float
             figures = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as problem:
             raise ThreestepError(f"{step} ended well, but left no figures in {path}: {problem}") from problem
-        summary |= {key: figures.get(name) for row in known_steps()[step].closing for key, name in row.keys()}
+        summary |= {key: figures.get(name) for row in known_steps()[step].figures.closing for key, name in row.keys()}
     return {**summary, **{f"seconds_{known_steps()[step].kind}": round(seconds[step], 1) for step in seconds}}
 
 
@@ -415,7 +415,7 @@ def format_table(summary: Mapping[str, float | None], steps: Iterable[str]) -> s
     rows = [("what, on held-out data", "before", "after"), ("---", "---:", "---:")]
     declared = [known_steps()[name] for name in steps]
     for step in declared:
-        for row in step.closing:
+        for row in step.figures.closing:
             if row.optional and all(summary[key] is None for key, _ in row.keys()):
                 continue
             has_error = row.error is not None and summary[row.error[0]] is not None

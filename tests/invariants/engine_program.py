@@ -385,7 +385,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     [guests] = GuestSettings(case.router_coef).open([(engine, model)], "", STEPS, SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        run = TrainingRun("test", engine, train_rows, eval_rows, loop, metrics, guests=guests)
+        run = TrainingRun(engine, train_rows, eval_rows, loop, metrics, guests=guests)
         trainer = make_trainer(case, run, model)
         trainer.train()
         chosen = trainer.chosen_scores(most_rows=5) if case.kind == "ranking" else None

@@ -224,7 +224,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     loop = replace(loop, eval_interval=0)
     folder = out / name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        run = TrainingRun("test", engine, rows, [], loop, metrics, media=images)
+        run = TrainingRun(engine, rows, [], loop, metrics, media=images)
         trainer = make_trainer(case, run)
         lacking = counted_lacking(trainer, of_pairs)
         trainer.train()

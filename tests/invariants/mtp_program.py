@@ -100,7 +100,7 @@ def trained(
     [guests] = settings.open([(engine, model)], path, STEPS, HEAD_SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        SftTrainer(TrainingRun("test", engine, train_rows, eval_rows, loop, metrics, guests=guests)).train()
+        SftTrainer(TrainingRun(engine, train_rows, eval_rows, loop, metrics, guests=guests)).train()
     weights = engine.full_state(model)
     mtp = guests[0].head if guests else None
     head = mtp.engine.full_state(mtp.module) if mtp else {}

@@ -116,9 +116,8 @@ class Answer:
 @dataclass(frozen=True)
 class ChatModel:
     """data: with the prompt style of this model.
-    end_token_id: of a response, as in step 3.
     more_end_tokens: the model's stop tokens, at which an answer in a chat ends too.
-    end_token_ids: at which a drawn answer ends, as in step 3; `end_token_id` is the first.
+    end_token_ids: at which a drawn answer ends, as in step 3; the first is a response's `end_token_id`.
     tags: with `--parallel_thinking`, whose paths are drawn side by side, as in step 3.
     media: of the prompts; None without any.
     reads: reads the media of messages; None for rows of a dataset, and without media.
@@ -129,12 +128,15 @@ class ChatModel:
     engine: RolloutEngine
     tokenizer: Any
     data: DataArguments
-    end_token_id: int
+    end_token_ids: tuple[int, ...]
     more_end_tokens: frozenset[int]
-    end_token_ids: tuple[int, ...] = ()
     tags: ParallelTags | None = None
     media: RunMedia | None = None
     reads: ReadsMedia | None = None
+
+    @property
+    def end_token_id(self) -> int:
+        return self.end_token_ids[0]
 
     def message_text(self, answer: Answer) -> str:
         """The answer's text as a message: as it is, but for the spaces around it that belong to "Human: ...
@@ -310,7 +312,7 @@ def load_chat_folder(
     if unused is not None:
         note(f"{name}: {unused}")
     tags, engine = parallel_tags(folder.data.chat, tokenizer), start_engine(model)
-    chat_model = ChatModel(name, model, engine, tokenizer, folder.data, folder.end_token_id, more, ends, tags)
+    chat_model = ChatModel(name, model, engine, tokenizer, folder.data, ends, more, tags)
     return replace(chat_model, media=media, reads=reads)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from training.step1_sft.arguments import SftArguments
 from training.utils.compat.deepspeed_chat_flags import SFT_OLD_FLAGS
-from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
+from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
 STEP = Step(
@@ -15,28 +15,32 @@ STEP = Step(
     reads_media=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": None},
-    sample_labels=("start model", "SFT"),
-    sample_note="Held-out prompts, the response of the data and the model's own of at most 64 tokens, drawn greedily "
-    "before and after training. loss: of the row, in nats a token.",
     old_flags=SFT_OLD_FLAGS,
-    curves=(
-        Curve("Loss", "nats a token", {"training": "train/loss", "held-out": "eval/loss"}),
-        Curve(
-            "Token accuracy",
-            "share of tokens that are the model's first choice",
-            {"training": "train/token_accuracy", "held-out": "eval/token_accuracy"},
+    figures=StepFigures(
+        curves=(
+            Curve("Loss", "nats a token", {"training": "train/loss", "held-out": "eval/loss"}),
+            Curve(
+                "Token accuracy",
+                "share of tokens that are the model's first choice",
+                {"training": "train/token_accuracy", "held-out": "eval/token_accuracy"},
+            ),
+            NORM,
+            SPEED,
+            RATE,
         ),
-        NORM,
-        SPEED,
-        RATE,
-    ),
-    evaluates=("loss", "perplexity", "token_accuracy", "mtp_*"),
-    headlines=(Headline("SFT loss", "eval/loss"), Headline("Token accuracy", "eval/token_accuracy")),
-    closing=(
-        ClosingRow(
-            "SFT loss",
-            before=("sft_eval_loss_before", "eval_loss_before"),
-            after=("sft_eval_loss_after", "eval_loss_after"),
+        evaluates=("loss", "perplexity", "token_accuracy", "mtp_*"),
+        headlines=(Headline("SFT loss", "eval/loss"), Headline("Token accuracy", "eval/token_accuracy")),
+        closing=(
+            ClosingRow(
+                "SFT loss",
+                before=("sft_eval_loss_before", "eval_loss_before"),
+                after=("sft_eval_loss_after", "eval_loss_after"),
+            ),
+        ),
+        samples=SampleWords(
+            labels=("start model", "SFT"),
+            note="Held-out prompts, the response of the data and the model's own of at most 64 tokens, drawn greedily "
+            "before and after training. loss: of the row, in nats a token.",
         ),
     ),
 )

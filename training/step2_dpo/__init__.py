@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from training.step2_dpo.arguments import DpoArguments
 from training.utils.compat.deepspeed_chat_flags import DPO_OLD_FLAGS
-from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
+from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
 STEP = Step(
@@ -16,34 +16,38 @@ STEP = Step(
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
     old_flags=DPO_OLD_FLAGS,
-    curves=(
-        Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
-        Curve(
-            "Accuracy",
-            "share of pairs whose chosen response has the higher implicit reward",
-            {"training": "train/accuracy", "held-out": "eval/accuracy"},
+    figures=StepFigures(
+        curves=(
+            Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
+            Curve(
+                "Accuracy",
+                "share of pairs whose chosen response has the higher implicit reward",
+                {"training": "train/accuracy", "held-out": "eval/accuracy"},
+            ),
+            Curve(
+                "Implicit reward",
+                "of training pairs",
+                {"chosen": "train/chosen_reward", "rejected": "train/rejected_reward"},
+            ),
+            Curve(
+                "Reward margin",
+                "chosen minus rejected",
+                {"training": "train/reward_margin", "held-out": "eval/reward_margin"},
+            ),
+            NORM,
+            SPEED,
+            RATE,
         ),
-        Curve(
-            "Implicit reward",
-            "of training pairs",
-            {"chosen": "train/chosen_reward", "rejected": "train/rejected_reward"},
+        evaluates=("loss", "accuracy", "reward_margin", "chosen_reward", "rejected_reward"),
+        headlines=(Headline("DPO pair accuracy", "eval/accuracy"), Headline("Reward margin", "eval/reward_margin")),
+        closing=(
+            ClosingRow("accuracy of the implicit reward", after=("dpo_pair_accuracy", "eval_accuracy")),
+            ClosingRow("implicit reward, chosen minus rejected", after=("dpo_reward_margin", "eval_reward_margin")),
         ),
-        Curve(
-            "Reward margin",
-            "chosen minus rejected",
-            {"training": "train/reward_margin", "held-out": "eval/reward_margin"},
+        samples=SampleWords(
+            note="Held-out pairs with their implicit rewards before and after training. margin: chosen minus rejected "
+            "(of more than two responses the least of all pairs); below 0 the order is wrong.",
+            score="implicit reward",
         ),
-        NORM,
-        SPEED,
-        RATE,
-    ),
-    evaluates=("loss", "accuracy", "reward_margin", "chosen_reward", "rejected_reward"),
-    headlines=(Headline("DPO pair accuracy", "eval/accuracy"), Headline("Reward margin", "eval/reward_margin")),
-    sample_note="Held-out pairs with their implicit rewards before and after training. margin: chosen minus rejected "
-    "(of more than two responses the least of all pairs); below 0 the order is wrong.",
-    sample_score="implicit reward",
-    closing=(
-        ClosingRow("accuracy of the implicit reward", after=("dpo_pair_accuracy", "eval_accuracy")),
-        ClosingRow("implicit reward, chosen minus rejected", after=("dpo_reward_margin", "eval_reward_margin")),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from training.step2_reward.arguments import RewardModelArguments
 from training.utils.compat.deepspeed_chat_flags import REWARD_OLD_FLAGS
-from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, Step
+from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
 STEP = Step(
@@ -16,21 +16,25 @@ STEP = Step(
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
     old_flags=REWARD_OLD_FLAGS,
-    curves=(
-        Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
-        Curve(
-            "Accuracy",
-            "share of pairs whose chosen response scores higher",
-            {"training": "train/accuracy", "held-out": "eval/accuracy"},
+    figures=StepFigures(
+        curves=(
+            Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
+            Curve(
+                "Accuracy",
+                "share of pairs whose chosen response scores higher",
+                {"training": "train/accuracy", "held-out": "eval/accuracy"},
+            ),
+            Curve("Score gap", "chosen minus rejected", {"held-out": "eval/score_gap"}),
+            NORM,
+            SPEED,
+            RATE,
         ),
-        Curve("Score gap", "chosen minus rejected", {"held-out": "eval/score_gap"}),
-        NORM,
-        SPEED,
-        RATE,
+        evaluates=("loss", "accuracy", "accuracy_*", "score_gap", "calibration_error", "chosen_*", "rejected_*"),
+        headlines=(Headline("Pair accuracy", "eval/accuracy"), Headline("Score gap", "eval/score_gap")),
+        closing=(ClosingRow("reward model's pair accuracy", after=("reward_pair_accuracy", "eval_accuracy")),),
+        samples=SampleWords(
+            note="Held-out pairs with their scores before and after training. margin: chosen minus rejected (of more "
+            "than two responses the least of all pairs); below 0 the order is wrong."
+        ),
     ),
-    evaluates=("loss", "accuracy", "accuracy_*", "score_gap", "calibration_error", "chosen_*", "rejected_*"),
-    headlines=(Headline("Pair accuracy", "eval/accuracy"), Headline("Score gap", "eval/score_gap")),
-    sample_note="Held-out pairs with their scores before and after training. margin: chosen minus rejected (of more "
-    "than two responses the least of all pairs); below 0 the order is wrong.",
-    closing=(ClosingRow("reward model's pair accuracy", after=("reward_pair_accuracy", "eval_accuracy")),),
 )

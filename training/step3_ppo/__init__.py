@@ -6,7 +6,7 @@ from typing import get_type_hints
 
 from training.step3_ppo.flags.ppo_flags import PpoFlags
 from training.utils.compat.deepspeed_chat_flags import PPO_OLD_FLAGS
-from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, Step
+from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 
 STEP = Step(
     name="step3_ppo",
@@ -34,81 +34,87 @@ STEP = Step(
     ),
     inputs={"actor_model_name_or_path": "step1_sft", "critic_model_name_or_path": "step2_reward"},
     old_flags=PPO_OLD_FLAGS,
-    curves=(
-        Curve(
-            "Reward",
-            "mean score of a response",
-            {
-                "rollouts": "rollout/score",
-                "with the KL's part": "rollout/reward",
-                "held-out prompts": "eval/reward",
-                "held-out, greedy": "eval_greedy/reward",
-            },
-        ),
-        Curve("Checker", "mean on prompts that nothing trains on", {"held-out prompts": "eval/check"}),
-        Curve("KL to the reference", "nats a response", {"rollouts": "rollout/kl"}),
-        Curve(
-            "Response length",
-            "tokens",
-            {"rollouts": "rollout/response_tokens", "held-out prompts": "eval/response_tokens"},
-        ),
-        Curve(
-            "Turns",
-            "that the model took in a conversation",
-            {"rollouts": "conversation/turns", "held-out prompts": "eval/turns"},
-        ),
-        Curve("Entropy", "nats a token", {"rollouts": "rollout/entropy", "training": "actor/entropy"}),
-        Curve(
-            "Ended responses",
-            "share that ended before the length limit",
-            {"rollouts": "rollout/ended_share", "held-out prompts": "eval/ended_share"},
-        ),
-        Curve(
-            "Dynamic sampling",
-            "prompts of a rollout whose samples all score the same",
-            {
-                "replaced": "dynamic_sampling/replaced",
-                "kept": "dynamic_sampling/kept_equal",
-                "drawn and dropped": "dynamic_sampling/dropped",
-            },
-        ),
-        Curve("Policy loss", "", {"actor": "actor/policy_loss"}),
-        Curve("Value loss", "", {"critic": "critic/value_loss"}),
-        Curve(
-            "Clipped share",
-            "of tokens whose update was clipped",
-            {"actor": "actor/clip_fraction", "critic": "critic/clip_fraction"},
-        ),
-        Curve(
-            "Rollout and training",
-            "difference of a token's probability",
-            {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
-        ),
-        Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
-        SPEED,
-        Curve("Learning rate", "", {"actor": "actor/learning_rate", "critic": "critic/learning_rate"}, is_smooth=True),
-    ),
     variant_flag="advantage",
-    sample_labels=("SFT", "PPO"),
-    sample_note="Responses to held-out prompts before step 3 (SFT) and after it (PPO), from the same seed for each "
-    "prompt.",
-    evaluates=("reward", "check", "ended_share", "response_tokens", "turns", "reward/*", "check/*", "*/*", "*@*"),
-    headlines=(
-        Headline("Mean reward", "eval/reward", "reward_standard_error"),
-        Headline("Checker", "eval/check", "checker_standard_error"),
-    ),
-    closing=(
-        ClosingRow(
-            "mean reward",
-            before=("reward_sft", "reward_before"),
-            after=("reward_ppo", "reward_after"),
-            error=("reward_standard_error", "reward_standard_error"),
+    figures=StepFigures(
+        curves=(
+            Curve(
+                "Reward",
+                "mean score of a response",
+                {
+                    "rollouts": "rollout/score",
+                    "with the KL's part": "rollout/reward",
+                    "held-out prompts": "eval/reward",
+                    "held-out, greedy": "eval_greedy/reward",
+                },
+            ),
+            Curve("Checker", "mean on prompts that nothing trains on", {"held-out prompts": "eval/check"}),
+            Curve("KL to the reference", "nats a response", {"rollouts": "rollout/kl"}),
+            Curve(
+                "Response length",
+                "tokens",
+                {"rollouts": "rollout/response_tokens", "held-out prompts": "eval/response_tokens"},
+            ),
+            Curve(
+                "Turns",
+                "that the model took in a conversation",
+                {"rollouts": "conversation/turns", "held-out prompts": "eval/turns"},
+            ),
+            Curve("Entropy", "nats a token", {"rollouts": "rollout/entropy", "training": "actor/entropy"}),
+            Curve(
+                "Ended responses",
+                "share that ended before the length limit",
+                {"rollouts": "rollout/ended_share", "held-out prompts": "eval/ended_share"},
+            ),
+            Curve(
+                "Dynamic sampling",
+                "prompts of a rollout whose samples all score the same",
+                {
+                    "replaced": "dynamic_sampling/replaced",
+                    "kept": "dynamic_sampling/kept_equal",
+                    "drawn and dropped": "dynamic_sampling/dropped",
+                },
+            ),
+            Curve("Policy loss", "", {"actor": "actor/policy_loss"}),
+            Curve("Value loss", "", {"critic": "critic/value_loss"}),
+            Curve(
+                "Clipped share",
+                "of tokens whose update was clipped",
+                {"actor": "actor/clip_fraction", "critic": "critic/clip_fraction"},
+            ),
+            Curve(
+                "Rollout and training",
+                "difference of a token's probability",
+                {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
+            ),
+            Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
+            SPEED,
+            Curve(
+                "Learning rate", "", {"actor": "actor/learning_rate", "critic": "critic/learning_rate"}, is_smooth=True
+            ),
         ),
-        ClosingRow(
-            "the exact checker",
-            before=("checker_sft", "checker_before"),
-            after=("checker_ppo", "checker_after"),
-            optional=True,
+        evaluates=("reward", "check", "ended_share", "response_tokens", "turns", "reward/*", "check/*", "*/*", "*@*"),
+        headlines=(
+            Headline("Mean reward", "eval/reward", "reward_standard_error"),
+            Headline("Checker", "eval/check", "checker_standard_error"),
+        ),
+        closing=(
+            ClosingRow(
+                "mean reward",
+                before=("reward_sft", "reward_before"),
+                after=("reward_ppo", "reward_after"),
+                error=("reward_standard_error", "reward_standard_error"),
+            ),
+            ClosingRow(
+                "the exact checker",
+                before=("checker_sft", "checker_before"),
+                after=("checker_ppo", "checker_after"),
+                optional=True,
+            ),
+        ),
+        samples=SampleWords(
+            labels=("SFT", "PPO"),
+            note="Responses to held-out prompts before step 3 (SFT) and after it (PPO), from the same seed for each "
+            "prompt.",
         ),
     ),
 )

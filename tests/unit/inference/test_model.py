@@ -72,7 +72,7 @@ def test_an_answer_grows_and_equal_seeds_give_equal_answers(asked):
 def test_the_end_token_ends_it_and_is_no_text(asked):
     flags = SamplingArguments(max_new_tokens=10)
     ids = [part.token_ids for part in stream_answer(asked, TALK, flags, seed=3)][-1]
-    ends = dataclasses.replace(asked, end_token_id=ids[4])
+    ends = dataclasses.replace(asked, end_token_ids=(ids[4],))
     last = list(stream_answer(ends, TALK, flags, seed=3))[-1]
     cut = ids[: ids.index(ids[4]) + 1]
     assert (last.token_ids, last.ended) == (cut, True)

@@ -1,5 +1,5 @@
-"""What can be seen of token ids and of the data's mask without the text: beginnings, ends, prompts of pairs; and
-reference and sampler, which no computation of the record gives.
+"""Checks of token ids and of the data's mask without the text: beginnings, ends, prompts of pairs; and of reference
+and sampler, which no computation of the record gives.
 
 A quantity here has 0 for each sequence in which nothing is wrong, and the number of what is in others. S sequences.
 """
@@ -71,7 +71,7 @@ def _endless(step: AuditedStep) -> np.ndarray:
 
 
 def _ids(step: AuditedStep) -> np.ndarray:
-    """What is wrong with each sequence."""
+    """Return [S], the number of what is wrong with each sequence."""
     step.tensor("token_ids")
     found = np.where(_unequal_prompts(step), _UNEQUAL, 0.0)
     found = np.where(_endless(step), _ENDLESS, found)
@@ -173,8 +173,8 @@ def _sampler_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
 
 
 def _old_by_model(step: AuditedStep, temperature: float | None) -> np.ndarray:
-    """What the recorded weights read on the minibatch, put back into the rollout; NaN for other responses. Of the first
-    update on a rollout alone, whose weights are those that rolled out."""
+    """Log-probabilities that the recorded weights read on the minibatch, put back into the rollout; NaN for other
+    responses. Right for the first update on a rollout alone, whose weights are those that rolled out."""
     from training.audit.references.logprobs import logprobs
 
     if not step.has_state("weights_before."):

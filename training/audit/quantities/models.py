@@ -1,4 +1,4 @@
-"""What the recorded weights return on the recorded tokens: logits, scores, and the gradient of a loss.
+"""The model of a record on its tokens: logits, scores, and the gradient of a loss.
 
 S sequences, T tokens, V vocabulary.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from training.audit.quantities.step import AuditedStep, LackingError
+from training.audit.quantities.step import DERIVED, AuditedStep, LackingError
 
 if TYPE_CHECKING:
     from training.audit.references.llama import Llama, Slopes
@@ -82,3 +82,12 @@ def model_gradients(step: AuditedStep, slopes: Slopes) -> tuple[np.ndarray, np.n
     trained = step.state("gradients.")
     sums, sizes = (np.concatenate([found[name].reshape(-1) for name in trained]) for found in both)
     return sums, sizes
+
+
+def _derived_logits(step: AuditedStep) -> np.ndarray:
+    if not step.has_state("weights_before."):
+        raise LackingError("the tensor logits, or the weights")
+    return model_logits(step)
+
+
+DERIVED["logits"] = _derived_logits

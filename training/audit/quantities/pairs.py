@@ -13,11 +13,13 @@ from training.audit.quantities.quantity import Cause, Quantity, of_loss
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.audit.quantities.tokens import loss_tolerance, wrong_reductions
 from training.audit.references import masks, reductions
-from training.audit.references.preferences import LOSSES, MARKED, Responses, Term, lengths, marked, ranking, schedule
+from training.audit.references.preferences import LOSSES, MARKED, ResponseSums, Term, lengths, marked, ranking, schedule
 from training.audit.references.preferences.responses import log_sigmoid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    Change = Callable[[AuditedStep, ResponseSums], ResponseSums]
 
 _DPO, _REWARD = ("dpo",), ("reward",)
 _SMALL = 2e-5  # of log-probabilities that are summed in float32
@@ -28,7 +30,7 @@ def tail_weights(step: AuditedStep) -> np.ndarray:
     alpha, mask_T = float(step.settings.get("ld_alpha", 1.0)), step.tensor("loss_mask")
     if alpha == 1.0:
         return np.ones(len(mask_T))
-    return lengths.tail_weights(mask_T, step.sequence_T, _prompts(step), _tokens(step), alpha)
+    return lengths.tail_weights(mask_T, step.sequence_T, _prompts(step), _tokens(step), alpha=alpha)
 
 
 def _prompts(step: AuditedStep) -> np.ndarray:
@@ -110,8 +112,8 @@ def constants_of(step: AuditedStep, **changes: Any) -> Term:
     return Term(**{**own, **changes})
 
 
-def responses_of(step: AuditedStep, **changes: np.ndarray) -> Responses:
-    """The responses of the step by recorded sums. changes: of a `Responses`."""
+def responses_of(step: AuditedStep, **changes: np.ndarray) -> ResponseSums:
+    """The responses of the step by recorded sums. changes: of a `ResponseSums`."""
     marks = step.tensor("is_good") if step.has("is_good") else None
     chosen_P = step.tensor("chosen") if marks is None else np.zeros(0, dtype=np.int64)
     rejected_P = step.tensor("rejected") if marks is None else chosen_P
@@ -120,7 +122,7 @@ def responses_of(step: AuditedStep, **changes: np.ndarray) -> Responses:
     plain_S = _plain_sums(step) if has_mask and float(step.settings.get("ld_alpha", 1.0)) != 1.0 else weighted_S
     reads = any(name in REFERENCED for name in terms_of(step))
     reference_S = step.tensor("ref_logprob_sums") if reads else np.zeros(len(weighted_S))
-    found = Responses(
+    found = ResponseSums(
         plain_S, weighted_S, reference_S, _tokens(step), chosen_P, rejected_P, _likelihood_shares(step), marks
     )
     return replace(found, **changes)
@@ -140,7 +142,9 @@ def _likelihood_shares(step: AuditedStep) -> np.ndarray | None:
     return np.where(best_P, 1.0 / (weights_P * np.maximum(pairs_S[chosen_P], 1)), 0.0)
 
 
-def losses_of(step: AuditedStep, responses: Responses, term: Term, terms: dict[str, float] | None = None) -> np.ndarray:
+def losses_of(
+    step: AuditedStep, responses: ResponseSums, term: Term, terms: dict[str, float] | None = None
+) -> np.ndarray:
     """Return [U], the weighted sum of the terms."""
     own = terms_of(step) if terms is None else terms
     if any(name in MARKED for name in own) != (responses.good_S is not None):
@@ -164,56 +168,58 @@ def _with(**changes: Any) -> Callable[[AuditedStep], np.ndarray]:
     return lambda step: losses_of(step, responses_of(step), constants_of(step, **changes))
 
 
-def _of(change: Callable[[AuditedStep, Responses], Responses]) -> Callable[[AuditedStep], np.ndarray]:
+def _of(change: Callable[[AuditedStep, ResponseSums], ResponseSums]) -> Callable[[AuditedStep], np.ndarray]:
     """With other responses."""
     return lambda step: losses_of(step, change(step, responses_of(step)), constants_of(step))
 
 
-def _swapped(step: AuditedStep, own: Responses) -> Responses:
+def _swapped(step: AuditedStep, own: ResponseSums) -> ResponseSums:
     return own.swapped() if own.good_S is None else replace(own, good_S=~own.good_S)
 
 
-def _reference_times(own: Responses, times: float) -> Responses:
+def _reference_times(own: ResponseSums, times: float) -> ResponseSums:
     return replace(own, reference_S=times * own.reference_S)
 
 
-def _exchanged(step: AuditedStep, own: Responses) -> Responses:
+def _exchanged(step: AuditedStep, own: ResponseSums) -> ResponseSums:
     return replace(own, weighted_S=own.reference_S, sums_S=own.reference_S, reference_S=own.weighted_S)
 
 
-def _means(step: AuditedStep, own: Responses) -> Responses:
+def _means(step: AuditedStep, own: ResponseSums) -> ResponseSums:
     """Sums become means; of means nothing changes."""
     one_S = np.ones(len(own.tokens_S))
     changed = replace(own, weighted_S=own.weighted_S / own.tokens_S, reference_S=own.reference_S / own.tokens_S)
     return replace(changed, sums_S=own.sums_S / own.tokens_S, tokens_S=one_S)
 
 
-def _as_sums(step: AuditedStep, own: Responses) -> Responses:
+def _as_sums(step: AuditedStep, own: ResponseSums) -> ResponseSums:
     return replace(own, tokens_S=np.ones(len(own.tokens_S)))
 
 
-def _one_sided(step: AuditedStep, own: Responses) -> Responses:
+def _one_sided(step: AuditedStep, own: ResponseSums) -> ResponseSums:
     keep_S = np.zeros(len(own.sums_S), dtype=bool)
     keep_S[own.chosen_P] = True
     return replace(own, weighted_S=own.weighted_S * keep_S, reference_S=own.reference_S * keep_S)
 
 
-def _without_tails(step: AuditedStep, own: Responses) -> Responses:
+def _without_tails(step: AuditedStep, own: ResponseSums) -> ResponseSums:
     return replace(own, weighted_S=own.sums_S)
 
 
-def _lengths_with_prompts(step: AuditedStep, own: Responses) -> Responses:
+def _lengths_with_prompts(step: AuditedStep, own: ResponseSums) -> ResponseSums:
     return replace(own, tokens_S=np.maximum(step.sequence_sums(step.real_T.astype(np.float64)), 1.0))
 
 
-def _lengths_shifted(step: AuditedStep, own: Responses) -> Responses:
+def _lengths_shifted(step: AuditedStep, own: ResponseSums) -> ResponseSums:
     return replace(own, tokens_S=np.maximum(own.tokens_S - 1.0, 1.0))
 
 
 def _another(name: str) -> Callable[..., np.ndarray]:
     """Another loss in place of the one that is wanted."""
 
-    def compute(step: AuditedStep, change: Callable[[AuditedStep, Responses], Responses] | None = None) -> np.ndarray:
+    def compute(
+        step: AuditedStep, change: Callable[[AuditedStep, ResponseSums], ResponseSums] | None = None
+    ) -> np.ndarray:
         own = terms_of(step)
         if name in own:
             raise LackingError("another loss")

@@ -47,8 +47,8 @@ class AuditedStep:
         """The tensor as recorded; one that is missing and follows from others is computed."""
         if name in self._replaced:
             return self._replaced[name]
-        if name in _DERIVED and not self.has(name):
-            return _DERIVED[name](self)
+        if name in DERIVED and not self.has(name):
+            return DERIVED[name](self)
         return self.recorded(name)
 
     def recorded(self, name: str) -> np.ndarray:
@@ -241,7 +241,7 @@ class AuditedStep:
         return f"micro-batch {index - int(self._first_micro[rank])} of rank {rank}"
 
     def _parameter(self, index: int) -> str:
-        """Of numbers of all trained parameters by name."""
+        """The parameter, and the place in it, of a number among those of all trained parameters by name."""
         trained = next(kind for kind in ("exp_avg.", "gradients.", "weights_after.") if self.has_state(kind))
         for name, values in self.state(trained).items():
             if index < values.size:
@@ -277,15 +277,6 @@ def _read_logits(step: AuditedStep) -> np.ndarray:
     return logprobs(step.tensor("logits"), step.tensor("token_ids"), temperature)
 
 
-def _logits(step: AuditedStep) -> np.ndarray:
-    """Those of the recorded weights."""
-    from training.audit.quantities.models import model_logits
-
-    if not step.has_state("weights_before."):
-        raise LackingError("the tensor logits, or the weights")
-    return model_logits(step)
-
-
 def _scores_at_ends(step: AuditedStep) -> np.ndarray:
     """Rewards without a KL in them."""
     if step.setting("kl_in") == "reward":
@@ -293,9 +284,8 @@ def _scores_at_ends(step: AuditedStep) -> np.ndarray:
     return at_ends(step.recorded("rollout_scores"), step.tensor("rollout_lengths"))
 
 
-# Tensors that follow from others, for records that lack them.
-_DERIVED: dict[str, Callable[[AuditedStep], np.ndarray]] = {
-    "logits": _logits,
+# Tensors that follow from others, for records that lack them; `models` adds the logits.
+DERIVED: dict[str, Callable[[AuditedStep], np.ndarray]] = {
     "logprobs": _read_logits,
     "logprob_sums": _sums_of("logprobs"),
     "ref_logprob_sums": _sums_of("ref_logprobs"),

@@ -52,7 +52,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class RateShape:
-    """What a schedule is made of. warmup, total: optimizer steps. init, least: shares of the peak."""
+    """The constants of a schedule. warmup, total: optimizer steps. init, least: shares of the peak."""
 
     warmup: float
     total: float

@@ -86,7 +86,7 @@ class Llama:
         return tuple({name: value.numpy() for name, value in part.items()} for part in (sums, sizes))  # type: ignore[return-value]
 
     def _loss_part(self, ids: np.ndarray, slopes: Slopes, own: slice, place: int) -> torch.Tensor | None:
-        """What the loss moves by along its slopes, of one sequence."""
+        """The move of the loss along its slopes, of one sequence."""
         if slopes.scores_S is not None:
             return float(slopes.scores_S[place]) * self._score(ids)
         given = {name: getattr(slopes, f"{name}_T") for name in ("logprobs", "normalizers", "entropies")}

@@ -193,7 +193,7 @@ class StyledModel:
     def ids_of(self, messages: Sequence[Message]) -> list[int]:
         """The prompt of a chat, as in training."""
         unloaded: Any = None
-        chat_model = ChatModel(self.name, unloaded, unloaded, self.tokenizer, self.data, 0, frozenset())
+        chat_model = ChatModel(self.name, unloaded, unloaded, self.tokenizer, self.data, (0,), frozenset())
         return prompt_of(chat_model, messages).flipped_prompt_ids[::-1].tolist()
 
     def rendered(self, template: str, messages: Sequence[Message]) -> list[int]:

@@ -67,6 +67,35 @@ class ClosingRow:
 
 
 @dataclass(frozen=True)
+class SampleWords:
+    """Words of the report on samples.jsonl.
+
+    labels: the models whose responses it holds, before and after training
+    note: above the samples. score: what a ranked response's score is called
+    """
+
+    labels: tuple[str, str] = ("before", "after")
+    note: str = ""
+    score: str = "score"
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """Figures of a step that reports and tables show.
+
+    closing: its rows of all_steps' closing table
+    evaluates: the figures of its evaluations, by which a run can be judged; `*` stands for names of the user's. Empty:
+        not declared
+    """
+
+    curves: tuple[Curve, ...] = (LOSS, NORM, SPEED, RATE)
+    headlines: tuple[Headline, ...] = (Headline("Loss", "eval/loss"),)
+    closing: tuple[ClosingRow, ...] = ()
+    evaluates: tuple[str, ...] = ()
+    samples: SampleWords = SampleWords()
+
+
+@dataclass(frozen=True)
 class Step:
     """One training program and its report.
 
@@ -78,12 +107,7 @@ class Step:
     old_flags: names of other programs (DeepSpeed-Chat's, TRL's) that it reads too
     first_flags: those that a first run needs, in the order of --help
     variant_flag: the flag whose value takes the title's place unless it is the default
-    closing: its rows of all_steps' closing table
-    sample_labels: the models whose responses samples.jsonl holds, before and after training
-    sample_note, sample_score: what the report says of the samples, and what it calls a ranked response's score
     reads_media: it trains models that read more than text, and rows with media
-    evaluates: the figures of its evaluations, by which a run can be judged; `*` stands for names of the user's. Empty:
-        not declared
     """
 
     name: str
@@ -92,16 +116,10 @@ class Step:
     groups: tuple[type, ...]
     inputs: Mapping[str, str | None] = field(default_factory=dict)
     old_flags: Mapping[str, OldFlag] = field(default_factory=dict)
-    curves: tuple[Curve, ...] = (LOSS, NORM, SPEED, RATE)
-    headlines: tuple[Headline, ...] = (Headline("Loss", "eval/loss"),)
-    closing: tuple[ClosingRow, ...] = ()
     first_flags: tuple[str, ...] = ()
     variant_flag: str | None = None
-    sample_labels: tuple[str, str] = ("before", "after")
-    sample_note: str = ""
-    sample_score: str = "score"
     reads_media: bool = False
-    evaluates: tuple[str, ...] = ()
+    figures: StepFigures = StepFigures()
 
     @property
     def number(self) -> str:

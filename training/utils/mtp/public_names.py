@@ -31,21 +31,29 @@ _ONE_EXPERT = re.compile(r"(.*mlp\.experts\.)(\d+)\.(gate|up|down)_proj\.weight"
 
 
 @dataclass(frozen=True)
-class PublicForm:
-    """Names of one module; {n} is its number, from 0, or from the model's number of layers if `after_layers`.
+class ModuleNames:
+    """Tensors of one module; block: of its layer, before the layer's own names. A module without a final_norm ends in
+    the model's."""
 
-    families: who uses it. prefix: what no other tensor of such a checkpoint begins with. copies: of the model's
-    embeddings and output layer, not read. hidden_first: the projection reads [state; embedding]. before_norm: the state
-    that is read is that before the model's final norm. A form without a final_norm ends in the model's.
-    """
-
-    families: str
-    prefix: str
     enorm: str
     hnorm: str
     projection: str
     final_norm: str | None
     block: str
+
+
+@dataclass(frozen=True)
+class PublicForm:
+    """Names of one module; {n} is its number, from 0, or from the model's number of layers if `after_layers`.
+
+    families: who uses it. prefix: what no other tensor of such a checkpoint begins with. copies: of the model's
+    embeddings and output layer, not read. hidden_first: the projection reads [state; embedding]. before_norm: the state
+    that is read is that before the model's final norm.
+    """
+
+    families: str
+    prefix: str
+    names: ModuleNames
     copies: tuple[str, ...] = ()
     hidden_first: bool = False
     after_layers: bool = False
@@ -54,63 +62,71 @@ class PublicForm:
     @property
     def is_single(self) -> bool:
         """True if there are names for one module alone."""
-        return "{n}" not in self.projection
+        return "{n}" not in self.names.projection
 
     def number(self, depth: int, model_layers: int) -> int:
         return depth + (model_layers if self.after_layers else 0)
 
     def parts(self, number: int) -> dict[str, str]:
         """By the head's names, without the block's."""
-        found = {_ENORM: self.enorm, _HNORM: self.hnorm, _PROJECTION: self.projection}
-        if self.final_norm is not None:
-            found[_FINAL_NORM] = self.final_norm
+        found = {_ENORM: self.names.enorm, _HNORM: self.names.hnorm, _PROJECTION: self.names.projection}
+        if self.names.final_norm is not None:
+            found[_FINAL_NORM] = self.names.final_norm
         return {ours: theirs.format(n=number) for ours, theirs in found.items()}
 
     def shown(self, model_layers: int) -> str:
         """The names of the first module, for a message."""
-        return self.projection.format(n=self.number(0, model_layers)).rsplit(".", 2)[0] + ".*"
+        return self.names.projection.format(n=self.number(0, model_layers)).rsplit(".", 2)[0] + ".*"
 
 
 FORMS = {
     "deepseek": PublicForm(
         "DeepSeek-V3 and GLM-4.5",
         "model.layers.{n}.",
-        "model.layers.{n}.enorm.weight",
-        "model.layers.{n}.hnorm.weight",
-        "model.layers.{n}.eh_proj.weight",
-        "model.layers.{n}.shared_head.norm.weight",
-        "model.layers.{n}.",
+        ModuleNames(
+            "model.layers.{n}.enorm.weight",
+            "model.layers.{n}.hnorm.weight",
+            "model.layers.{n}.eh_proj.weight",
+            "model.layers.{n}.shared_head.norm.weight",
+            "model.layers.{n}.",
+        ),
         ("model.layers.{n}.embed_tokens.weight", "model.layers.{n}.shared_head.head.weight"),
         after_layers=True,
     ),
     "qwen": PublicForm(
         "Qwen3-Next and Qwen3.5",
         "mtp.",
-        "mtp.pre_fc_norm_embedding.weight",
-        "mtp.pre_fc_norm_hidden.weight",
-        "mtp.fc.weight",
-        "mtp.norm.weight",
-        "mtp.layers.0.",
+        ModuleNames(
+            "mtp.pre_fc_norm_embedding.weight",
+            "mtp.pre_fc_norm_hidden.weight",
+            "mtp.fc.weight",
+            "mtp.norm.weight",
+            "mtp.layers.0.",
+        ),
     ),
     "mimo": PublicForm(
         "MiMo-7B",
         "model.mtp_layers.{n}.",
-        "model.mtp_layers.{n}.token_layernorm.weight",
-        "model.mtp_layers.{n}.hidden_layernorm.weight",
-        "model.mtp_layers.{n}.input_proj.weight",
-        "model.mtp_layers.{n}.final_layernorm.weight",
-        "model.mtp_layers.{n}.",
+        ModuleNames(
+            "model.mtp_layers.{n}.token_layernorm.weight",
+            "model.mtp_layers.{n}.hidden_layernorm.weight",
+            "model.mtp_layers.{n}.input_proj.weight",
+            "model.mtp_layers.{n}.final_layernorm.weight",
+            "model.mtp_layers.{n}.",
+        ),
         hidden_first=True,
         before_norm=True,
     ),
     "ernie": PublicForm(
         "ERNIE-4.5",
         "model.mtp_",
-        "model.mtp_emb_norm.{n}.weight",
-        "model.mtp_hidden_norm.{n}.weight",
-        "model.mtp_linear_proj.{n}.weight",
-        None,
-        "model.mtp_block.{n}.",
+        ModuleNames(
+            "model.mtp_emb_norm.{n}.weight",
+            "model.mtp_hidden_norm.{n}.weight",
+            "model.mtp_linear_proj.{n}.weight",
+            None,
+            "model.mtp_block.{n}.",
+        ),
         before_norm=True,
     ),
 }
@@ -120,7 +136,7 @@ def form_of(names: Iterable[str], model_layers: int) -> PublicForm | None:
     """Return the form of the head among the tensors `names` of a checkpoint; None if there is none."""
     names = set(names)
     for form in FORMS.values():
-        if form.projection.format(n=form.number(0, model_layers)) in names:
+        if form.names.projection.format(n=form.number(0, model_layers)) in names:
             return form
     return None
 
@@ -128,7 +144,7 @@ def form_of(names: Iterable[str], model_layers: int) -> PublicForm | None:
 def depths_of(form: PublicForm, names: Iterable[str], model_layers: int) -> int:
     """Return how many modules there are."""
     names, found = set(names), 0
-    while form.projection.format(n=form.number(found, model_layers)) in names:
+    while form.names.projection.format(n=form.number(found, model_layers)) in names:
         found += 1
         if form.is_single:
             break
@@ -143,7 +159,7 @@ def names_in_head(form: PublicForm, names: Iterable[str], model_layers: int, dep
     for depth in range(depths_of(form, names, model_layers)):
         number = form.number(depth, model_layers)
         parts = {theirs: ours for ours, theirs in form.parts(number).items()}
-        block = form.block.format(n=number)
+        block = form.names.block.format(n=number)
         others.update(copy.format(n=number) for copy in form.copies)
         for name in names:
             part = parts.get(name) or (_BLOCK + name.removeprefix(block) if name.startswith(block) else None)
@@ -182,7 +198,7 @@ def after_the_norm(
     it. One that ends in the model's norm gets it, and reads its states of the depth before after that norm too."""
     factor_H = 1 / _over_its_rms(norm_H)
     factor_H = torch.where(factor_H.isfinite(), factor_H, 0.0)  # what the norm makes 0 is 0 after it
-    found, chained = dict(state), form.final_norm is None
+    found, chained = dict(state), form.names.final_norm is None
     for depth in range(depths):
         if depth == 0 or chained:
             found |= _state_norm_times(state, depth, factor_H)
@@ -217,7 +233,7 @@ def to_public(form: PublicForm, state: Mapping[str, torch.Tensor], model_layers:
             )
         if part == _PROJECTION and form.hidden_first:
             tensor = _swapped(tensor)
-        public = parts[part] if part in parts else form.block.format(n=number) + part.removeprefix(_BLOCK)
+        public = parts[part] if part in parts else form.names.block.format(n=number) + part.removeprefix(_BLOCK)
         found[public] = tensor.contiguous()
     return found
 

@@ -154,7 +154,7 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None,
         splits[split] = stored.get(split, RowLogprobs.none())
         missing = splits[split].lacking(indices)
         if missing:
-            new = read_rows(run, rows, missing, f"{run.name}: reference of {split} rows", ld_alpha=ld_alpha)
+            new = read_rows(run, rows, missing, f"{run.settings.name}: reference of {split} rows", ld_alpha=ld_alpha)
             splits[split] = splits[split].joined(new)
         rows_read += len(missing)
         pairs_read += sum(math.comb(len(rows[index].response_ids), 2) for index in missing)

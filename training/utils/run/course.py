@@ -36,7 +36,7 @@ def judged_metric(names: Collection[str], given: str | None) -> str | None:
 
 
 def may_be_evaluated(given: str, declared: Sequence[str]) -> bool:
-    """False for a metric that no evaluation of a step has. declared: as of `Step.evaluates`"""
+    """False for a metric that no evaluation of a step has. declared: as of `StepFigures.evaluates`"""
     name = given.removeprefix("eval/").removeprefix("eval_")
     return not declared or any(fnmatchcase(name, pattern) for pattern in declared)
 

@@ -33,9 +33,9 @@ def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, 
 
 
 def _check_metric(step: Step, metric: str | None) -> None:
-    if metric is None or may_be_evaluated(metric, step.evaluates):
+    if metric is None or may_be_evaluated(metric, step.figures.evaluates):
         return
-    named = [name.replace("*", "NAME") for name in step.evaluates if "*" not in name.removesuffix("/*")]
+    named = [name.replace("*", "NAME") for name in step.figures.evaluates if "*" not in name.removesuffix("/*")]
     raise ThreestepError(
         f"--metric_for_best_model expects a figure of evaluations, one of {', '.join(named)}, got '{metric}'"
         f"{nearest_names(metric.removeprefix('eval_'), named)}"

@@ -101,7 +101,6 @@ def run_one_model(
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
         with run.recorded(parts, read_data, digests) as records:
             training = TrainingRun(
-                flags.step.label,
                 engine,
                 rows.train,
                 rows.eval,
@@ -226,6 +225,7 @@ def loop_settings(
         )
 
     return LoopSettings(
+        name=flags.step.label,
         total_steps=steps[0],
         items_per_step=steps[1],
         train_plan=replace(plan(engine.per_device_train_batch_size), least_shared_tokens=engine.share_beginnings),

@@ -54,6 +54,7 @@ class LoopSettings:
         eval_interval None, without eval_epochs: as `evaluates_by_default`.
     meter: None if MFU is not reported.
     shuffle: epochs have an order of their own, each; otherwise that of the rows.
+    name: of what is trained, in the log, e.g. `SFT`.
     """
 
     total_steps: int
@@ -69,17 +70,16 @@ class LoopSettings:
     eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
     shuffle: bool = True
+    name: str = "model"
 
 
 @dataclass(frozen=True)
 class TrainingRun(Generic[Row]):
     """One model in training.
 
-    name: what the log calls it, e.g. `SFT`
     media: of the rows; None if no row has any
     """
 
-    name: str
     engine: TrainingEngine
     train_rows: Sequence[Row]
     eval_rows: Sequence[Row]
@@ -184,7 +184,7 @@ class TrainingLoop:
         ahead: Ahead[tuple[int, ...], Prepared] = Ahead(prepare, run.prepares_ahead)
         with (
             contextlib.closing(ahead),
-            progress_bar(total, run.name, run.ranks.is_main, done=self._done, pace=settings.log_pace) as self._bar,
+            progress_bar(total, settings.name, run.ranks.is_main, done=self._done, pace=settings.log_pace) as self._bar,
         ):
             end = self._done if run.checkpoints.ends(self._done) else total
             for step in traced(range(self._done + 1, end + 1), settings.traces, run.ranks.rank):
@@ -245,5 +245,5 @@ class TrainingLoop:
             self._divergence.see(step, {_EVAL_LOSS: found.loss})
         if found is not None and found.in_words:
             when = f"after step {step:,}" if step else "before training"
-            log(f"{self._run.name}: evaluation {when}: {found.in_words}", self._run.ranks.is_main)
+            log(f"{self._run.settings.name}: evaluation {when}: {found.in_words}", self._run.ranks.is_main)
         return found

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
 from tests.support.tiny_models import tiny_causal_lm
-from tests.support.versions import since
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.models import check_no_dropout, prepared
 from training.utils.models.dropout import set_dropout
@@ -50,9 +49,7 @@ def noisy(family: str) -> Any:
     return raise_rates(model).eval()
 
 
-@pytest.mark.parametrize(
-    "family", [since("5.18", "lets Doge see the future", kind) if kind == "doge" else kind for kind in KINDS]
-)
+@pytest.mark.parametrize("family", KINDS)
 def test_no_noise_is_left_under_any_name(family):
     model = noisy(family)
     own = read_own_forward(model)

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.support.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
-from tests.support.versions import since
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
@@ -66,13 +65,7 @@ MORE_THAN_LINEAR = {
 }  # fmt: skip
 
 
-NAMES = [
-    since("5.18", "cannot run it in one layer of each kind", name) if name == "recurrent_gemma" else name
-    for name in MORE_THAN_LINEAR
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MORE_THAN_LINEAR)
 def test_log_probabilities_are_those_of_the_models_own_logits(name):
     """Before, three names of settings were known, and any other family trained on other log-probabilities."""
     model = MORE_THAN_LINEAR[name]()

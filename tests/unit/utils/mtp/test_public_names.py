@@ -42,7 +42,7 @@ def model_of(family):
 
 def drawn_head(model, form, depths, seed=1) -> MtpHead:
     """A head with random weights; as the form has it, with or without a final norm."""
-    head = new_head(model, depths, seed, final_norm=FORMS[form].final_norm is not None)
+    head = new_head(model, depths, seed, final_norm=FORMS[form].names.final_norm is not None)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in head.state_dict().values():

@@ -147,7 +147,7 @@ def figures(packed: bool, meter: ComputeMeter | None, are_targets: bool) -> dict
     settings = LoopSettings(1, 1, plan, plan, eval_interval=0, pad_token_id=0, seed=0, meter=meter)
     row = ResponsesRow(0, np.array([5, 6, 7]), (np.array([8, 9]), np.array([4])))
     nothing: Any = SimpleNamespace(ranks=ranks())
-    run = TrainingRun("test", nothing, [row], [], settings, nothing)
+    run = TrainingRun(nothing, [row], [], settings, nothing)
     return run.speed_figures(train_batches(run, [0], are_targets).work, 2.0)
 
 

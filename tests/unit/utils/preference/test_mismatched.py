@@ -57,5 +57,5 @@ def test_the_rest_of_the_row_stays_and_long_responses_are_cut():
 def test_a_run_on_them():
     nothing: Any = None
     rows = made("abcd")
-    found = mismatched(TrainingRun("test", nothing, rows, rows[:2], nothing, nothing), 9)
+    found = mismatched(TrainingRun(nothing, rows, rows[:2], nothing, nothing), 9)
     assert isinstance(found.train_rows, MismatchedRows) and len(found.eval_rows) == 2

@@ -72,7 +72,7 @@ def test_the_numbers_are_those_of_each_sequence_alone(packed):
     model, rows = tiny_causal_lm("llama"), made(9, seed=1)
     model.train()  # reading puts it into eval mode
     nothing: Any = None
-    run = TrainingRun("test", OneRank(model), rows, [], settings(packed), nothing)
+    run = TrainingRun(OneRank(model), rows, [], settings(packed), nothing)
     known = read_rows(run, rows, [0, 1, 4, 8], "test")
     assert known.rows_R.tolist() == [0, 1, 4, 8] and known.logprobs_RK.shape == (4, 3)
     for number, row in ((0, 0), (1, 1), (2, 4), (3, 8)):
@@ -100,7 +100,7 @@ def run(tmp_path, capsys):
         train, evaluation = made(20, seed=1), made(eval_rows, seed=2)
         file = ReferenceFile(str(tmp_path), {"model": name, "data": "d"})
         with MetricsWriter(tmp_path / "run", True) as metrics:
-            run = TrainingRun("test", engine, train, evaluation, loop or settings(), metrics)
+            run = TrainingRun(engine, train, evaluation, loop or settings(), metrics)
             found = known_references(run, file)
         return found, engine.sequences, capsys.readouterr().out, (tmp_path / "run" / "metrics.jsonl").read_text()
 

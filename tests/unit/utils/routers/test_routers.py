@@ -12,7 +12,6 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
 from tests.support.tiny_models import tiny_causal_lm
-from tests.support.versions import needs_transformers, since
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
@@ -64,11 +63,7 @@ def test_parts_add_up_to_the_whole():
     assert added == pytest.approx(float(balancing_loss(whole.probability_E, whole)), rel=1e-6)
 
 
-UNRECORDED = "records no routers of it"
-NAMES = [since("5.18", UNRECORDED, name) if name in ("granitemoe", "dbrx") else name for name in FAMILIES]
-
-
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_familys_loss_is_its_own_for_any_layout(family):
     """Against `aux_loss` of transformers over separate sequences, padded; packed with a shared prompt here."""
     model = tiny(family, **({"sliding_window": None} if family in ("mixtral", "qwen3_moe") else {}))
@@ -113,7 +108,6 @@ def test_who_has_no_loss_and_why():
     assert balance_of(tiny("mixtral"), 0.0).said == f"{without}, as asked"
     assert balance_of(tiny("mixtral"), 0.3).said == "router loss 0.3 (--router_aux_loss_coef)"
     assert balance_of(tiny("mixtral", router_aux_loss_coef=0.0), None).said.startswith(f"{without}: the model's own")
-    needs_transformers("5.19", "records no routers of GLM-4's mixtures")
     biased = tiny("glm4_moe")
     assert balance_of(biased, None).said == (
         f"{without}: the family has no coefficient; --router_aux_loss_coef sets one"
@@ -128,7 +122,6 @@ def test_a_coefficient_that_can_do_nothing_is_refused():
     assert balance_of(doge, None).said.endswith("DogeForCausalLM routes by product keys, whose loss is not built here")
     with pytest.raises(ThreestepError, match="DogeForCausalLM routes by product keys; leave it out or give it 0"):
         balance_of(doge, 0.1)
-    needs_transformers("5.19", "records no routers of Aria")
     nameless = tiny("aria_text")
     with pytest.raises(ThreestepError, match="does not say in its configuration how many experts a token goes to"):
         balance_of(nameless, 0.1)

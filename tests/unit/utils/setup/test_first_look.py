@@ -58,12 +58,12 @@ def test_every_figure_of_an_evaluation_is_declared():
     steps = known_steps()
     for name, evaluation in (("step1_sft", SftEvaluation), ("step2_dpo", DpoEvaluation)):
         for each in dataclasses.fields(evaluation):
-            assert may_be_evaluated(f"eval/{each.name}", steps[name].evaluates), each.name
+            assert may_be_evaluated(f"eval/{each.name}", steps[name].figures.evaluates), each.name
     sample = {"prompt_index": 0, "sample": 0, "reward": 1.0, "response_tokens": 3, "ended": True, "turns": 2}
     samples = [
         {**sample, "columns": {"data_source": source}, "response": "a", "check": 1.0, "reward/mine/answer": 2.0}
         for source in "ab"
     ]
     for figure in evaluation_figures(samples, "eval", seed=1):
-        assert may_be_evaluated(figure, steps["step3_ppo"].evaluates), figure
-    assert may_be_evaluated("anything", Step("step4_other", "o", "o", ()).evaluates)
+        assert may_be_evaluated(figure, steps["step3_ppo"].figures.evaluates), figure
+    assert may_be_evaluated("anything", Step("step4_other", "o", "o", ()).figures.evaluates)

@@ -1,4 +1,4 @@
-"""What the policy's losses read. T tokens."""
+"""Inputs of the policy's losses. T tokens."""
 
 from __future__ import annotations
 

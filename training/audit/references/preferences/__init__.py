@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from training.audit.references.preferences import apo, cpo, hinge, ipo, likelihood, marked, orpo, sigmoid, simpo
-from training.audit.references.preferences.responses import Responses, Term
+from training.audit.references.preferences.responses import ResponseSums, Term
 
-__all__ = ["LOSSES", "MARKED", "Responses", "Term"]
+__all__ = ["LOSSES", "MARKED", "ResponseSums", "Term"]
 
-# Each takes `Responses` and a `Term` and returns [P], or [S] of marked responses.
+# Each takes `ResponseSums` and a `Term` and returns [P], or [S] of marked responses.
 LOSSES = {
     "sigmoid": sigmoid.dpo,
     "sigmoid_norm": sigmoid.normalised,

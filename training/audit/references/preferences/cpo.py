@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.audit.references.preferences.likelihood import sft
-from training.audit.references.preferences.responses import Responses, Term, smoothed
+from training.audit.references.preferences.responses import ResponseSums, Term, smoothed
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def cpo(responses: Responses, term: Term) -> np.ndarray:
+def cpo(responses: ResponseSums, term: Term) -> np.ndarray:
     """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + alpha NLL(y_w) (Xu et al. 2024; the first term: equation 3), the
     likelihood a mean over tokens.
 

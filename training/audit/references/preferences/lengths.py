@@ -6,10 +6,10 @@ import numpy as np
 
 
 def tail_weights(
-    mask_T: np.ndarray, sequence_T: np.ndarray, prompt_S: np.ndarray, tokens_S: np.ndarray, alpha: float
+    mask_T: np.ndarray, sequence_T: np.ndarray, prompt_S: np.ndarray, tokens_S: np.ndarray, *, alpha: float
 ) -> np.ndarray:
     """Return [T], 1 up to the length of the prompt's shortest response and alpha beyond (Liu et al. 2024, LD-DPO).
-    Responses of 1 and 3 tokens, alpha 0.4: 1; 1, 0.4, 0.4."""
+    ResponseSums of 1 and 3 tokens, alpha 0.4: 1; 1, 0.4, 0.4."""
     _, place_S = np.unique(prompt_S, return_inverse=True)
     shortest = np.full(place_S.max(initial=-1) + 1, np.inf)
     np.minimum.at(shortest, place_S, tokens_S)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.audit.references.preferences.responses import Responses, Term, log_sigmoid, sigmoid
+from training.audit.references.preferences.responses import ResponseSums, Term, log_sigmoid, sigmoid
 
 
-def kto(responses: Responses, term: Term) -> np.ndarray:
+def kto(responses: ResponseSums, term: Term) -> np.ndarray:
     """w (1 - sigmoid(beta (r - z))) of a good response, w (1 - sigmoid(beta (z - r))) of a bad one (Ethayarajh et al.
     2024, equations 7 and 8, without their constant).
 
@@ -18,7 +18,7 @@ def kto(responses: Responses, term: Term) -> np.ndarray:
     return weight_S * (1.0 - sigmoid(sign_S * term.beta * (responses.ratios_S - term.point)))
 
 
-def bco(responses: Responses, term: Term) -> np.ndarray:
+def bco(responses: ResponseSums, term: Term) -> np.ndarray:
     """-log sigmoid(s beta (r - d)), s = 1 for good and -1 for bad (Jung et al. 2024, without UDM's weights).
 
     Worked example, beta = 0.1, d = 0: good with r = 0.4, 0.673347; bad with r = -0.6, 0.663597.
@@ -37,6 +37,6 @@ def bco_point(ratios_S: np.ndarray, good_S: np.ndarray) -> float:
     return sum(means) / len(means)
 
 
-def _signs(responses: Responses) -> np.ndarray:
+def _signs(responses: ResponseSums) -> np.ndarray:
     assert responses.good_S is not None
     return np.where(responses.good_S, 1.0, -1.0)

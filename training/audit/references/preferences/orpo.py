@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from training.audit.references.preferences.likelihood import sft
-from training.audit.references.preferences.responses import Responses, Term, log_sigmoid
+from training.audit.references.preferences.responses import ResponseSums, Term, log_sigmoid
 
 
-def orpo(responses: Responses, term: Term) -> np.ndarray:
+def orpo(responses: ResponseSums, term: Term) -> np.ndarray:
     """NLL(y_w) - beta log sigmoid(log odds(y_w) - log odds(y_l)), odds = P / (1 - P), P the geometric mean of its
     tokens' probabilities (Hong et al. 2024, equations 3, 4, 6 and 7).
 

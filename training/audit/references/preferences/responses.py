@@ -1,4 +1,4 @@
-"""What the losses of responses read. S sequences, P pairs."""
+"""Inputs of the losses of responses. S sequences, P pairs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Responses:
+class ResponseSums:
     """sums_S: log-probabilities of responses. weighted_S: the same where tokens beyond the shortest response weigh less
     (LD-DPO); else alike. reference_S: the reference's, so weighted; 0 without one. tokens_S: their lengths.
     chosen_P, rejected_P: the sequences of each pair. shares_P: of a prompt's likelihood, which pair has it: 1 over the
@@ -69,5 +69,5 @@ class Responses:
         """Return [P], chosen minus rejected."""
         return values_S[self.chosen_P] - values_S[self.rejected_P]
 
-    def swapped(self) -> Responses:
+    def swapped(self) -> ResponseSums:
         return replace(self, chosen_P=self.rejected_P, rejected_P=self.chosen_P)

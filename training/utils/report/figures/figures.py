@@ -26,7 +26,7 @@ _MOST_DOTS = 400  # of one cloud
 def curves_of(steps: Sequence[StepRun]) -> list[LineChart]:
     """The charts of one kind of step; several runs share each chart, with a colour each."""
     charts = []
-    for curve in steps[0].declaration.curves:
+    for curve in steps[0].declaration.figures.curves:
         for part in [curve] if len(steps) == 1 else _parts(curve):
             lines = [line for place, step in enumerate(steps) for line in _lines(step, part, place, len(steps) > 1)]
             if any(line.known for line in lines):
@@ -59,7 +59,7 @@ def score_charts(step: StepRun) -> list[HistogramChart]:
     """Histograms of the reward model's scores of held-out chosen and rejected responses, before and after training."""
     charts = []
     for part, when in (("before", "before training"), ("evaluation", "after training")):
-        report = step.reward_report.get(part)
+        report = step.reports.reward_report.get(part)
         bins = report.get("histogram") if isinstance(report, dict) else None
         if not isinstance(bins, dict) or not bins.get("edges"):
             continue

@@ -50,7 +50,7 @@ def worse_sentence(step: StepRun) -> str:
     course = judged_course(step)
     if course is None:
         return ""
-    lines = {line.metric: line for line in step.declaration.headlines if step.points(line.metric)}
+    lines = {line.metric: line for line in step.declaration.figures.headlines if step.points(line.metric)}
     better = []
     for metric, line in lines.items():
         values = dict(step.points(metric))
@@ -74,7 +74,7 @@ def headline(step: StepRun) -> list[HeadlineFigure]:
     """A step's headline figures."""
     figures = []
     course, best, got_worse = judged_course(step), best_step(step), bool(worse_sentence(step))
-    for line in step.declaration.headlines:
+    for line in step.declaration.figures.headlines:
         points = step.points(line.metric)
         if not points:
             continue
@@ -97,5 +97,9 @@ def headline(step: StepRun) -> list[HeadlineFigure]:
 
 
 def _error_of(step: StepRun, metric: str) -> float | None:
-    keys = (line.standard_error for line in step.declaration.headlines if line.metric == metric and line.standard_error)
+    keys = (
+        line.standard_error
+        for line in step.declaration.figures.headlines
+        if line.metric == metric and line.standard_error
+    )
     return next((finite(step.summary.get(key)) for key in keys), None)

@@ -23,9 +23,9 @@ def facts_of(run: ReportedRun) -> list[tuple[str, str]]:
         ("Model", _joined(_models(steps[0]))),
         ("Data", _joined(_distinct(_data(step) for step in steps))),
         ("Rows", _joined(_rows(step, len(steps) > 1) for step in steps)),
-        ("Device", _joined(_distinct(str(step.environment.get("device", "")) for step in steps))),
+        ("Device", _joined(_distinct(str(step.reports.environment.get("device", "")) for step in steps))),
         ("Duration", _duration(run)),
-        ("Started", _joined(str(step.environment.get("started", "")) for step in steps[:1])),
+        ("Started", _joined(str(step.reports.environment.get("started", "")) for step in steps[:1])),
         ("Versions", _joined(_distinct(_versions(step) for step in steps))),
     ]
     return [(name, text) for name, text in facts if text]
@@ -86,7 +86,7 @@ def _address(word: str) -> str:
 def _rows(step: StepRun, several: bool) -> str:
     counts = []
     for split, name in (("train", "training"), ("eval", "held out")):
-        report = step.data_report.get(split)
+        report = step.reports.data_report.get(split)
         number = finite(report.get("rows")) if isinstance(report, dict) else None
         counts += [] if number is None else [f"{number:,.0f} {name}"]
     return (f"{step.declaration.label}: " if several and counts else "") + ", ".join(counts)
@@ -101,7 +101,7 @@ def _duration(run: ReportedRun) -> str:
 
 
 def _versions(step: StepRun) -> str:
-    versions = step.environment.get("versions")
+    versions = step.reports.environment.get("versions")
     return ", ".join(f"{name} {version}" for name, version in versions.items()) if isinstance(versions, dict) else ""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,15 @@ _LARGEST = 1e300  # larger values cannot be drawn either
 
 
 @dataclass(frozen=True)
+class RunReports:
+    """Files that a step writes once, each as it is named. environment: device, versions, when it was started."""
+
+    environment: dict[str, Any] = field(default_factory=dict)
+    data_report: dict[str, Any] = field(default_factory=dict)
+    reward_report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class StepRun:
     """One step of a run; files that do not exist are empty.
 
@@ -33,7 +42,6 @@ class StepRun:
     lines: of metrics.jsonl, in order
     samples: [("SFT", samples), ("PPO", samples)]: of samples.jsonl, from the first evaluation and the last other one
     first_prompts: samples of the first prompts, from every evaluation (from evenly spaced ones, if there are many)
-    environment: of environment.json: device, versions, when it was started
     problems: a sentence for each file that could not be read in full, and for each sign that the run has diverged
     """
 
@@ -44,10 +52,8 @@ class StepRun:
     lines: list[dict[str, Any]] = field(default_factory=list)
     samples: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     first_prompts: list[dict[str, Any]] = field(default_factory=list)
-    environment: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
-    data_report: dict[str, Any] = field(default_factory=dict)
-    reward_report: dict[str, Any] = field(default_factory=dict)
+    reports: RunReports = RunReports()
     problems: tuple[str, ...] = ()
 
     @property
@@ -109,10 +115,11 @@ class RunReader:
         problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE)]
         config = _mapping(path / "config.yaml", problems, parse_yaml)
         settings = {str(name): redacted_value(value) for name, value in config.items()}
-        names = ("environment", "summary", "data_report", "reward_report")
-        reports = {name: _mapping(path / f"{name}.json", problems) for name in names}
+        summary = _mapping(path / "summary.json", problems)
+        names = (each.name for each in fields(RunReports))
+        reports = RunReports(**{name: _mapping(path / f"{name}.json", problems) for name in names})
         step = step_of(settings)
-        evaluations = list(zip(step.sample_labels, samples.first_and_last, strict=False))
+        evaluations = list(zip(step.figures.samples.labels, samples.first_and_last, strict=False))
         return StepRun(
             run,
             path,
@@ -121,8 +128,9 @@ class RunReader:
             list(metrics.lines),
             evaluations,
             samples.first_prompts,
-            problems=tuple(problems),
-            **reports,
+            summary,
+            reports,
+            tuple(problems),
         )
 
 

@@ -154,7 +154,7 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
     """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit."""
     rows = []
     for split, name in (("train", "training rows"), ("eval", "held-out rows")):
-        report = step.data_report.get(split)
+        report = step.reports.data_report.get(split)
         if isinstance(report, dict):
             rows.append((name, f"{_count(report.get('rows'))} of {_count(report.get('tokens'))} tokens"))
             rows.append((f"{name} cut", _count(report.get("truncated"))))
@@ -197,8 +197,8 @@ def metric_rows(step: StepRun) -> list[tuple[str, list[float | None], int]]:
 def evaluations(step: StepRun) -> tuple[list[str], list[tuple[int, list[float | None]]]]:
     """(metrics, [(step, values)]) of the evaluations, evenly spaced ones if there are many; nothing of fewer than
     three. The metrics are those that the report draws or sums up."""
-    drawn = [name for curve in step.declaration.curves for name in curve.metrics.values()]
-    named = dict.fromkeys([*(line.metric for line in step.declaration.headlines), *drawn])
+    drawn = [name for curve in step.declaration.figures.curves for name in curve.metrics.values()]
+    named = dict.fromkeys([*(line.metric for line in step.declaration.figures.headlines), *drawn])
     metrics = [name for name in named if name.startswith("eval/") and step.points(name)]
     by_metric = {name: dict(step.points(name)) for name in metrics}
     steps = sorted({int(at) for points in by_metric.values() for at in points})

@@ -46,7 +46,7 @@ def first_sample(steps: Sequence[StepRun]) -> str:
     if has_ranked_samples(last[0]):
         judged = ranked_samples(last)
         row = next((row for row in judged if row.why == "The first"), judged[0])
-        card = _ranked_card(row, last[0].declaration.sample_score)
+        card = _ranked_card(row, last[0].declaration.figures.samples.score)
     else:
         rows = sampled_rows(last)
         changed = (row for row in rows if len({answer.text for answer in row.answers}) > 1)
@@ -60,7 +60,7 @@ def _kind(steps: Sequence[StepRun], several: bool) -> str:
     declaration = steps[0].declaration
     cards = _ranked(steps) if has_ranked_samples(steps[0]) else _side_by_side(steps)
     title = f'<h3 class="kind">{escape(declaration.label)}</h3>' if several else ""
-    return f'{title}<p class="soft">{escape(declaration.sample_note)}</p>{cards}'
+    return f'{title}<p class="soft">{escape(declaration.figures.samples.note)}</p>{cards}'
 
 
 def _side_by_side(steps: Sequence[StepRun]) -> str:
@@ -140,7 +140,7 @@ def _box(title: str, text: str, marks: str) -> str:
 
 
 def _ranked(steps: Sequence[StepRun]) -> str:
-    score = steps[0].declaration.sample_score
+    score = steps[0].declaration.figures.samples.score
     cards = _titled((row.why, _ranked_card(row, score)) for row in ranked_samples(steps))
     return cards + "".join(_margins_along(step, len(steps) > 1) for step in steps)
 

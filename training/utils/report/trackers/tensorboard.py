@@ -70,7 +70,7 @@ class TensorBoard(Tracker):
 def chart_layout(step: Step, names: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
     """TensorBoard's custom scalars: the step's charts in the report, with those of their metrics in `names`."""
     charts = {}
-    for curve in step.curves:
+    for curve in step.figures.curves:
         present = [f"^{re.escape(name)}$" for name in curve.metrics.values() if name in names]
         if present:
             charts[curve.title] = ["Multiline", present]

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training.audit.references.preferences import LOSSES, Responses, Term, lengths, marked, ranking, schedule
+from training.audit.references.preferences import LOSSES, ResponseSums, Term, lengths, marked, ranking, schedule
 
 pytestmark = pytest.mark.unit
 
 # One pair of 3 tokens each: w -0.5 -1 -1.5, its reference -0.7 -1.1 -1.6; l -1 -2 -0.5, its reference -0.8 -1.4 -0.7.
 SUMS, REFERENCE = np.array([-3.0, -3.5]), np.array([-3.4, -2.9])
-PAIR = Responses(SUMS, SUMS, REFERENCE, np.array([3.0, 3.0]), np.array([0]), np.array([1]))
+PAIR = ResponseSums(SUMS, SUMS, REFERENCE, np.array([3.0, 3.0]), np.array([0]), np.array([1]))
 TERM = Term(0.1, gamma=0.5, alpha=0.0)
 
 
@@ -60,7 +60,7 @@ def test_weights_beyond_the_shortest_response():
     """A prompt of responses of 1 and 3 tokens, and one of a single response, after a prompt token each."""
     mask = np.array([False, True, False, True, True, True, False, True, True])
     sequence, prompt = np.array([0, 0, 1, 1, 1, 1, 2, 2, 2]), np.array([4, 4, 9])
-    found = lengths.tail_weights(mask, sequence, prompt, np.array([1.0, 3.0, 2.0]), 0.4)
+    found = lengths.tail_weights(mask, sequence, prompt, np.array([1.0, 3.0, 2.0]), alpha=0.4)
     assert found[mask].tolist() == [1.0, 1.0, 0.4, 0.4, 1.0, 1.0]
 
 
@@ -68,7 +68,7 @@ def test_a_prompts_likelihood_counts_once():
     """Three ranked responses make three pairs of weight 1/3; the best is chosen in two of them."""
     shares = np.array([1.5, 1.5, 0.0])
     sums, chosen, rejected = np.array([-2.0, -3.0, -4.0]), np.array([0, 0, 1]), np.array([1, 2, 2])
-    own = Responses(sums, sums, np.zeros(3), np.ones(3), chosen, rejected, shares)
+    own = ResponseSums(sums, sums, np.zeros(3), np.ones(3), chosen, rejected, shares)
     assert LOSSES["sft"](own, TERM).sum() / 3 == pytest.approx(2.0)
 
 

@@ -23,7 +23,7 @@ def test_one_step(sft_run):
     assert step.points("train/loss") == [(1, 4.0), (2, 3.0), (3, 2.5)]
     assert step.settings == {"seed": 1, "neftune_alpha": 0.0, "learning_rate": 0.1, "batch": 8}
     assert step.summary["eval_loss_after"] == 2.4
-    assert step.data_report["train"]["truncated"] == 4
+    assert step.reports.data_report["train"]["truncated"] == 4
     assert step.problems == ()
     assert "step" not in step.names and "seconds" not in step.names
 
@@ -50,7 +50,7 @@ def test_what_is_missing_is_empty(tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1\nbeta: 0.1\n")
     step = only_step(tmp_path)
     assert step.declaration.kind == "dpo"  # by its flag, as it has no metrics yet
-    assert (step.lines, step.samples, step.summary, step.data_report, step.problems) == ([], [], {}, {}, ())
+    assert (step.lines, step.samples, step.summary, step.reports.data_report, step.problems) == ([], [], {}, {}, ())
 
 
 def test_what_cannot_be_read_is_said(sft_run):
