@@ -17,8 +17,9 @@ SHORT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", [fault for fault in PLAIN_FAULTS if fault.name in SHORT], ids=lambda fault: fault.name)
-def test_a_fault_is_named(fault):
+@pytest.mark.parametrize("name", SHORT)
+def test_a_fault_is_named(name: str):
+    [fault] = [fault for fault in PLAIN_FAULTS if fault.name == name]
     assert of_plain_fault(fault, seed=2).explains(fault)
 
 
