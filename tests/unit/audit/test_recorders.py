@@ -174,11 +174,13 @@ def test_a_wrong_count_is_named(tmp_path: Path):
 def test_dpo(tmp_path: Path, sign: float, cause: str):
     trainer = DPOTrainer(sign)
     batch = {"input_ids": IDS, "attention_mask": REAL, "completion_mask": REAL * torch.tensor([0, 1, 1, 1])}
+    batch["input_ids"] = IDS.clone()
+    batch["input_ids"][:, 0] = 3  # a prompt of both
     with training.audit.recorded(trainer, tmp_path):
         trainer.step([batch, batch])
     findings = findings_of(tmp_path)
     if sign > 0:
-        assert agreeing(findings) == {"loss_mask", "loss", *OPTIMIZER}
+        assert agreeing(findings) == {"token_ids", "loss_mask", "loss", *OPTIMIZER}
     else:
         wrong = first_wrong(findings)
         assert wrong.name == "loss" and cause in wrong.difference.causes
@@ -190,7 +192,14 @@ def test_grpo(tmp_path: Path):
         made = trainer._generate_and_score_completions(None)
         rows = [{name: value if value.ndim == 0 else value[[row]] for name, value in made.items()} for row in (1, 0)]
         trainer.step(rows)
-    assert agreeing(findings_of(tmp_path)) == {"rollout_advantages", "advantages", "loss_mask", "loss", *OPTIMIZER}
+    assert agreeing(findings_of(tmp_path)) == {
+        "rollout_advantages",
+        "advantages",
+        "token_ids",
+        "loss_mask",
+        "loss",
+        *OPTIMIZER,
+    }
 
 
 def test_other_trainers_are_refused():
