@@ -155,7 +155,7 @@ def test_sft_and_what_is_put_back(tmp_path: Path):
         for _ in range(2):
             trainer.step(batches, torch.tensor(7))
     for step in (1, 2):
-        assert agreeing(findings_of(tmp_path, step)) == {"denominator", "loss", "micro_losses", *OPTIMIZER}
+        assert agreeing(findings_of(tmp_path, step)) == {"token_ids", "denominator", "loss", "micro_losses", *OPTIMIZER}
     trainer.step(batches, torch.tensor(7))
     assert not trainer.callbacks and not trainer.model._forward_hooks and "compute_loss" not in vars(trainer)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
