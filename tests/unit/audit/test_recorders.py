@@ -180,7 +180,7 @@ def test_dpo(tmp_path: Path, sign: float, cause: str):
         trainer.step([batch, batch])
     findings = findings_of(tmp_path)
     if sign > 0:
-        assert agreeing(findings) == {"token_ids", "loss_mask", "loss", *OPTIMIZER}
+        assert agreeing(findings) == {"token_ids", "data_mask", "loss_mask", "loss", *OPTIMIZER}
     else:
         wrong = first_wrong(findings)
         assert wrong.name == "loss" and cause in wrong.difference.causes

@@ -121,7 +121,7 @@ def _logprob_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
     if step.has("logits") or str(step.settings.get("dtype", "fp32")) == "fp32":
         return 2e-5 * sizes_T
     largest_T = np.abs(step.tensor("logits")).max(axis=1) / float(step.settings.get("temperature", 1.0))
-    return 3e-2 * (sizes_T + largest_T)
+    return 5e-2 * (sizes_T + largest_T)
 
 
 _LOGPROBS = Quantity(
