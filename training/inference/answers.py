@@ -14,6 +14,7 @@ from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.calling.running import start_rules
+from training.utils.rewards.weighted import reads_ids
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -103,8 +104,9 @@ def scores_of(
     texts = [answer.text for answer in answers]
     rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
     columns = sorted({name for row in rows for name in row.columns})
-    found = start_rules(rules, rows, texts, columns, timeout_seconds=timeout_seconds, device=chat_model.model.device)()
-    each = len(answers) // len(rows)
+    each, device = len(answers) // len(rows), chat_model.model.device
+    more = drawn_tokens(rows, answers) if reads_ids(rewards) else None
+    found = start_rules(rules, rows, texts, columns, timeout_seconds=timeout_seconds, device=device, more=more)()
     parts: dict[str, list[float]] = {}
     for reward in rewards:
         if reward.rule is None:
@@ -118,6 +120,18 @@ def scores_of(
         for place in range(len(answers))
     ]
     return Scores(total, parts)
+
+
+def drawn_tokens(rows: Sequence[PromptRow], answers: Sequence[Answer]) -> dict[str, list[Any]] | None:
+    """Return columns with the tokens of prompts and answers; None where they are not all of a sequence: some have media
+    or paths."""
+    if any(row.media for row in rows) or any(answer.positions is not None for answer in answers):
+        return None
+    each = len(answers) // len(rows)
+    return {
+        "prompt_ids": [row.flipped_prompt_ids[::-1].tolist() for row in rows for _ in range(each)],
+        "response_ids": [list(answer.token_ids) for answer in answers],
+    }
 
 
 def _model_scores(

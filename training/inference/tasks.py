@@ -14,7 +14,16 @@ import numpy as np
 from training.inference.answer_figures import answer_figures, answer_samples
 from training.inference.answers import Scores, answers_to, scores_of
 from training.inference.model import Answer, ChatFolder, start_alone
-from training.inference.opening import Evaluated, built_rows, checked_rows, engine_of, folder_of, load, scored_by
+from training.inference.opening import (
+    Evaluated,
+    built_rows,
+    checked_rows,
+    engine_of,
+    folder_of,
+    load,
+    open_rewards,
+    scored_by,
+)
 from training.inference.pairs_page import page
 from training.inference.perplexity import row_losses
 from training.inference.scorer import load_answer_scorer
@@ -100,6 +109,8 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     if reads_model(rewards) and seen is not None:
         assert task.reward_model is not None, "checked with the flags"
         check_scored(task.reward_model, [(side.tokenizer, side.reader) for side in folders if side.reader is not None])
+    if together.is_main:
+        open_rewards(flags, rewards, folders[0], ALONE)
     prompts = shared_prompts([side.rows for side in built])
     models = [load(flags, folder, start_engine, side.media) for folder, side in zip(folders, built, strict=True)]
     scorer = None

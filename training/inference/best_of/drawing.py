@@ -20,7 +20,7 @@ from training.inference.best_of.curve import CHECK, REWARD
 from training.inference.best_of.results import write_results
 from training.inference.best_of.store import AnswerStore, Drawn
 from training.inference.model import Answer, ChatFolder, ChatModel, check_room, start_alone
-from training.inference.opening import Evaluated, built_rows, engine_of, folder_of, load, scored_by
+from training.inference.opening import Evaluated, built_rows, engine_of, folder_of, load, open_rewards, scored_by
 from training.inference.scorer import Scorer, load_answer_scorer
 from training.inference.sharing import Sharers, sharers
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -31,7 +31,7 @@ from training.utils.data.chat.arguments import HUMAN_ASSISTANT
 from training.utils.data.files.digests import digest_files
 from training.utils.loading.configurations import model_files
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.rewards.completions import MESSAGES
+from training.utils.rewards.calling.calling import MESSAGES
 from training.utils.rewards.weighted import Reward, reads_model, rule_named
 from training.utils.run.progress import progress_bar
 
@@ -79,6 +79,7 @@ def run_best_of(flags: Evaluated, wanted: BestOfArguments, settings: dict[str, A
             if reads_model(rewards):
                 assert wanted.reward_model is not None, "checked with the flags"
                 scorer = load_answer_scorer(wanted.reward_model, flags.sampling.dtype, flags.data, start_alone())
+            open_rewards(flags, (*rewards, *checker), folder, together)
             drawing = _BatchDrawing(flags, model, (*rewards, *checker), scorer)
             _draw(drawing, rows, [(number, batches[number]) for number in missing], store, together=together)
         return write_results(store.close(batches), flags, wanted) if together.is_main else []

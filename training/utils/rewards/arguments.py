@@ -25,14 +25,23 @@ class ScoringArguments:
     reward: str = flag(
         "model:1.0",
         f"What scores a response: a weighted sum, as NAME:WEIGHT,NAME:WEIGHT. A name is model (the reward model), "
-        f"environment (step 3: what --environment gives all turns), {', '.join(RULES)}, or your own function as "
-        "FILE.py:NAME; the default weight is 1.",
+        f"environment (step 3: what --environment gives all turns), {', '.join(RULES)}, judge:FILE.yaml (a language "
+        "model by a rubric), http:URL (a reward model behind HTTP), or your own function as FILE.py:NAME; the default "
+        "weight is 1.",
         "names",
     )
     reward_timeout: float = flag(300.0, "Time that a reward function may take per rollout.", "seconds > 0")
     reward_regex: str | None = flag(None, "With --reward regex: the pattern to search for in the response.", "pattern")
     reward_length_characters: int | None = flag(
         None, "With --reward length: the target length of a response.", "characters >= 1"
+    )
+
+    reward_replay: str | None = flag(
+        None,
+        "With --reward judge or http: the output folder of an earlier run, whose verdicts are given again. Nothing is "
+        "asked.",
+        "folder",
+        may_change=True,
     )
 
     def validate(self, mistakes: Mistakes) -> None:
