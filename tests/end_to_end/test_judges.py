@@ -3,9 +3,15 @@ what is left of the key."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
+import subprocess
+import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,3 +96,99 @@ def test_a_judge_that_never_answers_ends_the_run_on_both_ranks(place, flags):
         ran = run_step(3, own, ranks=2, environment={"JUDGE_KEY": KEY})
     assert ran.code != 0 and ran.stderr.count("error: the reward 'lengths' has no verdict on prompt ") == 1, ran.words
     assert "no answer" in ran.stderr and KEY not in ran.words
+
+
+@pytest.fixture(scope="module")
+def reward_model(place) -> Path:
+    """A scalar model of random weights with the actor's tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    folder = save_start(place / "served_reward_model", pad_is_eos=True, with_weights=False)
+    torch.manual_seed(1)
+    config = AutoConfig.from_pretrained(folder, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def served(folder: Path, log: Path, *words: str) -> Iterator[tuple[str, str]]:
+    """What `threestep serve` or `serve-reward` says once it serves, and its key."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment.pop("THREESTEP_API_KEY", None)
+    command = [sys.executable, "-m", "threestep", words[0], str(folder), "--port", "0", *words[1:]]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 300
+        while "key: " not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        said = log.read_text()
+        assert "key: " in said, said
+        yield said.partition("http://")[2].split()[0], said.partition("key: ")[2].split()[0]
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def scores(folder: Path, name: str) -> list[float]:
+    return [json.loads(line)[name] for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.long
+def test_a_served_reward_model_is_the_local_one(place, flags, reward_model):
+    """Its scores to 1e-5 on every sample, from the tokens as they were drawn; with equal bits, equal weights."""
+    common = [*flags, "--clip_reward", 1000]
+    local = run_step(3, [*common, "--critic_model_name_or_path", reward_model, "--output_dir", place / "local"])
+    assert local.code == 0, local.words
+    with served(reward_model, place / "serve_reward.log", "serve-reward") as (address, key):
+        own = [*common, "--reward", f"http:http://{address}", "--output_dir", place / "remote"]
+        ran = run_step(3, own, environment={"THREESTEP_API_KEY": key})
+        assert ran.code == 0, ran.words
+        wrong = [*common, "--reward", f"http:http://{address}", "--output_dir", place / "wrong"]
+        refused = run_step(3, wrong, environment={"THREESTEP_API_KEY": "sk-another-key-of-nobody"})
+        assert refused.code != 0 and "the server answered 401" in refused.words
+        assert "sk-another-key-of-nobody" not in refused.words
+    name = f"reward/{address.partition('/')[0].replace(':', '_')}"
+    first = [at for at, step in enumerate(scores(place / "local", "step")) if step == 0]
+    ours, theirs = scores(place / "local", "reward/model"), scores(place / "remote", name)
+    assert len(first) > 5 and [theirs[at] for at in first] == pytest.approx([ours[at] for at in first], abs=1e-5)
+    assert theirs == pytest.approx(ours, abs=1e-4)  # after training, by weights that differ by rounding at most
+    assert key.encode() not in left_by(place / "remote") and key not in ran.words
+    # A function that gives the same bits.
+    log = [json.loads(line) for line in next((place / "remote" / "verdicts").iterdir()).read_text().splitlines()]
+    known = [[line["asked"]["prompts"], line["asked"]["responses"], line["value"]] for line in log]
+    assert len({(prompt, response) for prompt, response, _ in known}) == len(known)
+    (place / "known.json").write_text(json.dumps(known))
+    (place / "known_scores.py").write_text(KNOWN.format(file=place / "known.json"))
+    again = [*common, "--reward", f"{place / 'known_scores.py'}:known", "--output_dir", place / "by_function"]
+    ran = run_step(3, again)
+    assert ran.code == 0, ran.words
+    assert weights(place / "by_function") == weights(place / "remote")
+
+
+KNOWN = """
+import json
+
+KNOWN = {{(prompt, response): value for prompt, response, value in json.load(open("{file}"))}}
+
+def known(prompts, responses, **columns):
+    return [KNOWN[each] for each in zip(prompts, responses)]
+"""
+
+
+@pytest.mark.long
+def test_threestep_serve_is_a_judge(place, flags):
+    """A model of random weights says no verdict: each question is asked again, and none is a score."""
+    start = flags[1]
+    with served(start, place / "serve.log", "serve", "--engine", "ours", "--served_name", "tiny") as (address, key):
+        changes = {"retries": 1, "max_tokens": 4, "key_variable": "J_KEY", "question": "{prompt}{response}"}
+        file = judge_file(place, f"http://{address.removesuffix('/v1')}", **changes)
+        own = [*flags, "--reward", f"judge:{file}", "--output_dir", place / "by_threestep"]
+        ran = run_step(3, own, environment={"J_KEY": key})
+    assert ran.code != 0 and "the reply has no verdict" in ran.words and "(after 2 requests)" in ran.words
+    lines = [
+        json.loads(line) for line in next((place / "by_threestep" / "verdicts").iterdir()).read_text().splitlines()
+    ]
+    assert all("value" not in line and line["tokens"] > 16 for line in lines) and lines
+    assert key not in ran.words and key.encode() not in left_by(place / "by_threestep")

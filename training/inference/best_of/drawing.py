@@ -32,7 +32,7 @@ from training.utils.data.files.digests import digest_files
 from training.utils.loading.configurations import model_files
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.calling.calling import MESSAGES
-from training.utils.rewards.weighted import Reward, reads_model, rule_named
+from training.utils.rewards.weighted import Reward, check_comparisons, reads_model, rule_named
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ def _checked(flags: Evaluated, wanted: BestOfArguments) -> tuple[tuple[Reward, .
         f"--num_samples_per_prompt {wanted.num_samples_per_prompt} draws several responses, and --temperature 0 picks "
         "the same one each time; give a temperature",
     )
+    count = wanted.num_samples_per_prompt
+    check_comparisons(rewards, {f"--num_samples_per_prompt {count}": count}, mistakes)
     mistakes.require(
         not flags.run.dry_run, "--dry_run plans the memory of training, and best-of trains nothing; leave it out"
     )
@@ -154,8 +156,7 @@ class _BatchDrawing:
         check_room(model, longest, "--max_prompt_seq_len and --max_new_tokens")
         each, own, sampling = flags.evaluation.val_samples, [rows[place] for place in places], flags.sampling
         answers = drawn_batch(model, rows, places, model.sampling(sampling), seed=flags.run.seed, samples=each)
-        timeout_seconds = flags.reward.reward_timeout
-        scores = scores_of(model, own, answers, self.rewards, scorer=self.scorer, timeout_seconds=timeout_seconds)
+        scores = scores_of(model, own, answers, self.rewards, scorer=self.scorer, flags=flags.reward)
         spaced = model.data.chat.prompt_style == HUMAN_ASSISTANT
         found = []
         for index, (place, row) in enumerate(zip(places, own, strict=True)):

@@ -35,11 +35,13 @@ _FIELDS = ("prompts", "responses", "messages", "prompt_ids", "response_ids", "to
 
 @dataclass(frozen=True)
 class ServedReward:
-    """A loaded reward model. most_tokens: that it reads, None without bound."""
+    """A loaded reward model. most_tokens: that it reads, None without bound. vocabulary: its embeddings, which may be
+    more than the tokenizer has, and may then have been drawn. tokenizer: a digest."""
 
     name: str
     scorer: Scorer
     most_tokens: int | None
+    vocabulary: int
     tokenizer: str
     _lock: Any = field(default_factory=threading.Lock)
 
@@ -77,11 +79,14 @@ class ServedReward:
         return found
 
     def _checked_ids(self, prompt: Any, response: Any) -> tuple[Ids, Ids]:
-        size = len(self.scorer.tokenizer)
         for ids in (prompt, response):
-            is_list = isinstance(ids, list) and all(type(token) is int and 0 <= token < size for token in ids)
+            is_list = isinstance(ids, list) and all(
+                type(token) is int and 0 <= token < self.vocabulary for token in ids
+            )
             if not is_list or not ids:
-                raise RefusedRequest(f"'prompt_ids' and 'response_ids' expect lists of ids from 0 to {size - 1}")
+                raise RefusedRequest(
+                    f"'prompt_ids' and 'response_ids' expect lists of ids from 0 to {self.vocabulary - 1}"
+                )
         return prompt, response
 
 
@@ -151,4 +156,6 @@ class _RewardHandler(KeyedHandler):
 def load_served_reward(path: str, name: str, dtype: str | None, chat: ChatArguments) -> ServedReward:
     """Load a reward model, which reads texts in the style that was saved with it."""
     scorer = load_answer_scorer(path, dtype, DataArguments(chat=chat), start_alone())
-    return ServedReward(name, scorer, positions_of(load_config(path)), tokenizer_digest(scorer.tokenizer))
+    config = load_config(path)
+    vocabulary = config.get_text_config().vocab_size
+    return ServedReward(name, scorer, positions_of(config), vocabulary, tokenizer_digest(scorer.tokenizer))

@@ -102,9 +102,9 @@ class HttpReward(AskedRule):
         return found
 
 
-def http_reward(given: str, name: str) -> HttpReward:
-    """Return the reward of a URL, or of a YAML file with one."""
-    where = f"--reward {given}"
+def http_reward(given: str, name: str, flag: str = "--reward") -> HttpReward:
+    """Return the reward of a URL, or of a YAML file with one, which is the value of `flag`."""
+    where = f"{flag} {given}"
     if "://" in given:
         settings, asking = HttpSettings(given.removeprefix("http:") if given.startswith("http:http") else given), None
     else:

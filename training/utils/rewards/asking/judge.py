@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.rewards.asking.http_reward import http_reward
 from training.utils.rewards.asking.openai_client import OPENAI_URL, JudgeSettings, chat_sender, check_installed
 from training.utils.rewards.asking.rubric import PAIRWISE, REFERENCE, RubricSettings
 from training.utils.rewards.asking.rule import AskedRule, shown_sample
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from training.utils.rewards.asking.service import Send
 
 KIND = "judge:"
+GROUPS = "judged_together"  # a column: responses with equal entries; without it, with equal prompts and references
 _KEY_VARIABLE = "OPENAI_API_KEY"  # read by default for OpenAI's own address, and no other
 
 
@@ -60,7 +62,16 @@ class JudgeReward(AskedRule):
         if self.rubric.against == REFERENCE:
             pairs = [(prompt, own, str(other)) for prompt, own, other in zip(shown, responses, references, strict=True)]
             return [*self.shares(pairs, references)]
-        return self._shares_of_groups(shown, responses, references)
+        groups = columns.get(GROUPS) or list(zip(shown, map(str, references), strict=True))
+        return self._shares_of_groups(shown, responses, references, groups)
+
+    def compare(self, prompts: list[str], responses: list[str], *, others: list[str], **columns: Any) -> list[float]:
+        """Return the share of wins of each response over that of another model to the same prompt; as a rule."""
+        shown = [_as_text(*each) for each in zip(prompts, columns.get(MESSAGES) or prompts, strict=True)]
+        references = columns.get("ground_truth") or [None] * len(responses)
+        if self.rubric.reads_reference:
+            self._check_references(references, prompts)
+        return self.shares(list(zip(shown, responses, others, strict=True)), references)
 
     def shares(self, pairs: Sequence[tuple[str, str, str]], references: Sequence[Any]) -> list[float]:
         """Return the share of wins of the first response of each (prompt, response, other): 1, 0.5 or 0 in either
@@ -80,11 +91,12 @@ class JudgeReward(AskedRule):
         return shares
 
     def _shares_of_groups(
-        self, prompts: Sequence[str], responses: Sequence[str], references: Sequence[Any]
+        self, prompts: Sequence[str], responses: Sequence[str], references: Sequence[Any], groups: Sequence[Any]
     ) -> list[float | None]:
-        """Return each response's mean share of wins over those that it is compared with."""
+        """Return each response's mean share of wins over those that it is compared with: adjacent ones whose entries in
+        `groups` are equal."""
         pairs: list[tuple[int, int]] = []
-        for _, group in groupby(range(len(prompts)), key=lambda place: (prompts[place], str(references[place]))):
+        for _, group in groupby(range(len(prompts)), key=lambda place: groups[place]):
             pairs += pairs_of(list(group), self.rubric.opponents)
         shares = self.shares(
             [(prompts[one], responses[one], responses[other]) for one, other in pairs],
@@ -131,9 +143,9 @@ def pairs_of(places: Sequence[int], opponents: int | None) -> list[tuple[int, in
     return [(places[one], places[other]) for one, other in found]
 
 
-def judge_reward(given: str, name: str) -> JudgeReward:
-    """Return the judge of a YAML file, which --reward names as judge:FILE.yaml."""
-    where = f"--reward {given}"
+def judge_reward(given: str, name: str, flag: str = "--reward") -> JudgeReward:
+    """Return the judge of a YAML file, which `flag` names as judge:FILE.yaml."""
+    where = f"{flag} {given}"
     settings = read_settings(given.removeprefix(KIND), where)
     judge, rubric, asking = settings_from(settings, where, JudgeSettings, RubricSettings, AskSettings)
     check_url(judge.base_url, where)
@@ -145,6 +157,12 @@ def judge_reward(given: str, name: str) -> JudgeReward:
     mistakes.require(not taken, f"{where}: fields has {', '.join(taken)}, which the judge sets itself; leave it out")
     mistakes.raise_if_any()
     return JudgeReward(name, where, judge, rubric, asking=asking)
+
+
+def check_settings(given: str) -> None:
+    """ThreestepError for mistakes in a file of --reward, of a judge or a server. Cheap to call."""
+    make = judge_reward if is_judge(given) else http_reward
+    make(given, "")
 
 
 def is_judge(address: str) -> bool:

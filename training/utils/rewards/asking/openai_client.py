@@ -64,13 +64,13 @@ def chat_sender(
     import openai
 
     with _without_variables():
-        direct = {"trust_env": False} if is_this_machine(settings.base_url) else {}
+        by_proxy = not is_this_machine(settings.base_url)
         client = openai.OpenAI(
             api_key=key or _NO_KEY,
             base_url=settings.base_url,
             max_retries=0,
             timeout=seconds,
-            http_client=openai.DefaultHttpxClient(follow_redirects=False, **direct),
+            http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=by_proxy),
         )
     fields = settings.request
     known = {name: fields.pop(name) for name in ("model", "temperature", "max_tokens") if name in fields}

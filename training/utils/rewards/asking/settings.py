@@ -75,18 +75,17 @@ def settings_from(given: Mapping[str, Any], where: str, *kinds: type[Any]) -> li
     unknown and missing keys, and for values of another type."""
     mistakes = Mistakes()
     known = {field.name: field for kind in kinds for field in fields(kind)}
+    unknown = set(given) - set(known)  # one of them may be what seems to be missing
     for name, value in given.items():
         if name not in known:
             hint = "; a key stands in a file or in the environment: name it by key_file or key_variable"
-            mistakes.add(
-                f"{where}: unknown setting '{name}'"
-                f"{hint if name in ('key', 'api_key') else nearest_names(name, known)}; it may have {', '.join(known)}"
-            )
+            near = hint if name in ("key", "api_key") else nearest_names(name, known)
+            mistakes.add(f"{where}: unknown setting '{name}'{near or '; it may have ' + ', '.join(known)}")
         else:
             _check_type(name, value, str(known[name].type), where, mistakes=mistakes)
     for name, field in known.items():
         mistakes.require(
-            field.default is not MISSING or field.default_factory is not MISSING or name in given,
+            field.default is not MISSING or field.default_factory is not MISSING or name in given or bool(unknown),
             f"{where} expects {name}, and has none; add it",
         )
     mistakes.raise_if_any()
