@@ -79,14 +79,10 @@ class ServedReward:
         return found
 
     def _checked_ids(self, prompt: Any, response: Any) -> tuple[Ids, Ids]:
+        size = self.vocabulary
         for ids in (prompt, response):
-            is_list = isinstance(ids, list) and all(
-                type(token) is int and 0 <= token < self.vocabulary for token in ids
-            )
-            if not is_list or not ids:
-                raise RefusedRequest(
-                    f"'prompt_ids' and 'response_ids' expect lists of ids from 0 to {self.vocabulary - 1}"
-                )
+            if not isinstance(ids, list) or not ids or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
+                raise RefusedRequest(f"'prompt_ids' and 'response_ids' expect lists of ids from 0 to {size - 1}")
         return prompt, response
 
 

@@ -113,7 +113,8 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A text that two tokenizers share if both turn every text into the same ids; pad tokens may differ. Serves those
-    who hand tokens to another program."""
-    vocabulary = {token: index for token, index in tokenizer.get_vocab().items() if token != tokenizer.pad_token}
+    """A text that two tokenizers share only if both turn every text into the same ids, a pad token that ends no text
+    aside. Serves those who hand tokens to another program."""
+    pad = None if tokenizer.pad_token == tokenizer.eos_token else tokenizer.pad_token
+    vocabulary = {token: index for token, index in tokenizer.get_vocab().items() if token != pad}
     return sha256_of_object({"vocabulary": vocabulary, "end": tokenizer.eos_token_id})
