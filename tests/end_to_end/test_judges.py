@@ -154,6 +154,10 @@ def test_a_served_reward_model_is_the_local_one(place, flags, reward_model):
     assert len(ours) == len(theirs) > 20 and theirs == pytest.approx(ours, abs=1e-5)
     parts = [[line.get("rollout/score") for line in figures(place / run)] for run in ("local", "remote")]
     assert parts[1] == pytest.approx(parts[0], abs=1e-5)
+    trained = [[line for line in figures(place / run) if "rollout/score" in line] for run in ("local", "remote")]
+    names = ("rollout/score", "rollout/score_std", "rollout/score_min", "rollout/score_max", "rollout/advantage_std")
+    if all(one[key] == other[key] for one, other in zip(*trained, strict=True) for key in names):  # the same bits
+        assert weights(place / "local") == weights(place / "remote")
     assert key.encode() not in left_by(place / "remote") and key not in ran.words
     # A function that gives the same bits.
     log = [json.loads(line) for line in next((place / "remote" / "verdicts").iterdir()).read_text().splitlines()]
