@@ -143,7 +143,12 @@ def test_the_key_is_the_files_and_the_environments_others_are_not_sent(tmp_path,
         with pytest.raises(ThreestepError, match=r"the endpoint answered 401: .*Bearer \*\*\*") as found:
             rule(["p"], ["a"])
         assert len(server.asked) == 1 and KEY not in str(found.value)
-    assert KEY not in (tmp_path / "run/verdicts/judge.rank0.jsonl").read_text()
+    with scoring_server(judged(lambda question: f"I was asked with {KEY}. [[3]]")) as server:
+        rule = rule_of(server, tmp_path, key_variable="JUDGE_KEY")
+        rule.open(RunPlace(tmp_path / "run"))
+        assert rule(["p"], ["a"]) == [3.0]
+    log = (tmp_path / "run/verdicts/judge.rank0.jsonl").read_text()
+    assert KEY not in log and "I was asked with ***." in log
 
 
 def test_mistakes_of_the_file_are_sentences(tmp_path, monkeypatch):
