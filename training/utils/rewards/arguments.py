@@ -39,7 +39,7 @@ class ScoringArguments:
         choices=COMBINATIONS,
     )
     reward_deviations: float = flag(
-        1.0, "With --reward_combine mean_minus_deviations: the standard deviations.", "deviations >= 0"
+        1.0, "With --reward_combine mean_minus_deviations: the standard deviations.", "factor >= 0"
     )
     reward_timeout: float = flag(300.0, "Time that a reward function may take per rollout.", "seconds > 0")
     reward_regex: str | None = flag(None, "With --reward regex: the pattern to search for in the response.", "pattern")
