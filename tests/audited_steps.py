@@ -75,7 +75,7 @@ def _changes_something(objective: str, setting: Setting) -> bool:
     if any(not np.isclose(figures[0].get(name, np.nan), value, rtol=1e-3) for name, value in figures[1].items()):
         return True
     pairs = [*zip(faulty.ranks, right.ranks, strict=True), (faulty.state, right.state)]
-    return any(not np.allclose(one[name], other[name], rtol=1e-3) for one, other in pairs for name in one)
+    return any(not np.allclose(one[name], other[name], rtol=1e-5, atol=1e-7) for one, other in pairs for name in one)
 
 
 def main() -> int:
