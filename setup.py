@@ -73,6 +73,7 @@ setup(
         "mlflow": ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic"],
         "web": ["gradio>=6"],
         "openenv": ["openenv>=0.10"],  # environments behind its servers
+        "judge": ["openai"],  # a client of judges behind a chat endpoint
         "quantized": ["bitsandbytes>=0.50"],  # a CPU build is part of it
         "notebook": ["nbclient", "ipykernel"],  # executes the notebooks of examples/
         "release": RELEASE_REQUIRES,

@@ -48,6 +48,7 @@ PROGRAMS = {
     "all": Program("training.all_steps", "several steps from one YAML file", HANDED_ON),
     "chat": Program("training.chat", "talk with one model, or with two side by side"),
     "serve": Program("training.serve", "one model for programs, as an endpoint in OpenAI's form"),
+    "serve-reward": Program("training.serve_reward", "a reward model for programs, over HTTP"),
     "evaluate": Program(
         "training.evaluate",
         "win rate, reward, GSM8K or perplexity of a model; a reward model on a benchmark",

@@ -11,8 +11,6 @@ own loop otherwise. Ctrl-C ends it.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shlex
 import signal
 import sys
@@ -20,12 +18,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from training.inference.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
+from training.inference.endpoint.arguments import EndpointArguments, key_of
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.keys import KEY_VARIABLE
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import AUTO, flag, flag_of, settings_of
@@ -40,10 +39,8 @@ from training.utils.serving.ports import check_port, free_port, port_refused
 if TYPE_CHECKING:
     from training.inference.endpoint.model import StyledModel
 
-KEY_VARIABLE = "THREESTEP_API_KEY"
 OURS = "ours"
 _ROWS = 32  # of a batch, by default
-_KEY_BYTES = 24
 _OF_TRAINING = (
     "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
     "parallel_tags", "parallel_thinking", "train_turns",
@@ -60,25 +57,22 @@ class ServeArguments:
     model_name_or_path: str = flag_of(
         ModelArguments, "A model folder or hub name (required); may come first, without the flag.", aliases=["--path"]
     )
-    served_name: str | None = flag(None, "Name by which requests ask for the model; default: as it was given.", "name")
+    served_name: str | None = flag_of(EndpointArguments)
     engine: str = flag(
         AUTO,
         f"{', '.join(WITH_SERVERS)} (its own server, started here), {OURS} (Threestep's own loop), or {AUTO}: the "
         "first where it is installed and asks the model as it was trained.",
         choices=(AUTO, OURS, *WITH_SERVERS),
     )
-    port: int = flag(8000, "Port on 127.0.0.1; 0 takes a free one.", "0 <= port <= 65535")
-    api_key_file: str | None = flag(
-        None, f"File with the key that requests must have; default: {KEY_VARIABLE}, or a new one, which is printed.",
-        "file",
-    )  # fmt: skip
+    port: int = flag_of(EndpointArguments)
+    api_key_file: str | None = flag_of(EndpointArguments)
     max_rows: int | None = flag(
         None,
         f"Answers that are drawn together; default: {_ROWS}, or an engine's own number.",
         "responses >= 1",
     )
     max_waiting: int = flag(256, "Answers that wait to be drawn; a request for more is refused.", "responses >= 1")
-    max_body_mb: int = flag(4, "Largest body of a request.", "MB >= 1")
+    max_body_mb: int = flag_of(EndpointArguments)
     grace_seconds: float = flag(
         20.0, "Time for answers that are being drawn when the server is asked to end.", "seconds >= 0"
     )
@@ -136,25 +130,6 @@ def main(argv: Sequence[str]) -> None:
     else:
         engine, opened = found
         serve_by_engine(flags, engine, opened, key, is_new=is_new)
-
-
-def key_of(file: str | None) -> tuple[str, bool]:
-    """The key, and whether it is a new one. ThreestepError for a file that cannot be read, and a key that no header can
-    have."""
-    if file is not None:
-        where = f"--api_key_file {file}"
-        try:
-            key = Path(file).expanduser().read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as problem:
-            reason = getattr(problem, "strerror", None) or "it is not text"
-            raise ThreestepError(f"{where} expects a file with a key, got: {reason}; give another path") from problem
-    elif KEY_VARIABLE in os.environ:
-        where, key = KEY_VARIABLE, os.environ[KEY_VARIABLE].strip()
-    else:
-        return f"sk-{secrets.token_hex(_KEY_BYTES)}", True
-    if not key or not all("!" <= character <= "~" for character in key):
-        raise ThreestepError(f"{where} expects a key of printable ASCII characters without spaces; write another one")
-    return key, False
 
 
 def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:

@@ -86,6 +86,9 @@ MISTAKES = [
     UserMistake("a split of no rows", _sft(more="--data_split 0,0,0")),
     UserMistake("a loss that there is not", _sft(more="--loss_type sigmod").replace("sft", "dpo", 1)),
     UserMistake("a reward function in no file", f"{_PPO} --reward my_rewards.py:score"),
+    UserMistake("a judge's file that is not there", f"{_PPO} --reward judge:helpfull.yaml"),
+    UserMistake("a setting of a judge is misspelt", f"{_PPO} --reward judge:judge.yaml"),
+    UserMistake("a key in a judge's file", f"{_PPO} --reward judge:key.yaml"),
     UserMistake("a command is misspelt", "stf --data_path rows.csv"),
     UserMistake("a section of all steps is misspelt", "all --config misspelt.yaml"),
 ]
@@ -114,6 +117,8 @@ def _make_place(place: Path) -> None:
         "finished/summary.json": "{}",
         "whole/step1_sft/summary.json": "{}",
         "stopped/checkpoints/step_000010/manifest.json": "{}",
+        "judge.yaml": "model: m\nbase_url: http://127.0.0.1:8000/v1\nrubrik: Short answers.\n",
+        "key.yaml": "model: m\nrubric: Short answers.\napi_key: sk-0123456789\n",
         "all.yaml": "output_dir: whole\nmodel_name_or_path: model\nshared:\n  data_path: rows.csv\n",
         "misspelt.yaml": "output_dir: other\nmodel_name_or_path: model\nshard:\n  data_path: rows.csv\n",
     }

@@ -72,7 +72,8 @@ images.run: dry_run engine data.build loading images.data models images.models d
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
-rewards: rewards.rules rewards.calling contracts flags base
+rewards.asking: rewards.calling run base
+rewards: rewards.asking rewards.rules rewards.calling contracts flags base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
 setup: outputs mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks data.kinds

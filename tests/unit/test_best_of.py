@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.data_flags import data_flags
+from tests.support.scoring_server import judged, longer_wins, mostly_failing, scoring_server
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import best_of, evaluate
 from training.inference.best_of import drawing
@@ -165,3 +167,25 @@ def test_mistakes(flags, more, sentence):
 def test_a_reward_without_bound_is_refused(flags, tmp_path):
     with pytest.raises(ThreestepError, match="expected a number that is finite in float32, got inf"):
         best_of.main([*flags, "--reward", f"{tmp_path}/rule.py:infinite"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai")
+def test_a_judge_picks_by_comparing_the_responses(flags, tmp_path):
+    """By shares of wins in both orders, the longest response has the highest."""
+    with scoring_server(judged(longer_wins), fails=mostly_failing) as server:
+        settings = {"model": "tiny", "base_url": f"{server.url}/v1", "rubric": "Longer is better.", "pause": 0.001}
+        (tmp_path / "duel.yaml").write_text(json.dumps({**settings, "form": "pairwise"}))
+        own = [*flags, "--reward", f"judge:{tmp_path}/duel.yaml", "--checker", f"{tmp_path}/rule.py:longest"]
+        best_of.main(own)
+        asked = [str(body["messages"]) for body in server.answered]
+        assert len(asked) == len(set(asked)) > 30
+    answers = read_lines(tmp_path / "out" / "answers.jsonl")
+    for prompt in answers:
+        lengths, count = prompt["check"], len(prompt["responses"])
+        for own_length, share in zip(lengths, prompt["reward/duel"], strict=True):
+            longer, equal = (sum(other > own_length for other in lengths), lengths.count(own_length) - 1)
+            assert share == pytest.approx((count - 1 - longer - 0.5 * equal) / (count - 1))
+    best_of.main([*own, "--reward_replay", f"{tmp_path}/out", "--output_dir", f"{tmp_path}/again"])
+    assert read_lines(tmp_path / "again" / "answers.jsonl") == answers
+    with pytest.raises(ThreestepError, match="--reward duel compares the responses to a prompt with each other"):
+        best_of.main([*own, "--num_samples_per_prompt", "1", "--output_dir", f"{tmp_path}/one_each"])

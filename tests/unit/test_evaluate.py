@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 
 import pytest
 
+from tests.support.scoring_server import judged, longer_wins, scoring_server
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training import evaluate
 from training.inference import tasks
@@ -148,3 +150,55 @@ def test_a_place_that_takes_no_figures_is_refused_before_they_are_made(task, tmp
     (tmp_path / "file").write_text("theirs")
     with pytest.raises(ThreestepError, match="^--output_dir '.*' cannot be written: .*file: a file is in its way"):
         evaluate.main([*flags, str(tmp_path / "file")])
+
+
+def judge_of(tmp_path, server, **changes):
+    settings = {"model": "tiny", "base_url": f"{server.url}/v1", "rubric": "Longer is better.", "pause": 0.001}
+    (tmp_path / "judge.yaml").write_text(json.dumps({**settings, **changes}))
+    return f"judge:{tmp_path / 'judge.yaml'}"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai")
+def test_win_rates_by_a_judge_that_compares(flags, tmp_path):
+    """The judge prefers what stands first where lengths are equal, and asking in both orders makes these ties."""
+    own = ["--baseline", f"{tmp_path}/two", "--max_new_tokens", "6", "--val_samples", "2"]
+    with scoring_server(judged(longer_wins)) as server:
+        judge = judge_of(tmp_path, server, form="pairwise")
+        evaluate.main(["win_rate", *flags, *own, "--reward", judge])
+        lines = [json.loads(line) for line in (tmp_path / "out" / "win_rate.jsonl").read_text().splitlines()]
+        pairs = {(line["prompt"], *line["answers"]) for line in lines if line["answers"][0] != line["answers"][1]}
+        assert len(server.asked) == 2 * len(pairs)
+    found = read(tmp_path, "win_rate")
+    for line in lines:
+        one, two = map(len, line["answers"])
+        assert line["scores"] == [0.5 * ((one > two) - (one < two)) + 0.5, 0.5 * ((two > one) - (two < one)) + 0.5]
+        assert [each["reward/judge"] for each in line["rewards"]] == line["scores"]
+    assert found["wins"] == sum(line["scores"][0] > 0.5 for line in lines) > 0
+    assert found["win_rate"]["value"] == sum(line["scores"][0] for line in lines) / len(lines)
+    # The same verdicts, added to a rule of each answer alone.
+    more = [
+        "--reward",
+        f"{judge}:2,length:0.5",
+        "--reward_length_characters",
+        "9",
+        "--reward_replay",
+        f"{tmp_path}/out",
+    ]
+    evaluate.main(["win_rate", *flags, *own, *more, "--output_dir", f"{tmp_path}/again"])
+    again = [json.loads(line) for line in (tmp_path / "again" / "win_rate.jsonl").read_text().splitlines()]
+    for line, first in zip(again, lines, strict=True):
+        for total, parts, share in zip(line["scores"], line["rewards"], first["scores"], strict=True):
+            assert parts["reward/judge"] == share and total == 2 * share + 0.5 * parts["reward/length"]
+    with pytest.raises(ThreestepError, match="--reward judge compares the responses .* and --val_samples 1 gives one"):
+        evaluate.main(["reward", *flags, "--reward", judge])
+
+
+def test_an_ensemble_of_rewards(flags, tmp_path):
+    rules = tmp_path / "rules.py"
+    rules.write_text(
+        "def one(p, r, **c):\n    return [1.0] * len(r)\ndef two(p, r, **c):\n    return [len(x) for x in r]\n"
+    )
+    own = ["--reward", f"{rules}:one,{rules}:two:0.5", "--max_new_tokens", "6", "--reward_combine", "minimum"]
+    evaluate.main(["reward", *flags, *own])
+    lines = [json.loads(line) for line in (tmp_path / "out" / "reward.jsonl").read_text().splitlines()]
+    assert all(line["scores"] == [min(1.0, 0.5 * len(line["answers"][0]))] for line in lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +14,27 @@ from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.calling.running import start_rules
+from training.utils.rewards.combination import SUM
+from training.utils.rewards.combining import combined_values
+from training.utils.rewards.weighted import comparing, reads_ids
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
+    import torch
+
     from training.inference.scorer import Scorer
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.contracts.rows import PromptRow
     from training.utils.generation.arguments import SamplingArguments
+    from training.utils.rewards.arguments import ScoringArguments
+    from training.utils.rewards.calling.calling import Rule
     from training.utils.rewards.weighted import Reward
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One number for each answer. total: the weighted sum of the rewards that apply. parts: each by its name, NaN where
-    it does not apply, and its function's further values as NAME/KEY."""
+    """One number for each answer. total: the weighted sum of the rewards that apply, or their --reward_combine. parts:
+    each by its name, NaN where it does not apply, and its function's further values as NAME/KEY."""
 
     total: list[float]
     parts: dict[str, list[float]]
@@ -96,15 +103,17 @@ def scores_of(
     rewards: Sequence[Reward],
     *,
     scorer: Scorer | None,
-    timeout_seconds: float,
+    flags: ScoringArguments,
 ) -> Scores:
     """The rewards of each answer, as many adjacent ones to each prompt. scorer: required if one of the rewards is the
     model."""
     texts = [answer.text for answer in answers]
     rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
     columns = sorted({name for row in rows for name in row.columns})
-    found = start_rules(rules, rows, texts, columns, timeout_seconds=timeout_seconds, device=chat_model.model.device)()
-    each = len(answers) // len(rows)
+    each, device = len(answers) // len(rows), chat_model.model.device
+    more = drawn_tokens(rows, answers) if reads_ids(rewards) else None
+    timeout_seconds = flags.reward_timeout
+    found = start_rules(rules, rows, texts, columns, timeout_seconds=timeout_seconds, device=device, more=more)()
     parts: dict[str, list[float]] = {}
     for reward in rewards:
         if reward.rule is None:
@@ -113,11 +122,53 @@ def scores_of(
         else:
             own, values = found[reward.name]
             parts |= {reward.name: own, **{f"{reward.name}/{key}": given for key, given in values.items()}}
-    total = [
-        sum(reward.weight * value for reward in rewards if not math.isnan(value := parts[reward.name][place]))
-        for place in range(len(answers))
+    return Scores(_totals(parts, rewards, flags), parts)
+
+
+def _totals(parts: Mapping[str, list[float]], rewards: Sequence[Reward], flags: ScoringArguments) -> list[float]:
+    """Return the score of each answer by its parts. Rewards that are not among them wait for the other model's."""
+    there = [reward for reward in rewards if reward.name in parts]
+    count = len(next(iter(parts.values()), []))
+    if flags.reward_combine != SUM:
+        return combined_values([parts[each.name] for each in there], [each.weight for each in there], flags.combination)
+    return [
+        sum((each.weight * value for each in there if not math.isnan(value := parts[each.name][place])), 0.0)
+        for place in range(count)
     ]
-    return Scores(total, parts)
+
+
+def with_comparisons(
+    parts: Sequence[Mapping[str, list[float]]],
+    rewards: Sequence[Reward],
+    rows: Sequence[PromptRow],
+    answers: Sequence[Sequence[Answer]],
+    *,
+    device: torch.device,
+    flags: ScoringArguments,
+) -> list[Scores]:
+    """Return the scores of two models with those of judges that compare their answers, the i-th of one with the i-th of
+    the other: each model's share of wins, which sum to 1. parts: of each model, by the other rewards."""
+    texts, others = ([answer.text for answer in side] for side in answers)
+    rules: dict[str, Rule] = {reward.name: judge.compare for reward, judge in comparing(rewards)}
+    columns = sorted({name for row in rows for name in row.columns})
+    more, timeout_seconds = {"others": others}, flags.reward_timeout
+    found = start_rules(rules, rows, texts, columns, timeout_seconds=timeout_seconds, device=device, more=more)()
+    own = {name: shares for name, (shares, _) in found.items()}
+    other = {name: [1.0 - share for share in shares] for name, shares in own.items()}
+    of_both = [{**given, **side} for given, side in zip(parts, (own, other), strict=True)]
+    return [Scores(_totals(each, rewards, flags), each) for each in of_both]
+
+
+def drawn_tokens(rows: Sequence[PromptRow], answers: Sequence[Answer]) -> dict[str, list[Any]] | None:
+    """Return columns with the tokens of prompts and answers; None where they are not all of a sequence: some have media
+    or paths."""
+    if any(row.media for row in rows) or any(answer.positions is not None for answer in answers):
+        return None
+    each = len(answers) // len(rows)
+    return {
+        "prompt_ids": [row.flipped_prompt_ids[::-1].tolist() for row in rows for _ in range(each)],
+        "response_ids": [list(answer.token_ids) for answer in answers],
+    }
 
 
 def _model_scores(

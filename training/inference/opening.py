@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.inference.model import (
@@ -19,13 +20,16 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.table import KINDS
 from training.utils.generation.table import engine_class
-from training.utils.rewards.weighted import Reward, named_rewards, reads_model
+from training.utils.loading.tokenizers import tokenizer_digest
+from training.utils.rewards.asking.service import RunPlace
+from training.utils.rewards.weighted import Reward, named_rewards, open_asked, reads_model
 from training.utils.setup.media import run_media, why_unread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.inference.arguments import EvaluateArguments
+    from training.inference.sharing import Sharers
     from training.utils.contracts.media import RunMedia, SeenMedia
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.data.build.arguments import DataArguments
@@ -57,6 +61,13 @@ def scored_by(flags: Evaluated, mistakes: Mistakes) -> tuple[Reward, ...]:
         "gsm8k)",
     )
     return rewards
+
+
+def open_rewards(flags: Evaluated, rewards: Sequence[Reward], folder: ChatFolder, together: Sharers) -> None:
+    """Let rewards that ask a service log in the output folder, or replay another's log."""
+    digest = tokenizer_digest(folder.tokenizer)
+    place = RunPlace(Path(flags.run.output_dir), together.rank, together.world_size, digest)
+    open_asked([reward.rule for reward in rewards], flags.reward.reward_replay, place)
 
 
 def engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:

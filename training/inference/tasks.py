@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.inference.answer_figures import answer_figures, answer_samples
-from training.inference.answers import Scores, answers_to, scores_of
+from training.inference.answers import Scores, answers_to, scores_of, with_comparisons
 from training.inference.model import Answer, ChatFolder, start_alone
-from training.inference.opening import Evaluated, built_rows, checked_rows, engine_of, folder_of, load, scored_by
+from training.inference.opening import (
+    Evaluated,
+    built_rows,
+    checked_rows,
+    engine_of,
+    folder_of,
+    load,
+    open_rewards,
+    scored_by,
+)
 from training.inference.pairs_page import page
 from training.inference.perplexity import row_losses
 from training.inference.scorer import load_answer_scorer
@@ -29,7 +38,7 @@ from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.intervals import Figure, ratio
 from training.utils.rewards.sample_figures import Sample, value_names
-from training.utils.rewards.weighted import Reward, reads_messages, reads_model
+from training.utils.rewards.weighted import Reward, check_comparisons, comparing, reads_messages, reads_model
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
 from training.utils.setup.media import check_scored, keep_media
@@ -80,6 +89,10 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
         if flags.task == "win_rate"
         else f"--baseline is only for win_rate, and {flags.task} compares with nothing; leave it out",
     )
+    if flags.task != "win_rate":
+        check_comparisons(
+            rewards, {f"--val_samples {flags.evaluation.val_samples}": flags.evaluation.val_samples}, mistakes
+        )
     mistakes.require(
         flags.evaluation.val_samples == 1 or flags.sampling.temperature > 0,
         f"--val_samples {flags.evaluation.val_samples} draws several answers, and --temperature 0 picks the same one "
@@ -100,11 +113,15 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     if reads_model(rewards) and seen is not None:
         assert task.reward_model is not None, "checked with the flags"
         check_scored(task.reward_model, [(side.tokenizer, side.reader) for side in folders if side.reader is not None])
+    if together.is_main:
+        open_rewards(flags, rewards, folders[0], ALONE)
     prompts = shared_prompts([side.rows for side in built])
     models = [load(flags, folder, start_engine, side.media) for folder, side in zip(folders, built, strict=True)]
     scorer = None
     if task.reward_model is not None and reads_model(rewards) and together.is_main:
         scorer = load_answer_scorer(task.reward_model, flags.sampling.dtype, flags.data, start_alone(), media=seen)
+    judges = comparing(rewards) if task.baseline is not None else []
+    alone = [reward for reward in rewards if all(reward is not each for each, _ in judges)]
     answers: list[list[Answer]] = []
     scores: list[Scores] = []
     for place, (model, rows) in enumerate(zip(models, prompts, strict=True)):
@@ -116,11 +133,14 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
         if not together.is_main:
             continue
         answers.append(drawn)
-        scores.append(
-            scores_of(model, rows, drawn, rewards, scorer=scorer, timeout_seconds=flags.reward.reward_timeout)
-        )
+        scores.append(scores_of(model, rows, drawn, alone, scorer=scorer, flags=flags.reward))
     if not together.is_main:
         return []
+    if judges:
+        parts = [each.parts for each in scores]
+        scores = with_comparisons(
+            parts, rewards, prompts[0], answers, device=models[0].model.device, flags=flags.reward
+        )
     sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
     samples = side_by_side(sides, [row.media_names for row in prompts[0]])
     keep_media(RunFolder(flags.run.output_dir, is_main_rank=True), built[0].seen, prompts[0])

@@ -16,6 +16,9 @@ from training.utils.base.console import log
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.chat.chat import adopt_style
 from training.utils.flags.arguments import resolved_settings
+from training.utils.loading.tokenizers import tokenizer_digest
+from training.utils.rewards.asking.service import RunPlace
+from training.utils.rewards.weighted import open_asked
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
 
@@ -53,6 +56,8 @@ def run(flags: PpoFlags, components: Components) -> None:
         paths = {f"{role}_model_name_or_path": flags.roles.model(role).name_or_path for role in read_again}
         digests = start_digests(paths, flags.data.cache.cache_dir)
         held_out = HeldOut.of_run(inputs, ppo)
+        place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizer))
+        open_asked(rules.values(), flags.reward.reward_replay, place)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
             evaluator = Evaluator(
                 roles, engine, tokenizer, components.checker, settings, held_out, metrics, opened.folder

@@ -34,11 +34,14 @@ from training.utils.layout.parallel import drawn_document
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import ScalarModel
+from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.weighted import Reward
 
 ALONE = Ranks(0, 0, 1, CPU)
 PATHS = SamplingArguments(max_new_tokens=20, parallel_paths=3, max_path_tokens=6)
 WORDS = ("fig", "pear", "2", "apple")
+
+SCORING = ScoringArguments()
 
 
 def test_answers_and_scores(asked, save_model, monkeypatch):
@@ -57,7 +60,7 @@ def test_answers_and_scores(asked, save_model, monkeypatch):
 
     scorer = load_answer_scorer(save_model("reward", scalar=True), None, DataArguments(), ALONE)
     rewards = (Reward("length", 2.0, length), Reward("model", 0.5, None))
-    found = scores_of(asked, rows, together, rewards, scorer=scorer, timeout_seconds=60.0)
+    found = scores_of(asked, rows, together, rewards, scorer=scorer, flags=SCORING)
     for row, answer, score in zip(rows, together, found.total, strict=True):
         [own] = scorer.score_ids([row.flipped_prompt_ids[::-1].tolist()], [list(answer.token_ids)])
         assert score == pytest.approx(2.0 * len(answer.text) + 0.5 * own, abs=1e-4)
@@ -65,18 +68,18 @@ def test_answers_and_scores(asked, save_model, monkeypatch):
     # Two answers to each prompt: the first as alone, and each scored with its own prompt.
     twice = answers_to(asked, rows, flags, seed=1, rows_per_batch=2, samples=2)
     assert [answer.token_ids for answer in twice[::2]] == [answer.token_ids for answer in together]
-    assert scores_of(asked, rows, twice, rewards[1:], scorer=scorer, timeout_seconds=60.0).total[::2] == pytest.approx(
+    assert scores_of(asked, rows, twice, rewards[1:], scorer=scorer, flags=SCORING).total[::2] == pytest.approx(
         [0.5 * value for value in found.parts["model"]], abs=1e-4
     )
     # A reward that does not apply to an answer is left out of its sum, and of its sample.
     some = Reward("some", 1.0, lambda prompts, responses, **columns: [None, 1.0, None])
-    found = scores_of(asked, rows, together, (rewards[0], some), scorer=None, timeout_seconds=60.0)
+    found = scores_of(asked, rows, together, (rewards[0], some), scorer=None, flags=SCORING)
     assert found.total == [2.0 * len(answer.text) + extra for answer, extra in zip(together, (0, 1, 0), strict=True)]
     assert ["reward/some" in sample for sample in answer_samples(rows, together, found)] == [False, True, False]
-    assert scores_of(asked, rows, together, (some,), scorer=None, timeout_seconds=60.0).total == [0, 1, 0]
+    assert scores_of(asked, rows, together, (some,), scorer=None, flags=SCORING).total == [0, 1, 0]
     # A reward model with another tokenizer reads the texts.
     monkeypatch.setattr("training.inference.answers.same_tokenizer", lambda one, other: False)
-    assert scores_of(asked, rows, together, rewards[1:], scorer=scorer, timeout_seconds=60.0).total != [0.0, 0.0, 0.0]
+    assert scores_of(asked, rows, together, rewards[1:], scorer=scorer, flags=SCORING).total != [0.0, 0.0, 0.0]
 
 
 @pytest.fixture
@@ -116,7 +119,7 @@ def test_paths_are_drawn_and_scored_as_in_step_3(thinking):
     assert max(drawn.paths.positions_B) <= 20 < max(len(answer.token_ids) for answer in answers)
     whole = [answer for answer in answers if answer.paths]
     assert len(whole) > 2 and all(set(answer.paths) == {3} for answer in whole)
-    scores = scores_of(asked, rows, answers, (Reward("model", 1.0, None),), scorer=scorer, timeout_seconds=60.0).total
+    scores = scores_of(asked, rows, answers, (Reward("model", 1.0, None),), scorer=scorer, flags=SCORING).total
     model = AutoModelForSequenceClassification.from_pretrained(scorer.name).eval()
     use_document_attention(model)
     for sequence, score in zip(drawn.sequences(), scores, strict=True):
@@ -128,9 +131,7 @@ def test_paths_are_drawn_and_scored_as_in_step_3(thinking):
             laid_out = ScalarModel(model)(packed_rows([[drawn_document(parts[0], parts[1:], tags)]], 0))
         assert score == pytest.approx(float(laid_out), abs=1e-5)
     in_one_piece = dataclasses.replace(scorer, tags=None)
-    apart = scores_of(
-        asked, rows, answers, (Reward("model", 1.0, None),), scorer=in_one_piece, timeout_seconds=60.0
-    ).total
+    apart = scores_of(asked, rows, answers, (Reward("model", 1.0, None),), scorer=in_one_piece, flags=SCORING).total
     assert max(abs(one - other) for one, other in zip(scores, apart, strict=True)) > 1e-3
     samples = answer_samples(rows, answers, Scores(scores, {"model": scores}))
     figures = answer_figures([samples], seed=1)

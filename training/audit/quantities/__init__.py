@@ -3,7 +3,7 @@ one."""
 
 from __future__ import annotations
 
-from training.audit.quantities import gradients, ids, optimizer, pairs, policies, rollouts, tokens
+from training.audit.quantities import backward, ids, optimizer, pairs, policies, rollouts, tokens
 from training.audit.quantities.quantity import Cause, Quantity
 
 __all__ = ["QUANTITIES", "Cause", "Quantity"]
@@ -15,10 +15,10 @@ QUANTITIES: tuple[Quantity, ...] = (
     *ids.IDS,
     *tokens.MASKS,
     *tokens.LOSSES,
-    *gradients.SCORES,
+    *backward.SCORES,
     *ids.REFERENCES,
     *pairs.QUANTITIES,
     *policies.LOSSES,
-    *gradients.GRADIENTS,
+    *backward.GRADIENTS,
     *optimizer.QUANTITIES,
 )

@@ -445,7 +445,7 @@ def _of_next(scores_B: np.ndarray) -> np.ndarray:
 
 
 _TOKEN_CAUSES = (
-    _of_returns("gamma is 1", lambda step: _advantages(step, gamma=1.0)),
+    _of_returns("gamma is 1: rewards to go are not discounted", lambda step: _advantages(step, gamma=1.0)),
     _of_returns(
         "every token has the sum of all rewards, also of those before it",
         lambda step: _whitened_as_set(step, _outcomes(step)[step.response_R]),

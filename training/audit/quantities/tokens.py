@@ -114,11 +114,14 @@ def _temperature(step: AuditedStep) -> float:
     return float(step.setting("temperature"))
 
 
-def _logprob_share(step: AuditedStep) -> float:
-    """The rounding of a log-probability as a share of 1 + its size: of its own computation, where the logits are
-    recorded, and of a whole forward in bf16, where they follow from the weights."""
-    half = str(step.settings.get("dtype", "fp32")) != "fp32"
-    return 3e-2 if half and not step.has("logits") else 2e-5
+def _logprob_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
+    """A share of 1 + the size: of its own computation, where the logits are recorded, and of a whole forward where they
+    follow from the weights; in bf16 that also rounds by the size of the logits."""
+    sizes_T = 1.0 + np.abs(right)
+    if step.has("logits") or str(step.settings.get("dtype", "fp32")) == "fp32":
+        return 2e-5 * sizes_T
+    largest_T = np.abs(step.tensor("logits")).max(axis=1) / float(step.settings.get("temperature", 1.0))
+    return 5e-2 * (sizes_T + largest_T)
 
 
 _LOGPROBS = Quantity(
@@ -152,7 +155,7 @@ _LOGPROBS = Quantity(
             lambda step: step.tensor("logits")[np.arange(len(step.place_T)), step.tensor("token_ids")],
         ),
     ),
-    lambda step, right: _logprob_share(step) * (1.0 + np.abs(right)),
+    _logprob_rounding,
     _counted,
     axis="T",
 )

@@ -131,7 +131,7 @@ MISTAKES: dict[str, Callable[[Units, Reduction], float]] = {
     "the last, partial accumulation divided by the micro-batches of a whole one": (
         lambda units, right: partial_over_full(units) if units.full else np.nan
     ),
-    "the last, partial accumulation is divided by the micro-batches of a whole one": (
+    "right but for a factor: divided by the micro-batches of a whole accumulation, of which this step has fewer": (
         lambda units, right: right(units) * units.of_each_rank / units.full if units.full else np.nan
     ),
     "not divided by the number of micro-batches": lambda units, right: right(units) * units.of_each_rank,

@@ -20,7 +20,7 @@ from training.inference.best_of.curve import CHECK, REWARD
 from training.inference.best_of.results import write_results
 from training.inference.best_of.store import AnswerStore, Drawn
 from training.inference.model import Answer, ChatFolder, ChatModel, check_room, start_alone
-from training.inference.opening import Evaluated, built_rows, engine_of, folder_of, load, scored_by
+from training.inference.opening import Evaluated, built_rows, engine_of, folder_of, load, open_rewards, scored_by
 from training.inference.scorer import Scorer, load_answer_scorer
 from training.inference.sharing import Sharers, sharers
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -31,8 +31,8 @@ from training.utils.data.chat.arguments import HUMAN_ASSISTANT
 from training.utils.data.files.digests import digest_files
 from training.utils.loading.configurations import model_files
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.rewards.completions import MESSAGES
-from training.utils.rewards.weighted import Reward, reads_model, rule_named
+from training.utils.rewards.calling.calling import MESSAGES
+from training.utils.rewards.weighted import Reward, check_comparisons, reads_model, rule_named
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def run_best_of(flags: Evaluated, wanted: BestOfArguments, settings: dict[str, A
             if reads_model(rewards):
                 assert wanted.reward_model is not None, "checked with the flags"
                 scorer = load_answer_scorer(wanted.reward_model, flags.sampling.dtype, flags.data, start_alone())
+            open_rewards(flags, (*rewards, *checker), folder, together)
             drawing = _BatchDrawing(flags, model, (*rewards, *checker), scorer)
             _draw(drawing, rows, [(number, batches[number]) for number in missing], store, together=together)
         return write_results(store.close(batches), flags, wanted) if together.is_main else []
@@ -96,6 +97,8 @@ def _checked(flags: Evaluated, wanted: BestOfArguments) -> tuple[tuple[Reward, .
         f"--num_samples_per_prompt {wanted.num_samples_per_prompt} draws several responses, and --temperature 0 picks "
         "the same one each time; give a temperature",
     )
+    count = wanted.num_samples_per_prompt
+    check_comparisons(rewards, {f"--num_samples_per_prompt {count}": count}, mistakes)
     mistakes.require(
         not flags.run.dry_run, "--dry_run plans the memory of training, and best-of trains nothing; leave it out"
     )
@@ -153,8 +156,7 @@ class _BatchDrawing:
         check_room(model, longest, "--max_prompt_seq_len and --max_new_tokens")
         each, own, sampling = flags.evaluation.val_samples, [rows[place] for place in places], flags.sampling
         answers = drawn_batch(model, rows, places, model.sampling(sampling), seed=flags.run.seed, samples=each)
-        timeout_seconds = flags.reward.reward_timeout
-        scores = scores_of(model, own, answers, self.rewards, scorer=self.scorer, timeout_seconds=timeout_seconds)
+        scores = scores_of(model, own, answers, self.rewards, scorer=self.scorer, flags=flags.reward)
         spaced = model.data.chat.prompt_style == HUMAN_ASSISTANT
         found = []
         for index, (place, row) in enumerate(zip(places, own, strict=True)):

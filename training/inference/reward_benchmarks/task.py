@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training.inference.answers import batches_of
 from training.inference.arguments import BENCHMARKS, EvaluateArguments
 from training.inference.model import start_alone
+from training.inference.reward_benchmarks.asked import asked_model, asked_scores, asks
 from training.inference.reward_benchmarks.reading import Question, counts_that_differ, read_questions
 from training.inference.reward_benchmarks.scores import (
     BenchmarkScore,
@@ -28,6 +29,8 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.rewards.asking.service import RunPlace
+from training.utils.rewards.weighted import open_asked
 from training.utils.run.progress import progress_bar
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
@@ -35,6 +38,7 @@ from training.utils.run.run_paths import check_place
 if TYPE_CHECKING:
     from training.inference.opening import Evaluated
 
+ScoreQuestions = Callable[[Sequence[Question]], list[tuple[list[float], int]]]
 TASK = "reward_model"
 _MOST_TOKENS = 2048  # of a prompt with a response, as in the authors' runs; the rest is cut from the right
 SCORED: dict[str, tuple[Callable[..., dict[str, BenchmarkScore]], Callable[[Sequence[float]], float]]] = {
@@ -49,7 +53,11 @@ def run_benchmark(flags: Evaluated) -> list[str]:
     _check(flags)
     for ending in ("json", "jsonl"):
         check_place("--output_dir", Path(flags.run.output_dir) / f"{TASK}.{ending}")
-    check_model_folder(flags.evaluation.model_name_or_path)
+    path = flags.evaluation.model_name_or_path
+    if asks(path):
+        asked_model(path, flags.reward)  # its mistakes, before the files are read
+    else:
+        check_model_folder(path)
     with sharers() as together:
         return _run(flags, together)
 
@@ -68,6 +76,8 @@ def _check(flags: Evaluated) -> None:
     ):
         for each in fields(group):
             given = getattr(group, each.name)
+            if each.name == "reward_replay" and asks(flags.evaluation.model_name_or_path):
+                continue
             mistakes.require(given == each.default, f"--{each.name} {given} has no use here: {why}; leave it out")
     for name in ("baseline", "reward_model", "val_samples"):
         given, default = getattr(flags.evaluation, name), EvaluateArguments.__dataclass_fields__[name].default
@@ -82,19 +92,37 @@ def _run(flags: Evaluated, together: Sharers) -> list[str]:
     if together.is_main:
         for sentence in counts_that_differ(benchmark, questions):
             note(f"warning: {sentence}")
-    scorer = load_answer_scorer(path, flags.sampling.dtype, flags.data, start_alone())
-    most = min(_MOST_TOKENS, positions_of(load_config(path)) or _MOST_TOKENS)
+    scores_of, most = _asked_scores(flags, path, together) if asks(path) else _model_scores(flags, path)
     batches = batches_of(len(questions), flags.evaluation.per_device_eval_batch_size)
     mine = sum(len(batches[piece]) for piece in together.pieces(len(batches)))
     with progress_bar(mine, f"scores of {path}", together.is_main, "prompt", on_terminal_only=True) as bar:
 
         def scored(piece: int) -> list[tuple[list[float], int]]:
-            found = _scores(scorer, [questions[place] for place in batches[piece]], most)
+            found = scores_of([questions[place] for place in batches[piece]])
             bar.update(len(batches[piece]))
             return found
 
         results = [row for batch in together.results(TASK, len(batches), scored) for row in batch]
     return _write(flags, questions, results, most) if together.is_main else []
+
+
+def _model_scores(flags: Evaluated, path: str) -> tuple[ScoreQuestions, int]:
+    """Return the scores of a reward model, and the tokens that it reads."""
+    scorer = load_answer_scorer(path, flags.sampling.dtype, flags.data, start_alone())
+    most = min(_MOST_TOKENS, positions_of(load_config(path)) or _MOST_TOKENS)
+    return lambda questions: _scores(scorer, questions, most), most
+
+
+def _asked_scores(flags: Evaluated, path: str, together: Sharers) -> tuple[ScoreQuestions, int]:
+    """Return the verdicts of a judge or a server, which cut nothing here."""
+    model = asked_model(path, flags.reward)
+    place = RunPlace(Path(flags.run.output_dir), together.rank, together.world_size)
+    open_asked([model], flags.reward.reward_replay, place)
+
+    def scores_of(questions: Sequence[Question]) -> list[tuple[list[float], int]]:
+        return [(scores, 0) for scores in asked_scores(model, questions)]
+
+    return scores_of, 0
 
 
 def _scores(scorer: Scorer, questions: Sequence[Question], most: int) -> list[tuple[list[float], int]]:
@@ -134,7 +162,7 @@ def _write(
     cut = sum(count for _, count in results)
     settings: dict[str, Any] = {"task": TASK, "benchmark": benchmark, "model": flags.evaluation.model_name_or_path}
     settings |= {"data_path": flags.data.source.data_path, "dtype": flags.sampling.dtype, "seed": flags.run.seed}
-    counts = {"rows": len(rows), "responses_cut": cut, "most_tokens": most}
+    counts = {"rows": len(rows)} | ({"responses_cut": cut, "most_tokens": most} if most else {})
     shown = {name: asdict(figure) for name, figure in figures.items()}
     RunFolder(folder, is_main_rank=True).write_json(f"{TASK}.json", {**settings, **counts, "figures": shown})
     lines = [

@@ -26,7 +26,9 @@ from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import gathered, largest
 from training.utils.rewards.calling.calling import SHOWN_CHARACTERS
 from training.utils.rewards.calling.running import start_rules
-from training.utils.rewards.weighted import ENVIRONMENT, Rewards, reads_model
+from training.utils.rewards.combination import SUM
+from training.utils.rewards.combining import combined
+from training.utils.rewards.weighted import ENVIRONMENT, Rewards, reads_ids, reads_model
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings, LengthSettings
@@ -69,6 +71,12 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
                 parts |= {f"{reward.name}/{key}": torch.tensor(each, device=device) for key, each in values.items()}
             summands.append(reward.weight * parts[reward.name].where(~parts[reward.name].isnan(), 0.0))
         scores_B = sum(summands, nothing_B)
+        if rewards.combination.kind != SUM:
+            members = [each.weight != 0 for each in rewards.named]
+            applies_BK = torch.stack([~parts[each.name].isnan() for each in rewards.named], dim=1)
+            applies_BK = applies_BK & torch.tensor(members, device=device)
+            scores_B = combined(torch.stack(summands, dim=1), applies_BK, rewards.combination)
+            rounding_B = rounding_B * rewards.combination.spread
         _warn_of_none(rewards, rows, answers)
         outcomes_B = outcome_scores(rollout, scores_B, settings.scoring.length)
         rounding_B = rounding_B + rounding_of_sums(torch.stack([*summands, outcomes_B - scores_B], dim=1))
@@ -81,10 +89,16 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
 
 def further_columns(rows: Sequence[PromptRow], rollout: Rollout, rewards: Rewards) -> dict[str, list[Any]]:
     """Return the columns of reward functions that no row holds, one entry for each response: `drawn_turns`, of
-    conversations, the texts of its turns; and those of the media of its prompt, where prompts have some."""
+    conversations, the texts of its turns; the tokens, for a server that reads them; and those of the media of its
+    prompt, where prompts have some."""
     found: dict[str, list[Any]] = {}
     if rollout.conversations is not None and rewards.turns_of is not None:
         found["drawn_turns"] = list(rewards.turns_of(rollout))
+    whole = rollout.conversations is None and rollout.paths is None and rollout.media is None
+    if reads_ids(rewards.named) and whole:
+        count = range(len(rollout.response_lengths_B))
+        found["prompt_ids"] = [rollout.prompt_of(index).tolist() for index in count]
+        found["response_ids"] = [rollout.response_of(index).tolist() for index in count]
     if rewards.media_of is not None:
         each = len(rollout.response_lengths_B) // len(rows)
         columns = [media for row in rows for media in [rewards.media_of(row)] * each]

@@ -19,7 +19,7 @@ from training.utils.generation.vllm.head_folder import check_form
 from training.utils.loading.configurations import check_positions, check_trains, load_config
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
 from training.utils.rewards.table import RULES
-from training.utils.rewards.weighted import Reward, named_rewards, reads_model, rule_named
+from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -76,6 +76,7 @@ def checked_components(flags: PpoFlags) -> Components:
     if ppo.checker:
         checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker")
     rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
+    check_comparisons(rewards, _responses_of_a_prompt(flags), mistakes)
     environments = _checked_environments(flags, engine, mistakes)
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
@@ -103,6 +104,20 @@ def checked_components(flags: PpoFlags) -> Components:
             "continue the run that wrote them by --resume"
         )
     return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments)
+
+
+def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:
+    """Return the responses to each prompt that are scored together, by the flag."""
+    ppo, found = flags.ppo, dict[str, int]()
+    if not ppo.val_only:
+        found[f"--num_samples_per_prompt {ppo.num_samples_per_prompt}"] = ppo.num_samples_per_prompt
+    if flags.data.split.eval_fraction:
+        found[f"--val_samples {ppo.val_samples}"] = ppo.val_samples
+    if ppo.val_greedy:
+        found["--val_greedy"] = 1
+    if flags.algorithm.advantage == "remax":
+        found["--advantage remax"] = 1
+    return found
 
 
 def _checked_environments(

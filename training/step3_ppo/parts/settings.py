@@ -113,6 +113,7 @@ def _rewards(opening: PpoOpening) -> Rewards:
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
         turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
         media_of=inputs.media_of,
+        combination=opening.flags.reward.combination,
     )
 
 

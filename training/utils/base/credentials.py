@@ -88,6 +88,11 @@ def hide_environment(environment: Mapping[str, str]) -> None:
             _hide(value, _SHORTEST_VARIABLE)
 
 
+def hide_secret(secret: str) -> None:
+    """The same for one secret, such as the key of a service."""
+    _hide(secret, _SHORTEST_VARIABLE)
+
+
 def lend(values: Any, environment: MutableMapping[str, str]) -> None:
     """Put the addresses with credentials in JSON-like values into the environment of a program whose settings are
     redacted."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from training.utils.checkpoints.folder import CheckpointFolder
 
 _SUMMARY = "summary.json"
+_VERDICTS = "verdicts"  # of rewards that ask a service, which would be given again
 _OF_A_FINISHED_RUN = (_SUMMARY, "model/config.json", "model/adapter_config.json")
 
 
@@ -49,7 +50,8 @@ def refuse_without_checkpoints(folder: CheckpointFolder) -> None:
 
 
 def remove_earlier_run(folder: CheckpointFolder) -> None:
-    """Remove the checkpoints and closing figures of an earlier run. A new run replaces its other files, the model at
-    its end."""
-    shutil.rmtree(folder.path, ignore_errors=True)
+    """Remove the checkpoints, verdicts and closing figures of an earlier run. A new run replaces its other files, the
+    model at its end."""
+    for place in (folder.path, folder.path.parent / _VERDICTS):
+        shutil.rmtree(place, ignore_errors=True)
     (folder.path.parent / _SUMMARY).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import sha256_of_object
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.folder_kinds import check_model_folder
@@ -109,3 +110,11 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
         ours.pop(pads.pad_token, None)
         theirs.pop(pads.pad_token, None)
     return ours == theirs and one.eos_token_id == other.eos_token_id
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A text that two tokenizers share only if both turn every text into the same ids, a pad token that ends no text
+    aside. Serves those who hand tokens to another program."""
+    pad = None if tokenizer.pad_token == tokenizer.eos_token else tokenizer.pad_token
+    vocabulary = {token: index for token, index in tokenizer.get_vocab().items() if token != pad}
+    return sha256_of_object({"vocabulary": vocabulary, "end": tokenizer.eos_token_id})

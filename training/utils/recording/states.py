@@ -95,7 +95,8 @@ class StateWatch:
     def settings(self) -> dict[str, Any]:
         """The optimizer's settings and the schedule's, by the names of a record."""
         own, engine = self.engine.settings, self.engine.engine
-        adapter_rate, rate = own.lora_learning_rate, own.learning_rate
+        rate: float | None = own.learning_rate
+        adapter_rate = own.lora_learning_rate
         trained = [name for name, weight in self.engine.module.named_parameters() if weight.requires_grad]
         if adapter_rate is not None and all(map(is_adapter_tensor, trained)):
             adapter_rate, rate = None, adapter_rate

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.user_files import check_address
 from training.utils.flags.flags import flag
+from training.utils.rewards.combination import COMBINATIONS, LESS_DEVIATIONS, SUM, Combination
 from training.utils.rewards.table import RULES
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
+_ASKED = re.compile(r"(?:judge|http):[^:]+\.ya?ml(?::|$)")  # a file of its settings
 _FUNCTION = re.compile(r".+\.py:\w+")  # without its weight
 
 
@@ -25,9 +27,19 @@ class ScoringArguments:
     reward: str = flag(
         "model:1.0",
         f"What scores a response: a weighted sum, as NAME:WEIGHT,NAME:WEIGHT. A name is model (the reward model), "
-        f"environment (step 3: what --environment gives all turns), {', '.join(RULES)}, or your own function as "
-        "FILE.py:NAME; the default weight is 1.",
+        f"environment (step 3: what --environment gives all turns), {', '.join(RULES)}, judge:FILE.yaml (a language "
+        "model by a rubric), http:URL (a reward model behind HTTP), or your own function as FILE.py:NAME; the default "
+        "weight is 1.",
         "names",
+    )
+    reward_combine: str = flag(
+        SUM,
+        "One score of several rewards, each times its weight: their sum, or, of an ensemble, their mean, their "
+        "minimum, or the mean minus --reward_deviations standard deviations.",
+        choices=COMBINATIONS,
+    )
+    reward_deviations: float = flag(
+        1.0, "With --reward_combine mean_minus_deviations: the standard deviations.", "factor >= 0"
     )
     reward_timeout: float = flag(300.0, "Time that a reward function may take per rollout.", "seconds > 0")
     reward_regex: str | None = flag(None, "With --reward regex: the pattern to search for in the response.", "pattern")
@@ -35,19 +47,42 @@ class ScoringArguments:
         None, "With --reward length: the target length of a response.", "characters >= 1"
     )
 
+    reward_replay: str | None = flag(
+        None,
+        "With --reward judge or http: the output folder of an earlier run, whose verdicts are given again. Nothing is "
+        "asked.",
+        "folder",
+        may_change=True,
+    )
+
     def validate(self, mistakes: Mistakes) -> None:
+        mistakes.require(
+            self.reward_combine == LESS_DEVIATIONS or self.reward_deviations == type(self).reward_deviations,
+            f"--reward_deviations {self.reward_deviations:g} is of --reward_combine {LESS_DEVIATIONS}, and that is "
+            f"{self.reward_combine}; leave one of them out",
+        )
         if self.reward_regex is not None:
             try:
                 re.compile(self.reward_regex)
             except re.error as error:
                 mistakes.add(f"--reward_regex expects a regular expression, got '{self.reward_regex}': {error}")
 
+    @property
+    def combination(self) -> Combination:
+        """Return the way to one score."""
+        return Combination(self.reward_combine, self.reward_deviations)
+
     def check_files(self) -> None:
-        """ThreestepError if a file of --reward does not exist; nothing is loaded."""
+        """ThreestepError if a file of --reward does not exist, or has mistaken settings; nothing is loaded."""
         for entry in self.reward.split(","):
             function = _FUNCTION.match(entry.strip())
             if function is not None:
                 check_address(function[0], "--reward")
+            asked = _ASKED.match(entry.strip())
+            if asked is not None:
+                from training.utils.rewards.asking.judge import check_settings
+
+                check_settings(asked[0].rstrip(":"))
 
 
 @dataclass

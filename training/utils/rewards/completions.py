@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.calling.calling import MESSAGES
 
-MESSAGES = "prompt_messages"  # the column of `--return_prompt_messages`
 # What TRL 1.16 hands to functions besides, and what to write without it.
 _WITHOUT = {
     "completion_ids": "take completions, and tokenize them",

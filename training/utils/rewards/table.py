@@ -26,6 +26,7 @@ class RuleFlags(Protocol):
 
     reward_regex: str | None
     reward_length_characters: int | None
+    reward_replay: str | None
 
 
 # Each makes its rule; ThreestepError if the rule's flag or package is missing.

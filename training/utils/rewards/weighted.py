@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_function
 from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.asking.http_reward import http_reward, is_http, server_name
+from training.utils.rewards.asking.judge import JudgeReward, is_judge, judge_name, judge_reward
+from training.utils.rewards.asking.rule import AskedRule, asked_of
+from training.utils.rewards.asking.verdicts import folder_of_replay
+from training.utils.rewards.combination import Combination
 from training.utils.rewards.completions import CompletionsRule, takes_completions
 from training.utils.rewards.table import RULES, RuleFlags
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
+    from training.utils.rewards.asking.service import RunPlace
     from training.utils.rewards.calling.calling import Rule
 
 MODEL, ENVIRONMENT = "model", "environment"
+# Of http://host:8001 the last number is a port.
+_ENDS_IN_PORT = re.compile(r"(?:http:)?https?://(?:\[[^\]]*\]|[^/:]*):\d+")
 _WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -35,11 +43,12 @@ class Reward:
 
 @dataclass(frozen=True)
 class Rewards:
-    """named: a response's score is their weighted sum.
+    """named: a response's score is their weighted sum, or another combination.
     columns: of the dataset; see `reward_columns`.
     texts_of: returns a rollout's responses as text, of a conversation the last turn; None if no rule reads them.
     turns_of: returns the texts of all turns of each response.
     media_of: returns the columns of a prompt's media for functions; None where no prompt has some.
+    combination: makes one score of them.
     """
 
     named: tuple[Reward, ...]
@@ -48,6 +57,7 @@ class Rewards:
     texts_of: Callable[[Rollout], Sequence[str]] | None = None
     turns_of: Callable[[Rollout], Sequence[Sequence[str]]] | None = None
     media_of: Callable[[PromptRow], dict[str, Any]] | None = None
+    combination: Combination = Combination()
 
 
 def reads_model(named: Sequence[Reward]) -> bool:
@@ -57,7 +67,34 @@ def reads_model(named: Sequence[Reward]) -> bool:
 
 def reads_messages(named: Sequence[Reward]) -> bool:
     """True if one of them is handed prompts of messages as they are."""
-    return any(isinstance(reward.rule, CompletionsRule) for reward in named)
+    return any(isinstance(reward.rule, (CompletionsRule, AskedRule)) for reward in named)
+
+
+def reads_ids(named: Sequence[Reward]) -> bool:
+    """True if one of them is handed the tokens of prompts and responses."""
+    return any(rule.reads_ids for rule in asked_of(reward.rule for reward in named))
+
+
+def comparing(named: Sequence[Reward]) -> list[tuple[Reward, JudgeReward]]:
+    """Return the rewards that compare the responses to a prompt with each other, and their judges."""
+    return [(each, each.rule) for each in named if isinstance(each.rule, JudgeReward) and each.rule.compares]
+
+
+def check_comparisons(named: Sequence[Reward], drawn: Mapping[str, int], mistakes: Mistakes) -> None:
+    """Note rewards that compare responses where a prompt has one response. drawn: responses to each, by flag."""
+    for reward, _ in comparing(named):
+        for flag, count in drawn.items():
+            mistakes.require(
+                count > 1,
+                f"--reward {reward.name} compares the responses to a prompt with each other, and {flag} gives one; "
+                "draw several, or let the judge compare with the row's reference (against: ground_truth in its file)",
+            )
+
+
+def open_asked(rules: Iterable[Rule | None], replay: str | None, place: RunPlace) -> None:
+    """Open those rules that ask a service, once the run is known. replay: --reward_replay."""
+    for rule in asked_of(rules):
+        rule.open(place if replay is None else place._replace(replay=folder_of_replay(replay)))
 
 
 def environment_weight(named: Sequence[Reward]) -> float:
@@ -93,8 +130,11 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
 
 
 def reward_name(entry: str) -> str:
-    """The name of an entry of --reward as it is logged: without its file and its weight."""
-    return _split_weight(entry.strip())[0].rpartition(":")[2]
+    """The name of an entry of --reward as it is logged: without its file, its address and its weight."""
+    address = _split_weight(entry.strip())[0]
+    if is_judge(address):
+        return judge_name(address)
+    return server_name(address) if is_http(address) else address.rpartition(":")[2]
 
 
 def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:
@@ -103,15 +143,29 @@ def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] =
         function = load_function(address, flag)
         named = address.rpartition(":")[2]
         return CompletionsRule(named, function) if takes_completions(function) else function
+    if is_judge(address):
+        return _asked(judge_reward(address, judge_name(address), flag), flags)
+    if is_http(address):
+        return _asked(http_reward(address, server_name(address), flag), flags)
     if address not in RULES:
         raise ThreestepError(
-            f"{flag} expects {', '.join(names)} or a function as FILE.py:NAME, got '{address}'"
-            f"{nearest_names(address, names)}"
+            f"{flag} expects {', '.join(names)}, judge:FILE.yaml, http:URL or a function as FILE.py:NAME, got "
+            f"'{address}'{nearest_names(address, names)}"
         )
     return RULES[address](flags)
+
+
+def _asked(rule: AskedRule, flags: RuleFlags) -> AskedRule:
+    """The rule, once it is checked that it can ask, unless it replays."""
+    if flags.reward_replay is None:
+        rule.check()
+    else:
+        folder_of_replay(flags.reward_replay)
+    return rule
 
 
 def _split_weight(entry: str) -> tuple[str, float]:
     """Split 'NAME:WEIGHT'; 'NAME' and 'FILE.py:NAME' have weight 1."""
     address, colon, last = entry.rpartition(":")
-    return (address, float(last)) if colon and _WEIGHT.fullmatch(last) else (entry, 1.0)
+    has_weight = colon and _WEIGHT.fullmatch(last) and not _ENDS_IN_PORT.fullmatch(entry)
+    return (address, float(last)) if has_weight else (entry, 1.0)

@@ -1,19 +1,20 @@
-"""Ports of the loopback address: taken by a page or an endpoint, and tried before a model is loaded for one."""
+"""Ports, of the loopback address by default: taken by a page or an endpoint, and tried before a model is loaded."""
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from training.utils.base.errors import ThreestepError
 from training.utils.serving.door import ADDRESS
 
 
-def listening(port: int) -> socket.socket:
-    """A socket on the loopback address. OSError where the port is taken; 0 takes a free one."""
+def listening(port: int, address: str = ADDRESS) -> socket.socket:
+    """A socket on an address, by default the loopback one. OSError where the port is taken; 0 takes a free one."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((ADDRESS, port))
+        listener.bind((address, port))
         listener.listen()  # so that the port is taken
     except OSError:
         listener.close()
@@ -21,11 +22,15 @@ def listening(port: int) -> socket.socket:
     return listener
 
 
-def check_port(flag: str, port: int) -> None:
-    """ThreestepError where nothing can listen on `port`, the value of `flag`."""
+def check_port(flag: str, port: int, address: str = ADDRESS) -> None:
+    """ThreestepError where nothing can listen on `port`, the value of `flag`, at `address`, that of --host."""
     try:
-        listening(port).close()
+        listening(port, address).close()
     except OSError as problem:
+        if isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL:
+            raise ThreestepError(
+                f"--host {address}: this machine has no such address; give one of its own"
+            ) from problem
         raise port_refused(flag, port, problem) from problem
 
 

@@ -1,4 +1,4 @@
-"""An HTTP server on the loopback address with a bounded number of threads, each for a bounded time.
+"""An HTTP server with a bounded number of threads, each for a bounded time. Its address is the loopback one by default.
 
 The standard library's `ThreadingHTTPServer` starts a thread for each connection and waits for its request as long as
 that takes.
@@ -32,12 +32,14 @@ class BoundedServer(ThreadingHTTPServer):
         handler: type[BaseHTTPRequestHandler],
         seconds: float = MOST_SECONDS,
         most: int = MOST_CONNECTIONS,
+        *,
+        address: str = ADDRESS,
     ) -> None:
         self._seconds, self._most = seconds, most
         self.request_queue_size = most
         self._open: dict[Any, float] = {}  # each connection, and when it ends
         self._lock = threading.Lock()
-        super().__init__((ADDRESS, port), handler)
+        super().__init__((address, port), handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Admit a connection while there is room for one more."""

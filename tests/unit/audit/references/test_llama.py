@@ -1,4 +1,4 @@
-"""The Llama beside transformers' in float64: logits, scores, gradients; and what it refuses."""
+"""The Llama beside transformers', whose norms and angles stay in float32: logits, scores, gradients; refusals."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def test_logits_and_gradients_are_transformers(kind, changes):
             terms = terms + (torch.tensor(getattr(slopes, name)[own]) * values).sum()
     terms.backward()
     reference = reference_of(model)
-    assert reference.logits(SEQUENCES) == pytest.approx(np.concatenate(read), abs=1e-10)
+    assert reference.logits(SEQUENCES) == pytest.approx(np.concatenate(read), abs=2e-5)
     found, sizes = reference.gradients(SEQUENCES, slopes)
     for name, weight in model.named_parameters():
-        assert found[name] == pytest.approx(weight.grad.numpy(), abs=1e-9), name
+        assert found[name] == pytest.approx(weight.grad.numpy(), abs=5e-4), name
         assert (sizes[name] >= np.abs(found[name]) - 1e-12).all()
 
 
 def test_scores_are_transformers():
     model = model_of("score", num_labels=1, pad_token_id=0)
     right = [model(torch.tensor(ids)[None]).logits.squeeze() for ids in SEQUENCES]
-    assert reference_of(model).scores(SEQUENCES) == pytest.approx([float(one) for one in right], abs=1e-10)
+    assert reference_of(model).scores(SEQUENCES) == pytest.approx([float(one) for one in right], abs=2e-5)
     (2.0 * right[0] - right[1]).backward()
     found, _ = reference_of(model).gradients(SEQUENCES, Slopes(scores_S=np.array([2.0, -1.0])))
-    assert found["score.weight"] == pytest.approx(model.score.weight.grad.numpy(), abs=1e-9)
+    assert found["score.weight"] == pytest.approx(model.score.weight.grad.numpy(), abs=5e-4)
 
 
 def test_adapters_are_pefts():
@@ -82,7 +82,7 @@ def test_adapters_are_pefts():
     model.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
     model.double()
     right = model(torch.tensor(SEQUENCES[0])[None]).logits[0, :-1].detach().numpy()
-    assert reference_of(model, lora_scale=3.0).logits(SEQUENCES[:1])[1:] == pytest.approx(right, abs=1e-10)
+    assert reference_of(model, lora_scale=3.0).logits(SEQUENCES[:1])[1:] == pytest.approx(right, abs=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from tests.support.scoring_server import (
+    judged,
+    longer_wins,
+    mostly_failing,
+    rated_by_length,
+    rewards_by_length,
+    scoring_server,
+)  # fmt: skip
 from training import evaluate
 from training.inference.reward_benchmarks import task
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.asking import judge
 
 WORDS = ("fig", "pear", "apple", "plum")
 
@@ -91,3 +101,45 @@ def test_a_benchmark_is_named_for_reward_models_alone(flags):
         evaluate.main(without)
     with pytest.raises(ThreestepError, match="--benchmark is only for reward_model, and gsm8k takes prompts; leave it"):
         evaluate.main(["gsm8k", *flags[1:]])
+
+
+def judge_of(tmp_path, server, **changes):
+    settings = {"model": "tiny", "base_url": f"{server.url}/v1", "rubric": "Longer is better.", "pause": 0.001}
+    (tmp_path / "judge.yaml").write_text(json.dumps({**settings, **changes}))
+    return f"judge:{tmp_path / 'judge.yaml'}"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai")
+def test_a_generative_reward_model_rates_and_compares(flags, tmp_path):
+    """By the length of a response: of `fig`, `no`, `3` and `2 2` two share the highest rating."""
+    with scoring_server(judged(rated_by_length), fails=mostly_failing) as server:
+        flags[2] = judge_of(tmp_path, server)
+        evaluate.main([*flags, "--per_device_eval_batch_size", "2"])
+        found, lines = results(tmp_path)
+        assert lines[0]["scores"] == [4.0, 3.0, 2.0, 4.0] and lines[0]["result"] == 0.5
+        assert found["figures"]["Math"]["value"] == (0.5 + 3 * 1.0) / 4 and "responses_cut" not in found
+        assert found["model"] == flags[2] and len(server.answered) == len(set(map(str, server.answered))) == 17
+    evaluate.main([*flags, "--reward_replay", f"{tmp_path}/out", "--output_dir", f"{tmp_path}/again"])
+    assert (tmp_path / "again/reward_model.jsonl").read_text() == (tmp_path / "out/reward_model.jsonl").read_text()
+    with scoring_server(judged(longer_wins)) as server:
+        flags[2] = judge_of(tmp_path, server, form="pairwise")
+        evaluate.main([*flags, "--output_dir", f"{tmp_path}/pairs"])
+    lines = [json.loads(line) for line in (tmp_path / "pairs/reward_model.jsonl").read_text().splitlines()]
+    assert lines[0]["scores"] == pytest.approx([2.5 / 3, 1 / 3, 0.0, 2.5 / 3])
+    assert lines[4]["scores"] == [1.0, 0.0] and lines[5]["scores"] == [0.5, 1.0, 0.0]
+
+
+def test_a_server_of_rewards_on_a_benchmark(flags, tmp_path):
+    with scoring_server(rewards_by_length) as server:
+        flags[2] = f"http:{server.url}/v1/scores"
+        evaluate.main(flags)
+        assert server.asked[0]["messages"][0] == [{"role": "user", "content": "fig?"}]
+    assert results(tmp_path)[1][0]["scores"] == [0.3, 0.2, 0.1, 0.3]
+
+
+def test_a_judge_that_reads_references_is_refused(flags, tmp_path, monkeypatch):
+    (tmp_path / "judge.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: r\nwith_reference: true\n")
+    flags[2] = f"judge:{tmp_path / 'judge.yaml'}"
+    monkeypatch.setattr(judge, "check_installed", lambda where: None)
+    with pytest.raises(ThreestepError, match="shows the judge a row's ground_truth, and a benchmark has none; leave"):
+        evaluate.main(flags)

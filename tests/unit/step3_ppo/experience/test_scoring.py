@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,9 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
 from training.utils.models.target_head import TokenLogprobs
+from training.utils.rewards.asking.rule import AskedRule
+from training.utils.rewards.asking.settings import AskSettings
+from training.utils.rewards.combination import Combination
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock
 
@@ -201,3 +205,35 @@ def test_a_reward_that_does_not_apply_to_a_response(capsys):
         "warning: no reward applies to 2 of 4 responses, which score 0: some gave None, first for row 0 (uid "
         f"{ROWS[0].uid})\n"
     )
+
+
+def test_an_ensemble_takes_what_its_members_agree_on(model):
+    """Rewards times their weights, by hand: 2 x (1, 2, 3, 4) and (1, -1, 0.5, 2); the third is of weight 0."""
+    shown = Reward("shown", 0.0, lambda prompts, responses, **columns: [9.0] * 4)
+    named = (Reward("lengths", 2.0, lengths), Reward("model", 1.0, None), shown)
+    expected = {
+        "mean": [1.5, 1.5, 3.25, 5.0],
+        "minimum": [1.0, -1.0, 0.5, 2.0],
+        "mean_minus_deviations": [1.5 - 0.25, 1.5 - 1.25, 3.25 - 1.375, 5.0 - 1.5],
+    }
+    for kind, scores in expected.items():
+        how_to = settings(*named)
+        rewards = replace(how_to.scoring.rewards, combination=Combination(kind, 0.5))
+        how_to = replace(how_to, scoring=replace(how_to.scoring, rewards=rewards))
+        assert start_scoring(ROWS, rollout(), None, how_to).scored.scores_B.tolist() == scores
+
+
+def test_a_server_that_reads_tokens_is_handed_them():
+    class Reads(AskedRule):
+        reads_ids = True
+
+        def sender(self):
+            raise AssertionError("nothing is asked")
+
+        def __call__(self, prompts, responses, *, prompt_ids, response_ids, **columns):
+            assert prompt_ids == [[10], [10], [11], [11]]
+            return [ids[0] for ids in response_ids]
+
+    rule = Reads("server", "--reward http:x", AskSettings(), "")
+    how_to = settings(Reward("server", 1.0, rule), Reward("lengths", 0.0, lambda p, r, **c: [1.0] * 4))
+    assert start_scoring(ROWS, rollout(), None, how_to).scored.scores_B.tolist() == [1.0, 2.0, 3.0, 4.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from training.utils.loading.tokenizers import (
     load_padding_tokenizer,
     load_tokenizer,
     same_tokenizer,
+    tokenizer_digest,
     with_pad_apart,
 )
 
@@ -130,3 +132,19 @@ def test_a_tokenizer_that_is_read_and_cannot_be_used(tmp_path, tiny_tokenizer):
     (tmp_path / "special_tokens_map.json").write_text('{"unk_token": {}}')
     with pytest.raises(ThreestepError, match="no tokenizer could be loaded from"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_digest_is_shared_by_tokenizers_that_read_alike(tiny_tokenizer):
+    padded = copy.deepcopy(tiny_tokenizer)
+    padded.add_special_tokens({"pad_token": "<|another pad|>"})
+    by_end = copy.deepcopy(tiny_tokenizer)
+    by_end.pad_token = by_end.eos_token
+    longer = copy.deepcopy(tiny_tokenizer)
+    longer.add_tokens(["quince"])
+    other_end = copy.deepcopy(tiny_tokenizer)
+    other_end.eos_token = other_end.convert_ids_to_tokens(5)
+    bare = copy.deepcopy(by_end)
+    bare.add_special_tokens({"pad_token": "<|another pad|>"})
+    own = tokenizer_digest(tiny_tokenizer)
+    assert tokenizer_digest(copy.deepcopy(tiny_tokenizer)) == own and tokenizer_digest(bare) == tokenizer_digest(by_end)
+    assert len({own, tokenizer_digest(longer), tokenizer_digest(other_end)}) == 3

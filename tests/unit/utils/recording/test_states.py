@@ -23,11 +23,12 @@ class Deep:
     """As much of DeepSpeed's engine as a plain float32 step needs."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, is_applied: bool) -> None:
-        self.optimizer, self.is_applied = optimizer, is_applied
+        self.optimizer, self.is_applied, self.updates = optimizer, is_applied, 0
 
     def _take_model_step(self, kwargs: Any) -> None:
         nn.utils.clip_grad_norm_([weight for group in self.optimizer.param_groups for weight in group["params"]], 0.5)
         self.optimizer.step()
+        self.updates = 1
 
     def was_step_applied(self) -> bool:
         return self.is_applied
@@ -42,8 +43,11 @@ class Engine:
     engine: Deep
     settings: EngineSettings = field(default_factory=EngineSettings)
     total_steps: int = 10
-    updates: int = 0
     ranks: Ranks = field(default_factory=lambda: Ranks(0, 0, 1, torch.device("cpu")))
+
+    @property
+    def updates(self) -> int:
+        return self.engine.updates
 
 
 def stepped(keeps: bool, is_applied: bool = True) -> tuple[StateWatch, torch.Tensor]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # fn(prompts, responses, **columns) -> one number per response, or (those, {name: one number per response}).
 Rule = Callable[..., Any]
 RuleAnswer = tuple[list[float], dict[str, list[float]]]  # scores, and values to log by name
+MESSAGES = "prompt_messages"  # the column of `--return_prompt_messages`
 SHOWN_CHARACTERS = 80  # of a prompt or a response, in an error
 _LARGEST = 3.4028234663852886e38  # of float32, in which scores are
 

@@ -130,7 +130,7 @@ def _other_temperature(step: AuditedStep) -> np.ndarray:
 def _rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
     """A share of the summands' sizes, each and as their mean in the parameter: sums of a backward round by the size of
     what they add, and sequences may cancel each other. Measured on Llamas of 2 layers (docs/audit.md)."""
-    share, of_parameter = (0.05, 0.1) if is_rounded(step) else (2e-5, 5e-5)
+    share, of_parameter = (0.15, 0.3) if is_rounded(step) else (2e-5, 5e-5)
     sizes, begin = _both(step)[1], 0
     whole = float(np.sqrt((sizes**2).mean())) if len(sizes) else 0.0
     found = np.zeros(len(right))
@@ -185,7 +185,7 @@ _SCORES = Quantity(
         Cause("the sign is wrong", lambda step: -model_scores(step)),
         Cause("the scores are rounded to bf16", lambda step: _rounded(model_scores(step))),
     ),
-    lambda step, right: (3e-2 if is_rounded(step) else 2e-5) * (1.0 + np.abs(right)),
+    lambda step, right: (0.1 if is_rounded(step) else 2e-5) * (1.0 + np.abs(right)),
     axis="S",
 )
 

@@ -1,0 +1,67 @@
+"""One score of several rewards, by hand and against plain NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.combination import COMBINATIONS, Combination
+from training.utils.rewards.combining import combined, combined_values
+
+SCORES = [[1.0, 3.0, math.nan], [2.0, 3.0, math.nan], [6.0, math.nan, math.nan]]  # K rewards of B responses
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("sum", [9.0, 6.0, 0.0]),
+        ("mean", [3.0, 3.0, 0.0]),
+        ("minimum", [1.0, 3.0, 0.0]),
+        # Of 1, 2, 6: deviation sqrt((4 + 1 + 9) / 3).
+        ("mean_minus_deviations", [3.0 - 2.0 * math.sqrt(14 / 3), 3.0, 0.0]),
+    ],
+)
+def test_by_hand(kind, expected):
+    """What does not apply is no member; a response to which nothing applies scores 0."""
+    assert combined_values(SCORES, [1.0, 1.0, 1.0], Combination(kind, 2.0)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_weights_scale_members_and_of_weight_0_is_none():
+    assert combined_values([[1.0], [2.0], [50.0]], [3.0, 0.5, 0.0], Combination("mean")) == [2.0]
+    assert combined_values([[1.0], [2.0], [-50.0]], [3.0, 0.5, 0.0], Combination("minimum")) == [1.0]
+
+
+def test_against_numpy():
+    values_BK = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    every, plain = torch.ones_like(values_BK, dtype=torch.bool), values_BK.numpy()
+    reference = {"sum": plain.sum(1), "mean": plain.mean(1), "minimum": plain.min(1)}
+    reference["mean_minus_deviations"] = plain.mean(1) - 0.7 * plain.std(1)
+    for kind in COMBINATIONS:
+        found = combined(values_BK, every, Combination(kind, 0.7)).numpy()
+        np.testing.assert_allclose(found, reference[kind], rtol=0, atol=1e-12)
+
+
+def test_a_change_of_members_is_within_the_bound():
+    dice = torch.Generator().manual_seed(1)
+    values_BK = torch.randn(200, 3, dtype=torch.float64, generator=dice)
+    change_BK = 1e-3 * torch.randn(200, 3, dtype=torch.float64, generator=dice)
+    every = torch.ones_like(values_BK, dtype=torch.bool)
+    for kind in COMBINATIONS:
+        how = Combination(kind, 2.5)
+        moved_B = (combined(values_BK + change_BK, every, how) - combined(values_BK, every, how)).abs()
+        assert bool((moved_B <= how.spread * change_BK.abs().sum(dim=1) + 1e-12).all())
+
+
+def test_deviations_are_of_one_kind():
+    mistakes = Mistakes()
+    ScoringArguments(reward_combine="mean", reward_deviations=2.0).validate(mistakes)
+    with pytest.raises(ThreestepError, match="--reward_deviations 2 is of --reward_combine mean_minus_deviations"):
+        mistakes.raise_if_any()
+    mistakes = Mistakes()
+    ScoringArguments(reward_combine="mean_minus_deviations", reward_deviations=2.0).validate(mistakes)
+    mistakes.raise_if_any()

@@ -1,0 +1,172 @@
+"""HTTP for whoever has the key: who is let in, how much may be sent, and the form of what is refused.
+
+Knows nothing of what is served.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from training.inference.endpoint.refusals import RefusedRequest
+from training.utils.base.storage import parse_json
+from training.utils.serving.door import ADDRESS
+from training.utils.serving.threaded import BoundedServer
+
+_SILENT_SECONDS = 30.0  # in which a request must be there, whole; between two requests of a connection too
+_STUCK_SECONDS = 60.0  # in which a client reads nothing of what is sent
+_MOST_LEVELS = 64  # of values in values
+
+
+class KeyedServer(BoundedServer):
+    """Serves whoever has the key. most_bytes: of a request's body. most_connections: at once."""
+
+    def __init__(
+        self,
+        port: int,
+        handler: type[KeyedHandler],
+        key: str,
+        most_bytes: int,
+        *,
+        most_connections: int,
+        address: str = ADDRESS,
+    ) -> None:
+        """port 0 takes a free one. OSError where it is taken."""
+        super().__init__(port, handler, _SILENT_SECONDS, most_connections, address=address)
+        self._key, self.most_bytes = key, most_bytes
+        self.answering = 0  # requests whose answer is not sent
+        self.counting = threading.Lock()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def close_when_quiet(self, seconds: float = 2.0) -> None:
+        """Take no more connections; let the last answers be sent, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while self.answering and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.server_close()
+
+    def is_key(self, given: str) -> bool:
+        """True for the key; takes the same time however much of it is right."""
+        return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._key.encode())
+
+
+class KeyedHandler(BaseHTTPRequestHandler):
+    """Reads and answers requests. Handlers of what is served have `get` and `post`, which get the path."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = _STUCK_SECONDS
+    server_version, sys_version = "Threestep", ""
+    server: KeyedServer
+
+    def get(self, path: str) -> None:
+        """Answer a GET; RefusedRequest for one that is not answered."""
+        raise NotImplementedError
+
+    def post(self, path: str) -> None:
+        """Answer a POST; RefusedRequest for one that is not answered."""
+        raise NotImplementedError
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: prompts are nobody's but the client's."""
+
+    def do_GET(self) -> None:
+        self._guarded(lambda: self.get(self.path.partition("?")[0]))
+
+    def do_POST(self) -> None:
+        self._guarded(lambda: self.post(self.path.partition("?")[0]))
+
+    def _other(self) -> None:
+        self._guarded(self.refuse_method)
+
+    do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_HEAD = _other
+
+    def _guarded(self, answer: Callable[[], None]) -> None:
+        """Let those in who have the key; send refusals in OpenAI's form."""
+        self._count(1)
+        try:
+            kind, _, key = self.headers.get("Authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not self.server.is_key(key.strip()):
+                self.close_connection = True  # the body is not read
+                raise RefusedRequest(
+                    "this server expects the key that it printed when it started, as 'Authorization: Bearer KEY'",
+                    401,
+                    code="invalid_api_key",
+                )
+            answer()
+        except RefusedRequest as refusal:
+            self.send(refusal.status, refusal.body)
+        finally:
+            self._count(-1)
+            self.server.allow(self.connection)
+
+    def _count(self, change: int) -> None:
+        with self.server.counting:
+            self.server.answering += change
+
+    def refuse_method(self) -> None:
+        self.close_connection = True
+        raise RefusedRequest(f"{self.path:.100} takes no {self.command}", 405)
+
+    def body(self) -> bytes:
+        """Return the body of the request."""
+        length, most = self.headers.get("Content-Length", ""), self.server.most_bytes
+        if not (length.isascii() and length.isdigit()):
+            self.close_connection = True
+            raise RefusedRequest("a request expects Content-Length and a body of that length", 411)
+        if int(length) > most:
+            self.close_connection = True
+            raise RefusedRequest(f"the body expects at most {most:,} bytes, got {int(length):,}", 413)
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            self.close_connection = True
+            raise RefusedRequest(f"the body ends after {len(body):,} of {int(length):,} bytes")
+        return body
+
+    def unfailing(self, work: Callable[[], Any]) -> Any:
+        """Return what `work` returns; what it raises, but for refusals, is printed and answered as a failure."""
+        try:
+            return work()
+        except RefusedRequest:
+            raise
+        except Exception as problem:  # the server outlives whatever a tokenizer or a template raises
+            traceback.print_exception(problem)
+            raise RefusedRequest("the server failed, and its log says why", 500) from problem
+
+    def send(self, status: int, body: dict[str, Any]) -> None:
+        """Send a whole answer."""
+        text = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        self.send_response(status)
+        self.send_headers("application/json", [("Content-Length", str(len(text)))])
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        if status in (429, 503):
+            self.send_header("Retry-After", "1")
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text)
+
+    def send_headers(self, kind: str, others: list[tuple[str, str]]) -> None:
+        """Send the headers that every answer has, and others."""
+        for name, value in [
+            ("Content-Type", kind), ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), *others
+        ]:  # fmt: skip
+            self.send_header(name, value)
+
+
+def parsed(body: bytes) -> Any:
+    """Return the value of a request's body, which is JSON."""
+    try:
+        return parse_json(body, _MOST_LEVELS)
+    except ValueError as problem:
+        raise RefusedRequest(f"the body expects JSON: {str(problem):.200}") from problem

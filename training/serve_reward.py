@@ -1,0 +1,121 @@
+"""Serves a reward model to programs over HTTP, so that one machine scores for another.
+
+    python -m training.serve_reward runs/reward/model
+    THREESTEP_API_KEY=... threestep ppo --reward http:http://127.0.0.1:8001/v1/scores ...
+
+Texts are read in the prompt style that is saved with the model; where the program that asks has the model's tokenizer,
+its tokens are read as they were drawn. The address is this machine's alone unless --host names another. The key is
+printed when the server starts, unless --api_key_file or THREESTEP_API_KEY has one. Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from training.inference.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
+from training.inference.endpoint.arguments import EndpointArguments, key_of
+from training.utils.base.console import note
+from training.utils.base.keys import KEY_VARIABLE
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.flags import flag, flag_of, settings_of
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.arguments import ModelArguments
+from training.utils.run.program import run_program
+from training.utils.serving.door import ADDRESS
+from training.utils.serving.ports import check_port, port_refused
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+_OF_TRAINING = (
+    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
+    "parallel_tags", "parallel_thinking", "train_turns",
+)  # fmt: skip
+
+
+@dataclass
+class ServeRewardArguments:
+    """The reward model to serve, and the bounds of the server."""
+
+    topic: ClassVar[str] = "task"
+
+    model_name_or_path: str = flag_of(
+        ModelArguments, "A reward model's folder or hub name (required); may come first, without the flag."
+    )
+    served_name: str | None = flag_of(EndpointArguments)
+    host: str = flag(
+        ADDRESS,
+        "Address to listen on: this machine's alone, or one of its others, such as 0.0.0.0 for all. What is sent there "
+        "can be read on the way.",
+        "address",
+    )
+    port: int = flag_of(EndpointArguments, "Port on --host; 0 takes a free one.", default=8001)
+    api_key_file: str | None = flag_of(EndpointArguments)
+    max_body_mb: int = flag_of(EndpointArguments, default=16)
+    prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
+    chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
+    end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
+    dtype: str | None = flag_of(SamplingArguments, "Precision of the model: fp32, bf16 or fp16; default: fp32.")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        mistakes.require(bool(self.model_name_or_path), "expected a model, got none: MODEL before the flags")
+        self.text.validate(mistakes)
+
+    @property
+    def text(self) -> ChatArguments:
+        """The settings by which messages become text."""
+        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
+
+    @property
+    def name(self) -> str:
+        """The name by which requests ask for the model."""
+        return self.model_name_or_path if self.served_name is None else self.served_name
+
+
+GROUPS = (ServeRewardArguments,)
+
+
+class ServeRewardFlags(NamedTuple):
+    """All settings, in the order of GROUPS."""
+
+    serve: ServeRewardArguments
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load, serve until the program is asked to end."""
+    words = ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    flags = ServeRewardFlags(*parse_arguments(GROUPS, words, __doc__ or "")).serve
+    check_model_folder(flags.model_name_or_path)
+    check_port("--port", flags.port, flags.host)
+    key, is_new = key_of(flags.api_key_file)
+
+    from training.inference.endpoint.reward_server import SCORES, RewardServer, load_served_reward
+
+    served = load_served_reward(flags.model_name_or_path, flags.name, flags.dtype, flags.text)
+    try:
+        server = RewardServer(flags.port, served, key, flags.max_body_mb * 2**20, address=flags.host)
+    except OSError as problem:
+        raise port_refused("--port", flags.port, problem) from problem
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: ending.set())
+    threading.Thread(target=server.serve_forever, name="serving", daemon=True).start()
+    address = f"http://{flags.host}:{server.port}{SCORES}"
+    if flags.host != ADDRESS:
+        note(f"warning: --host {flags.host} is open to other machines, and HTTP hides neither key nor texts on the way")
+    print(f"'{flags.name}' at {address} (Ctrl-C ends)")
+    print(f"key: {key}" if is_new else "key: the given one")
+    print(f"{KEY_VARIABLE}=... threestep ppo --reward http:{address} ...", flush=True)
+    ending.wait()
+    server.shutdown()
+    server.close_when_quiet()
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

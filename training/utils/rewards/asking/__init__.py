@@ -1,0 +1,1 @@
+"""Rewards that ask a service over HTTP: a judge, or a reward model elsewhere. Retries, budgets, the log of verdicts."""

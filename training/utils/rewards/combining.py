@@ -1,0 +1,45 @@
+"""One score of several rewards: their sum, or that of an ensemble, which distrusts what its members disagree about.
+
+Coste et al. 2023 ("Reward Model Ensembles Help Mitigate Overoptimization"): mean, worst case (`minimum`), and
+uncertainty-weighted (theirs subtracts the variance times a coefficient; here it is the deviation, in units of rewards).
+B responses, K rewards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from training.utils.rewards.combination import MEAN, MINIMUM, SUM
+
+if TYPE_CHECKING:
+    from training.utils.rewards.combination import Combination
+
+
+def combined(summands_BK: torch.Tensor, applies_BK: torch.Tensor, combination: Combination) -> torch.Tensor:
+    """Return [B], of rewards times their weights; 0 where none applies. applies_BK: bool, those that count."""
+    kept_BK = summands_BK.where(applies_BK, 0.0)
+    if combination.kind == SUM:
+        return kept_BK.sum(dim=1)
+    count_B = applies_BK.sum(dim=1)
+    if combination.kind == MINIMUM:
+        least_B = summands_BK.where(applies_BK, math.inf).amin(dim=1)
+        return least_B.where(count_B > 0, 0.0)
+    mean_B = kept_BK.sum(dim=1) / count_B.clamp(min=1)
+    if combination.kind == MEAN:
+        return mean_B
+    off_BK = (summands_BK - mean_B[:, None]).where(applies_BK, 0.0)
+    return mean_B - combination.deviations * (off_BK.square().sum(dim=1) / count_B.clamp(min=1)).sqrt()
+
+
+def combined_values(
+    values_KB: Sequence[Sequence[float]], weights_K: Sequence[float], combination: Combination
+) -> list[float]:
+    """Return the score of each of B responses in double precision. values_KB: NaN where a reward does not apply. Of
+    weight 0 is what is only shown: it is no member."""
+    values_BK = torch.tensor(values_KB, dtype=torch.float64).reshape(len(values_KB), -1).T
+    weights = torch.tensor(weights_K, dtype=torch.float64)
+    return combined(values_BK * weights, ~values_BK.isnan() & (weights != 0), combination).tolist()
