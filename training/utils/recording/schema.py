@@ -14,6 +14,8 @@ from dataclasses import dataclass
 SCHEMA, VERSION = "threestep-record", 1
 OBJECTIVES = ("sft", "reward", "dpo", "policy")
 DESCRIPTION, STATE = "record.json", "state.safetensors"
+DIGESTS_VERSION = 1  # of digests.jsonl
+LAYERS = "layers.json"  # beside a record, after the name of a model
 
 
 @dataclass(frozen=True)
