@@ -25,6 +25,11 @@ class Sums:
         own = values.detach().double().reshape(-1)
         self._floats[name] = self._floats[name] + own if name in self._floats else own
 
+    def own(self) -> tuple[dict[str, list[str]], dict[str, list[float]]]:
+        """As `totals`, of this rank alone."""
+        hashes = {name: [f"{each & MASK:016x}" for each in values.tolist()] for name, values in self._hashes.items()}
+        return hashes, {name: values.tolist() for name, values in self._floats.items()}
+
     def totals(self, device: torch.device) -> tuple[dict[str, list[str]], dict[str, list[float]]]:
         """Hashes in hex, and floats, over all ranks. One collective in float64, hashes in halves: their sums are exact
         for two million ranks."""
