@@ -98,7 +98,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(
             f"--python_{side}",
             metavar="PYTHON",
-            help=f"of two runs: the interpreter that run {side.upper()} is run again by, with its version of threestep; "
+            help=f"of two runs: the interpreter that run {side.upper()} is run again by, with its threestep; "
             "default: this one",
         )
     parser.add_argument("--out", metavar="FILE", help="write the findings as one HTML page too")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from training.audit.bisect.compare import Comparison, compare
 from training.audit.bisect.digest_files import RunDigests, StepKey, causes_of_rounding, settings_that_differ
-from training.audit.bisect.records import Located, TracedRecord, locate, read_layers
+from training.audit.bisect.records import WEIGHTS, Located, TracedRecord, locate, read_layers
 from training.audit.bisect.rerun import Rerun, Start, rerun
 from training.utils.base.errors import ThreestepError
 from training.utils.recording.files import read_record
@@ -28,6 +28,9 @@ class Bisection:
     notes: tuple[str, ...] = ()
 
 
+_NOTHING = Comparison((), None, {}, ())
+
+
 def bisect(a: RunDigests, b: RunDigests, work: Path | None, starts: Sequence[Start]) -> Bisection:
     """Compare two runs. work: the folder in which both are run again; None: their digests alone are compared. starts:
     of the programs of each."""
@@ -36,21 +39,35 @@ def bisect(a: RunDigests, b: RunDigests, work: Path | None, starts: Sequence[Sta
     first = comparison.first
     if first is None or work is None:
         return Bisection(comparison, settings)
-    # What differs at the beginning is seen in the first step.
-    key = first.key if first.key != (0, 0) else next(iter(comparison.steps), None)
-    if key is None:
+    if not comparison.steps:
         return Bisection(comparison, settings, notes=("the runs have no step in common",))
+    # What differs at the beginning is seen in the first step.
+    place = comparison.steps.index(first.key) if first.key != (0, 0) else 0
     runs = [(a, work / "a", starts[0]), (b, work / "b", starts[1])]
-    found = [rerun(run, key, folder, start) for run, folder, start in runs]
-    sides = [_read(each) for each in found]
+    found = _located(runs, comparison.steps[place], first.bound)
+    # Digests have the layers of every few steps: what the optimizer did is first seen in the step after.
+    while place and found.located and found.located[0].part == WEIGHTS:
+        key = comparison.steps[place - 1]
+        if all("weights" in run.steps[key] for run in (a, b)):
+            break  # they were equal after that step
+        earlier, place = _located(runs, key, first.bound), place - 1
+        if not earlier.located:
+            break
+        found = earlier
+    return replace(found, comparison=comparison, settings=settings)
+
+
+def _located(runs: Sequence[tuple[RunDigests, Path, Start]], key: StepKey, bound: float) -> Bisection:
+    """Run both again up to a step, and compare their records of it."""
+    again = [rerun(run, key, folder, start) for run, folder, start in runs]
     notes = [
         f"{run.folder}, run again from {_from(each.began)}, is not the same in step {key[0]:,} as before ({differing}):"
         " its machine or its libraries differ, or its operations have no fixed order"
-        for (run, _, _), each in zip(runs, found, strict=True)
+        for (run, _, _), each in zip(runs, again, strict=True)
         if (differing := _not_repeated(run.steps[key], each.line))
     ]
-    located = locate(*sides, first.bound)
-    return Bisection(comparison, settings, located, key, min(each.began for each in found), tuple(notes))
+    located = locate(_read(again[0]), _read(again[1]), bound)
+    return Bisection(_NOTHING, {}, located, key, min(each.began for each in again), tuple(notes))
 
 
 def _read(found: Rerun) -> TracedRecord:

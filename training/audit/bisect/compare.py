@@ -130,14 +130,15 @@ def _step(a: Mapping[str, Any], b: Mapping[str, Any], norms: Mapping[str, Any]) 
     in_order = sorted(figures, key=lambda name: ("grad_norm" in name, "learning_rate" in name or "skipped" in name))
     optimizer = [name for name in in_order if "learning_rate" in name or "skipped" in name]
     yield from (_figure(name, a, b) for name in in_order if name not in optimizer)
-    for model, layers in a["gradients"].items():
+    has_layers = "weights" in a and "weights" in b
+    for model, layers in (a["gradients"] if has_layers else {}).items():
         others = b["gradients"].get(model, {})
         scale = math.hypot(*(value or 0.0 for value in layers.values())) or 1.0
         for layer in reversed([*dict.fromkeys((*layers, *others))]):  # the last first: a backward's order
             own, other = layers.get(layer), others.get(layer)
             yield Compared("gradient", BACKWARD, model, layer, own, other, _relative(own, other, scale), own == other)
     yield from (_figure(name, a, b) for name in optimizer)
-    for model, layers in a["weights"].items():
+    for model, layers in (a["weights"] if has_layers else {}).items():
         others = b["weights"].get(model, {})
         for layer in dict.fromkeys((*layers, *others)):
             norm = norms.get(model, {}).get(layer, [0, 0, 1.0])[2]

@@ -29,6 +29,7 @@ _OF_ROLLOUT = (
 )  # fmt: skip
 _PARTS_BEFORE, _PARTS_AFTER = TRACED[:1], TRACED[1:]
 _MOST_WORDS = 60
+WEIGHTS = "weights"  # the part of a step before all others
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,7 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
 
 
 def _part(part: str) -> str:
-    return {"weights before": "weights", "weights after": "optimizer", "forward": "forward"}.get(part, "backward")
+    return {"weights before": WEIGHTS, "weights after": "optimizer", "forward": "forward"}.get(part, "backward")
 
 
 def _summed(tables: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[Any]]:

@@ -28,10 +28,11 @@ from training.utils.recording.hashes import (
     mixed,
     random_states_hash,
     target_keys,
+    token_keys,
     tokens_hash,
 )
 from training.utils.recording.layer_traces import LayerTrace
-from training.utils.recording.schema import DIGESTS_VERSION
+from training.utils.recording.schema import DIGESTS_VERSION, LAYERS_EVERY
 from training.utils.recording.sums import Sums
 from training.utils.run.run_log import RunLog
 
@@ -141,18 +142,22 @@ class StepDigest:
             trace.pause()
         with torch.no_grad():
             rows = micro_batch.rows
-            keys_M = target_keys(rows)
-            self._sums.add_hashes(f"{name}/ids", tokens_hash(rows))
-            self._sums.add_hashes(f"{name}/targets", mixed(keys_M).sum())
+            keys_NT = token_keys(rows)
+            keys_M = target_keys(rows, keys_NT)
+            self._sums.add_hashes(f"{name}/ids", tokens_hash(rows, keys_NT))
+            self._sums.add_hashes(f"{name}/targets", keys_M.sum())
             self._sums.add_floats(f"{name}/loss", found.loss)
             if self._read is not None:
-                self._add_read(name, rows, self._read.reshape(-1), keys_M)
+                self._add_read(name, rows, self._read.reshape(-1), (keys_NT, keys_M))
         self._read = None
         return found
 
-    def _add_read(self, name: str, rows: TokenRows, read: torch.Tensor, keys_M: torch.Tensor) -> None:
-        """Add log-probabilities of targets, or scores of sequences."""
-        keys = keys_M if len(read) == len(keys_M) else end_keys(rows)
+    def _add_read(
+        self, name: str, rows: TokenRows, read: torch.Tensor, keys_of: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """Add log-probabilities of targets, or scores of sequences. keys_of: all tokens [N, T], and targets [M]."""
+        keys_NT, keys_M = keys_of
+        keys = keys_M if len(read) == len(keys_M) else end_keys(rows, keys_NT)
         keys = keys if len(read) == len(keys) else torch.zeros(len(read), dtype=torch.int64, device=read.device)
         self._add(f"{name}/{'logprobs' if keys is keys_M else 'scores'}", read, keys)
 
@@ -169,13 +174,19 @@ class StepDigest:
             self._sums.add_hashes("rows", mixed(rows + 1).sum())
             for name, values in numbers.tensors().items():
                 self._add_tensor(name, values.reshape(-1))
-            for name, engine in self._engines.items():
+            for name, engine in self._layered.items():
                 self._add_layers(name, engine)
         if self._record is not None:
             for trace in self._traces.values():
                 trace.write(self._record, self._ranks)
         hashes, floats = self._sums.totals(self._ranks.device)
         self._log.write(self._ranks, self._step, self._line(hashes, floats, numbers.figures))
+
+    @property
+    def _layered(self) -> Mapping[str, TrainingEngine]:
+        """The models whose layers are summed after this step: this costs passes over all weights and moments."""
+        has = self._step == 1 or self._step % LAYERS_EVERY == 0 or self._record is not None
+        return self._engines if has else {}
 
     def _add_tensor(self, name: str, values: torch.Tensor) -> None:
         """Add numbers that are the same in any order."""
@@ -206,7 +217,7 @@ class StepDigest:
         line["figures"] = {
             name: _short(value) for name, value in figures.items() if name.rpartition("/")[2] not in _NOT_COMPARED
         }
-        for name in self._engines:
+        for name in self._layered:
             layers, place = self._log.layers[name], f"{name}/weights"
             norms = [_short(math.sqrt(squares)) for squares in floats[f"{name}/gradients"]]
             line.setdefault("gradients", {})[name] = dict(zip(layers, norms, strict=True))

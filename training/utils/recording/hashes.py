@@ -37,23 +37,25 @@ def bit_sum(values: torch.Tensor) -> torch.Tensor:
     return bits(values).sum(dtype=torch.int64)
 
 
-def tokens_hash(rows: TokenRows) -> torch.Tensor:
-    """Return int64 []: of every token with its position, counted once for each sequence that holds it. The same for any
-    layout of the same sequences; padding does not count."""
-    found_NT = mixed(mixed(rows.position_ids_NT + 1) + rows.input_ids_NT)
-    return (found_NT * rows.copies_NT()).sum()
+def token_keys(rows: TokenRows) -> torch.Tensor:
+    """Return int64 [N, T]: a key of each token, of itself and its position."""
+    return mixed(rows.position_ids_NT * _FACTORS[1] + rows.input_ids_NT + 1)
 
 
-def target_keys(rows: TokenRows) -> torch.Tensor:
+def tokens_hash(rows: TokenRows, keys_NT: torch.Tensor) -> torch.Tensor:
+    """Return int64 []: of every token, counted once for each sequence that holds it: the same for any layout of the
+    same sequences, and padding does not count. keys_NT: `token_keys`."""
+    return (keys_NT * rows.copies_NT()).sum()
+
+
+def target_keys(rows: TokenRows, keys_NT: torch.Tensor) -> torch.Tensor:
     """Return int64 [M]: a key of each token to be predicted, of itself, the token before and the position."""
-    before_M, place_M = (ids_NT.flatten()[rows.predictor_M] for ids_NT in (rows.input_ids_NT, rows.position_ids_NT))
-    return mixed(mixed(mixed(place_M + 1) + before_M) + rows.target_ids_M)
+    return mixed(keys_NT.flatten()[rows.predictor_M] + rows.target_ids_M)
 
 
-def end_keys(rows: TokenRows) -> torch.Tensor:
+def end_keys(rows: TokenRows, keys_NT: torch.Tensor) -> torch.Tensor:
     """Return int64 [B]: a key of the end of each sequence."""
-    last_B, place_B = (ids_NT.flatten()[rows.end_B] for ids_NT in (rows.input_ids_NT, rows.position_ids_NT))
-    return mixed(mixed(place_B + 1) + last_B)
+    return keys_NT.flatten()[rows.end_B]
 
 
 def float_hash(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
