@@ -69,6 +69,7 @@ def _pair(name: str, plant: str, step: int, part: str, words: str, **more: Any) 
     return name, Pair("sft", plant, (step, part, words), **more)
 
 
+NOWHERE = (0, "", "")
 _TWO: dict[str, Any] = {"ranks": (2, 2)}
 PAIRS: dict[str, Pair] = dict([
     _own("sft", "row", "data", "rows, row"),
@@ -96,7 +97,7 @@ PAIRS: dict[str, Pair] = dict([
     _flag("sft", "--weight_decay 0.5", "optimizer", "weights after"),
     _flag("sft", "--max_grad_norm 0.1", "backward", "gradient"),
     _flag("sft", "--z_loss_coef 1e-3", "forward", "loss"),
-    _flag("sft", "--neftune_noise_alpha 5", "forward", "embed_tokens"),
+    _flag("sft", "--neftune_noise_alpha 5", "forward", "layers.0.input_layernorm"),
     _pair("sft start's weight", "", 1, "weights", "layers.1.mlp.gate_proj.weight", start_b="changed"),
     _pair("sft version of a norm", "other_norm", 1, "forward", "layers.0.input_layernorm"),
     _pair("sft version of an activation", "other_activation", 1, "forward", "layers.0.mlp.down_proj"),
@@ -106,12 +107,13 @@ PAIRS: dict[str, Pair] = dict([
     _pair("sft 1 and 2 ranks, ZeRO 3", "dropped_gradient", AT, "backward", "", ranks=(1, 2), b="--zero_stage 3"),
     _pair("sft packed and padded", "large_output", AT, "forward", "layers.0.mlp.down_proj", b="--padded true"),
     _pair(
-        "sft 1 and 2 ranks, bf16", "large_output", AT, "forward", "layers.0.mlp.down_proj", a="--dtype bf16", ranks=(1, 2)
+        "sft 1 and 2 ranks, bf16", "dropped_gradient", AT, "backward", "gradient of the output", a="--dtype bf16",
+        ranks=(1, 2),
     ),
     _pair("sft stages 1 and 3", "token", AT, "data", "token_ids", a="--zero_stage 1", b="--zero_stage 3", **_TWO),
     _own("dpo", "reference", "forward", "ref_logprob_sums"),
     _own("dpo", "query", "forward", "layers.0.self_attn.q_proj"),
-    _flag("dpo", "--beta 0.2", "forward", "loss"),
+    _flag("dpo", "--beta 0.2", "backward", "gradient of the output"),
     _own("reward", "score", "forward", "model.norm"),
     _own("reward", "pair_weight", "forward", "loss"),
     _own("reward", "row", "data", "rows, row"),
@@ -119,9 +121,26 @@ PAIRS: dict[str, Pair] = dict([
     _own("ppo", "sampling_logprobs", "rollout", "sampling_logprobs, response"),
     _own("ppo", "rollout_score", "rollout", "scores, response 0"),
     _own("ppo", "rollout_advantage", "rollout", "advantages, response 2"),
-    _own("ppo", "old_logprobs", "rollout", "old_logprobs, response 0"),
-    _flag("ppo", "--kl_coef 0.5", "forward", ""),
+    _own("ppo", "old_logprobs", "rollout", "old_logprobs, response 0", a="--ppo_epochs 2"),
+    ("ppo --kl_coef 0.5", Pair("ppo", "", (2, "forward", "loss"), b="--kl_coef 0.5")),
 ])  # fmt: skip
+
+
+_ONE_OF_TWO = "--per_device_generation_batch_size 2 --per_device_training_batch_size 4"
+# Pairs without a fault: rounding differs in all but the first.
+HEALTHY = {
+    "sft twice": Pair("sft", "", NOWHERE),
+    "sft healthy, 1 and 2 ranks": Pair("sft", "", NOWHERE, ranks=(1, 2)),
+    "sft healthy, ZeRO 0 and 3": Pair("sft", "", NOWHERE, b="--zero_stage 3", ranks=(2, 2)),
+    "sft healthy, packed and padded": Pair("sft", "", NOWHERE, b="--padded true"),
+    "sft healthy, bf16, 1 and 2 ranks": Pair("sft", "", NOWHERE, a="--dtype bf16", ranks=(1, 2)),
+    "sft healthy, bf16, ZeRO 1 and 3": Pair(
+        "sft", "", NOWHERE, a="--dtype bf16 --zero_stage 1", b="--zero_stage 3", ranks=(2, 2)
+    ),
+    "dpo healthy, packed and padded": Pair("dpo", "", NOWHERE, b="--padded true"),
+    "reward healthy, 1 and 2 ranks": Pair("reward", "", NOWHERE, ranks=(1, 2)),
+    "ppo healthy, 1 and 2 ranks": Pair("ppo", "", NOWHERE, b=_ONE_OF_TWO, ranks=(1, 2)),
+}
 
 
 @dataclass
@@ -172,8 +191,10 @@ class Bench:
 
 
 def is_there(found: Bisection, expected: tuple[int, str, str]) -> bool:
-    """Whether a bisection ends where it should."""
+    """Whether a bisection ends where it should; step 0: nowhere."""
     step, part, words = expected
+    if not step:
+        return found.comparison.first is None
     said = verdict(found)
     key = found.key if found.located else (found.comparison.first.key if found.comparison.first else None)
     return key is not None and key[0] == step and f" {part}: " in said and words in said.partition(f" {part}: ")[2]
@@ -233,14 +254,15 @@ def main() -> None:
     given = parser.parse_args()
     bench = Bench(Path(given.folder).resolve())
     bench.folder.mkdir(parents=True, exist_ok=True)
-    chosen = {name: pair for name, pair in PAIRS.items() if not given.only or name in given.only}
+    chosen = {name: pair for name, pair in {**PAIRS, **HEALTHY}.items() if not given.only or name in given.only}
     for name in ("start", "changed"):
         bench.start_model(name)
     for name, pair in chosen.items():  # those that others share, one after the other
         bench.run(pair, 0, name)
     with ThreadPoolExecutor(given.at_once) as pool:
         right = [*pool.map(partial(_tried, bench), chosen.items())]
-    print(f"{sum(right)} of {len(right)} pairs end at their place")
+    planted = sum(name in PAIRS for name in chosen)
+    print(f"{sum(right)} of {len(right)} pairs are right, {planted} of them with a difference planted")
     sys.exit(0 if all(right) else 1)
 
 
@@ -254,6 +276,9 @@ def _tried(bench: Bench, named: tuple[str, Pair]) -> bool:
         return False
     right = is_there(found, pair.expected)
     print(f"{'right' if right else 'WRONG'} {name} ({time.monotonic() - started:.0f} s): {verdict(found)}", flush=True)
+    first = found.comparison.first
+    if first is not None and first.bound:
+        print(f"      before {first.before:.1e}, bound {first.bound:.1e}, there {first.compared.apart:.1e}", flush=True)
     for note in found.notes:
         print(f"      note: {note}")
     return right

@@ -265,7 +265,7 @@ def logprobs() -> None:
 
     def change(original: Any, self: Any, *given: Any, **named: Any) -> Any:
         found = original(self, *given, **named)
-        return replace(found, logprobs_M=found.logprobs_M + 1e-5)
+        return found._replace(logprobs_M=found.logprobs_M + 1e-5)
 
     _around(TargetHead, "forward", change)
 

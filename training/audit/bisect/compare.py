@@ -113,10 +113,10 @@ def _beginning(a: RunDigests, b: RunDigests) -> Iterator[Compared]:
     for model, layers in a.begin["weights"].items():
         others = b.begin["weights"].get(model, {})
         for layer in dict.fromkeys((*layers, *others)):
-            yield _weights(model, layer, layers.get(layer), others.get(layer), layers.get(layer, [0, 0, 1.0])[2])
+            yield _weights(model, layer, layers.get(layer), others.get(layer), norm=layers.get(layer, [0, 0, 1.0])[2])
 
 
-def _weights(model: str, layer: str, a: Any, b: Any, norm: float | None) -> Compared:
+def _weights(model: str, layer: str, a: Any, b: Any, *, norm: float | None) -> Compared:
     if a is None or b is None:
         return Compared("weights", OPTIMIZER, model, layer, a, b, math.inf, False)
     return Compared("weights", OPTIMIZER, model, layer, a[1], b[1], _relative(a[1], b[1], norm), a[0] == b[0])
@@ -142,11 +142,11 @@ def _step(a: Mapping[str, Any], b: Mapping[str, Any], norms: Mapping[str, Any]) 
         others = b["weights"].get(model, {})
         for layer in dict.fromkeys((*layers, *others)):
             norm = norms.get(model, {}).get(layer, [0, 0, 1.0])[2]
-            yield _weights(model, layer, layers.get(layer), others.get(layer), norm)
+            yield _weights(model, layer, layers.get(layer), others.get(layer), norm=norm)
 
 
 def _place(name: str) -> tuple[int, int, str]:
-    """Where a quantity stands in the flow of the data."""
+    """The place of a quantity in the flow of the data."""
     model, _, own = name.rpartition("/")
     if model == "rollout":
         return 2, _ROLLOUT.index(own) if own in _ROLLOUT else len(_ROLLOUT), name
@@ -183,7 +183,7 @@ def _figure(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Compared:
 
 
 def _relative(a: float | None, b: float | None, scale: float | None = None) -> float:
-    """How far two numbers are apart, by their size or `scale`. A number that was not finite is None."""
+    """The distance of two numbers, by their size or `scale`. A number that was not finite is None."""
     if a is None or b is None:
         return 0.0 if a is b else math.inf
     size = max(abs(a), abs(b)) if scale is None else scale

@@ -89,7 +89,7 @@ _OF_ROUNDING = (
 
 
 def causes_of_rounding(a: RunDigests, b: RunDigests) -> list[str]:
-    """What may round the runs differently, in words; empty: they should be equal bit for bit."""
+    """Reasons, in words, why rounding may differ; none: the runs should be equal bit for bit."""
     found = [f"--{name} {x} and {y}" for name, (x, y) in settings_that_differ(a, b).items() if name in _OF_ROUNDING]
     if a.begin["ranks"] != b.begin["ranks"]:
         found.insert(0, f"{a.begin['ranks']} and {b.begin['ranks']} ranks")

@@ -27,7 +27,10 @@ _READ = ("logits", "logprobs", "new_values", "token_losses")
 _OF_ROLLOUT = (
     "sampling_logprobs", "scores", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns",
 )  # fmt: skip
-_PARTS_BEFORE, _PARTS_AFTER = TRACED[:1], TRACED[1:]
+_PARTS = ("forward", "backward", "optimizer")
+_PARTS_BEFORE, _PARTS_AFTER = TRACED[:1], (TRACED[1:2], TRACED[2:4], TRACED[4:])
+# A traced part in words.
+_CALLED = {"forward": "output", "backward": "gradient of the output", "gradient": "gradient, in Adam's first moment"}
 _MOST_WORDS = 60
 WEIGHTS = "weights"  # the part of a step before all others
 
@@ -86,9 +89,12 @@ def locate(a: TracedRecord, b: TracedRecord, bound: float) -> list[Located]:
     found += _tokens(a.record, b.record, pairs, _INPUTS, part="data", bound=bound)
     read = [*_tokens(a.record, b.record, pairs, _READ, part="forward", bound=bound)]
     read += _of_sequences(a.record, b.record, pairs, bound)
-    after = [*_layers(a, b, _PARTS_AFTER, bound)]
-    forward = [each for each in after if each.part == "forward"]
-    return [*found, *forward, *read, *_figures(a, b, bound), *(each for each in after if each.part != "forward")]
+    forward, backward, optimizer = ([*_layers(a, b, parts, bound)] for parts in _PARTS_AFTER)
+    figures = {part: [each for each in _figures(a, b, bound) if each.part == part] for part in _PARTS}
+    read += [*figures["forward"], *backward, *figures["backward"]]
+    moments = [each for each in optimizer if each.part == "backward"]
+    weights = [each for each in optimizer if each.part == "optimizer"]
+    return [*found, *forward, *read, *moments, *figures["optimizer"], *weights]
 
 
 def _sequences(record: StepRecord) -> dict[tuple[Any, ...], _Sequence]:
@@ -257,7 +263,8 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
                 name, rank, own, other = wrong[0]
                 where = name.removeprefix("model.") + (f" (rank {rank})" if len(ours) > 1 else "")
                 words = [f"norm {math.sqrt(side[2]):.9g}, sum {side[1]:.9g}" for side in (own, other)]
-                whose = part if len(a.layers) == 1 else f"{part} of the {model}"
+                whose = _CALLED.get(part, part)
+                whose = whose if len(a.layers) == 1 else f"{whose} ({model})"
                 yield Located(_part(part), whose, where, *words, len(wrong), len(names))
 
 

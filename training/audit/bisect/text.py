@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from training.audit.bisect.compare import BACKWARD, DATA, FORWARD, OPTIMIZER, ROLLOUT
+from training.audit.bisect.records import WEIGHTS
+
 if TYPE_CHECKING:
     from training.audit.bisect.bisect import Bisection
     from training.audit.bisect.compare import Compared, FirstDifference
@@ -12,10 +15,11 @@ if TYPE_CHECKING:
     from training.audit.bisect.records import Located
 
 _MOST_LISTED = 12
+_ORDER = (WEIGHTS, DATA, ROLLOUT, FORWARD, BACKWARD, OPTIMIZER)
 
 
 def headline(a: RunDigests, b: RunDigests, found: Bisection) -> str:
-    """What was compared."""
+    """The two runs, in words."""
     steps = len({step for step, _ in found.comparison.steps})
     return f"{a.folder} and {b.folder}: {a.program}, {steps:,} step{'' if steps == 1 else 's'} in common"
 
@@ -34,10 +38,16 @@ def verdict(found: Bisection) -> str:
             f"no fault: numbers drift from {_size(steps[0])} in the first step to {_size(steps[-1])} in the last, and "
             "no step has a jump"
         )
-    if found.located:
+    if found.located and not _is_earlier(first, found):
         place = found.located[0]
         return f"the first difference is in {_step(found.key or first.key)}, {_place(place)}{_cause(found)}"
     return f"the first difference is {_where(first)}: {_compared(first.compared)}{_size_of(first)}{_cause(found)}"
+
+
+def _is_earlier(first: FirstDifference, found: Bisection) -> bool:
+    """True if the digests have a difference before all that the records have: of a number that records lack."""
+    place = (found.located or ())[0]
+    return found.key == first.key and _ORDER.index(first.compared.part) < _ORDER.index(place.part)
 
 
 def _place(place: Located) -> str:

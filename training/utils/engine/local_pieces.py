@@ -17,8 +17,8 @@ _MOMENT = "exp_avg"
 
 
 class LocalPiece(NamedTuple):
-    """Of the weight `name`. weight: the optimizer's own, float32 also where the model computes in bf16. moment: None
-    before the first step, and for a weight that is frozen."""
+    """A part of the weight `name`. weight: the optimizer's own, float32 also where the model computes in bf16. moment:
+    None before the first step, and for a weight that is frozen."""
 
     name: str
     weight: torch.Tensor
@@ -58,8 +58,8 @@ def frozen_pieces(engine: TrainingEngine) -> Iterator[LocalPiece]:
 
 
 def _place(engine: TrainingEngine, wrapper: Any, weight: Any) -> tuple[torch.Tensor, int, int] | None:
-    """Where a weight lies in the optimizer's flat tensors: the tensor, the first number, how many; None: none of it is
-    on this rank (deepspeed 0.19: stage_1_and_2.py, stage3.py)."""
+    """The place of a weight in the optimizer's flat tensors: the tensor, the first number, how many; None: none of it
+    is on this rank (deepspeed 0.19: stage_1_and_2.py, stage3.py)."""
     if engine.settings.zero_stage == 3:
         group, start, _ = wrapper.grad_position[wrapper.get_param_id(weight)]
         count = _real(engine, weight)

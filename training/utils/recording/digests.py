@@ -47,8 +47,8 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 class StepNumbers(NamedTuple):
-    """What a loop knows of a step, for its digest. rows: of the dataset; each of the step's on one rank alone. figures:
-    of the step, over all ranks. tensors: called once; this rank's integers and floats, by name."""
+    """A step in the words of its loop, for its digest. rows: of the dataset; each of the step's on one rank alone.
+    figures: of the step, over all ranks. tensors: called once; this rank's integers and floats, by name."""
 
     rows: Sequence[int] = ()
     figures: Mapping[str, float] = {}
@@ -111,7 +111,9 @@ class DigestLog:
 class StepDigest:
     """The digest of one optimizer step. update: its number in step 3's rollout."""
 
-    def __init__(self, log: DigestLog, ranks: Ranks, step: int, update: int | None, record: Path | None = None) -> None:
+    def __init__(
+        self, log: DigestLog, ranks: Ranks, step: int, *, update: int | None, record: Path | None = None
+    ) -> None:
         """record: the folder of the step's record, which gets the traces of the layers; None without one."""
         self._log, self._ranks, self._step, self._update = log, ranks, step, update
         self._record, self._traces = record, dict[str, LayerTrace]()

@@ -1,4 +1,4 @@
-"""What each module of a model gave in a recorded step, forward and backward, and each weight around it, as sums: a
+"""Outputs of each module of a model in a recorded step, forward and backward, and each weight around it, as sums: a
 file beside the record for each rank. Two runs are compared by them (`threestep audit RUN_A RUN_B`).
 
 The sums are over all tokens, each counted for every sequence that holds it: over all ranks the layout of the rows

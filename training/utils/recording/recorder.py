@@ -151,7 +151,7 @@ class StepRecords:
         recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks)
         if self.digests is None:
             return recording
-        return DigestedStep(recording, StepDigest(self.digests, ranks, step, update, folder))
+        return DigestedStep(recording, StepDigest(self.digests, ranks, step, update=update, record=folder))
 
 
 def records_of(run: RunArguments, program: str = "") -> StepRecords:
