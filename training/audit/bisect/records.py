@@ -90,6 +90,7 @@ def locate(a: TracedRecord, b: TracedRecord, bound: float) -> list[Located]:
     read = [*_tokens(a.record, b.record, pairs, _READ, part="forward", bound=bound)]
     read += _of_sequences(a.record, b.record, pairs, bound)
     forward, backward, optimizer = ([*_layers(a, b, parts, bound)] for parts in _PARTS_AFTER)
+    backward.sort(key=lambda each: _backward_place(a, each))
     figures = {part: [each for each in _figures(a, b, bound) if each.part == part] for part in _PARTS}
     read += [*figures["forward"], *backward, *figures["backward"]]
     moments = [each for each in optimizer if each.part == "backward"]
@@ -266,6 +267,18 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
                 whose = _CALLED.get(part, part)
                 whose = whose if len(a.layers) == 1 else f"{whose} ({model})"
                 yield Located(_part(part), whose, where, *words, len(wrong), len(names))
+
+
+def _backward_place(a: TracedRecord, each: Located) -> float:
+    """The place of a gradient in the backward: that of a weight is computed after that of its module's output."""
+    name = f"model.{each.where.partition(' (')[0]}"
+    for tables in a.layers.values():
+        order = [*tables[0].get("backward", {})]
+        if name in order:
+            return float(order.index(name))
+        if name.rpartition(".")[0] in order:
+            return order.index(name.rpartition(".")[0]) + 0.5
+    return math.inf
 
 
 def _part(part: str) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from training.utils.engine.training_engine import TrainingEngine
 
 _MOMENT = "exp_avg"
+# This rank's share of the float32 weights, by parameter group: of stages 1 and 2, and of bf16 at stage 1.
+_FLAT_WEIGHTS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition")
 
 
 class LocalPiece(NamedTuple):
@@ -26,7 +28,8 @@ class LocalPiece(NamedTuple):
 
 
 def trained_pieces(engine: TrainingEngine) -> Iterator[LocalPiece]:
-    """Yield this rank's pieces of the trained weights; where all ranks have them whole, those of rank 0 alone."""
+    """Yield this rank's pieces of the trained weights; where all ranks have them whole, those of rank 0 alone.
+    Nothing of an optimizer of DeepSpeed's that is not known here."""
     wrapper = engine.engine.optimizer
     adam = getattr(wrapper, "optimizer", wrapper)
     weights = dict(engine.module.named_parameters())
@@ -61,14 +64,17 @@ def _place(engine: TrainingEngine, wrapper: Any, weight: Any) -> tuple[torch.Ten
     """The place of a weight in the optimizer's flat tensors: the tensor, the first number, how many; None: none of it
     is on this rank (deepspeed 0.19: stage_1_and_2.py, stage3.py)."""
     if engine.settings.zero_stage == 3:
+        if not hasattr(wrapper, "grad_position"):
+            return None
         group, start, _ = wrapper.grad_position[wrapper.get_param_id(weight)]
         count = _real(engine, weight)
         return (wrapper.fp32_partitioned_groups_flat[group], start, count) if count else None
-    mapping = weight._hp_mapping
-    if mapping is None:
+    mapping = getattr(weight, "_hp_mapping", None)
+    flats = next((getattr(wrapper, name) for name in _FLAT_WEIGHTS if hasattr(wrapper, name)), None)
+    if mapping is None or flats is None:
         return None
     address = mapping.get_hp_fragment_address()
-    return wrapper.single_partition_of_fp32_groups[mapping.param_group_index], address.start, address.numel
+    return flats[mapping.param_group_index], address.start, address.numel
 
 
 def _real(engine: TrainingEngine, weight: Any) -> int:
