@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ _OF_ROLLOUT = (
     "sampling_logprobs", "scores", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns",
 )  # fmt: skip
 _PARTS = ("forward", "backward", "optimizer")
+_OWN_GRADIENT = TRACED[3]
 _PARTS_BEFORE, _PARTS_AFTER = TRACED[:1], (TRACED[1:2], TRACED[2:4], TRACED[4:])
 # A traced part in words.
 _CALLED = {"forward": "output", "backward": "gradient of the output", "gradient": "gradient, in Adam's first moment"}
@@ -90,7 +92,7 @@ def locate(a: TracedRecord, b: TracedRecord, bound: float) -> list[Located]:
     read = [*_tokens(a.record, b.record, pairs, _READ, part="forward", bound=bound)]
     read += _of_sequences(a.record, b.record, pairs, bound)
     forward, backward, optimizer = ([*_layers(a, b, parts, bound)] for parts in _PARTS_AFTER)
-    backward.sort(key=lambda each: _backward_place(a, each))
+    backward.sort(key=lambda each: _backward_place(a, f"model.{each.where.partition(' (')[0]}"))
     figures = {part: [each for each in _figures(a, b, bound) if each.part == part] for part in _PARTS}
     read += [*figures["forward"], *backward, *figures["backward"]]
     moments = [each for each in optimizer if each.part == "backward"]
@@ -251,6 +253,8 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
             else:
                 ours, theirs = ([table.get(part, {}) for table in side] for side in (ours, theirs))
             names = [name for name in ours[0] if name in theirs[0]]
+            if part == _OWN_GRADIENT:
+                names.sort(key=partial(_backward_place, a))
             whole = math.sqrt(sum(table[name][2] for table in ours for name in table)) or 1.0
             wrong = []
             for name in names:
@@ -269,9 +273,8 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
                 yield Located(_part(part), whose, where, *words, len(wrong), len(names))
 
 
-def _backward_place(a: TracedRecord, each: Located) -> float:
-    """The place of a gradient in the backward: that of a weight is computed after that of its module's output."""
-    name = f"model.{each.where.partition(' (')[0]}"
+def _backward_place(a: TracedRecord, name: str) -> float:
+    """The place of a module or a weight in the backward: a weight's gradient comes after that of its module's output."""
     for tables in a.layers.values():
         order = [*tables[0].get("backward", {})]
         if name in order:

@@ -68,10 +68,10 @@ class DigestLog:
 
     path: Path
     program: str = ""
-    layers: dict[str, list[str]] = field(default_factory=dict)  # of each model
-    _begun: set[str] = field(default_factory=set)
-    _begin: Sums | None = field(default_factory=Sums)
-    _log: RunLog | None = None
+    layers: dict[str, list[str]] = field(default_factory=dict, compare=False)  # of each model
+    _begun: set[str] = field(default_factory=set, compare=False)
+    _begin: Sums | None = field(default_factory=Sums, compare=False)
+    _log: RunLog | None = field(default=None, compare=False)
 
     def begin(self, name: str, engine: TrainingEngine) -> None:
         """Sum the weights with which the run begins or goes on, at the first call for the model `name`."""
