@@ -274,7 +274,7 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
 
 
 def _backward_place(a: TracedRecord, name: str) -> float:
-    """The place of a module or a weight in the backward: a weight's gradient comes after that of its module's output."""
+    """The place of a module or a weight in the backward: that of a weight is after its module's output."""
     for tables in a.layers.values():
         order = [*tables[0].get("backward", {})]
         if name in order:
