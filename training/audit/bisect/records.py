@@ -145,7 +145,8 @@ def _tokens(
 ) -> Iterator[Located]:
     """Numbers of tokens."""
     for name in names:
-        first, differing, total = None, 0, 0
+        first: Any = None
+        differing, total = 0, 0
         for x, y in pairs:
             if name not in a.ranks[x.rank] or name not in b.ranks[y.rank]:
                 continue
@@ -154,7 +155,7 @@ def _tokens(
                 first = first or (x, y, min(len(own), len(other)), f"{len(own):,} tokens", f"{len(other):,} tokens")
                 differing, total = differing + 1, total + 1
                 continue
-            wrong = _wrong(own, other, bound)
+            wrong: Any = _wrong(own, other, bound)
             wrong = wrong.any(axis=1) if wrong.ndim > 1 else wrong
             total += len(wrong)
             differing += int(wrong.sum())
@@ -164,7 +165,7 @@ def _tokens(
                 first = (x, y, at, *map(_number, values))
         if first is not None:
             x, y, at, *words = first
-            yield Located(part, name, f"{_both(x, y)}, token {at:,}", *words, differing, total)
+            yield Located(part, name, f"{_both(x, y)}, token {at:,}", words[0], words[1], differing, total)
 
 
 def _both(x: _Sequence, y: _Sequence) -> str:
@@ -184,14 +185,15 @@ def _of_sequences(
         wrong = [each for each in known if _wrong(np.asarray(each[2]), np.asarray(each[3]), bound)]
         if wrong:
             x, y, *values = wrong[0]
-            yield Located("forward", name, _both(x, y), *map(_number, values), len(wrong), len(known))
+            yield Located("forward", name, _both(x, y), _number(values[0]), _number(values[1]), len(wrong), len(known))
 
 
 def _rollout(a: StepRecord, b: StepRecord, bound: float) -> Iterator[Located]:
     """Numbers of a rollout's responses and their tokens."""
     sides = [_responses(side) for side in (a, b)]
     for name in (*_OF_ROLLOUT, "counts", "ended"):
-        first, differing, total = None, 0, 0
+        first: Any = None
+        differing, total = 0, 0
         for number, (rank, own) in sides[0].items():
             rank_b, other = sides[1].get(number, (0, {}))
             if name not in own or name not in other:
@@ -207,7 +209,7 @@ def _rollout(a: StepRecord, b: StepRecord, bound: float) -> Iterator[Located]:
             number, rank, at, x, y, short = first
             words = [f"{len(side)} tokens" for side in (x, y)] if short else [_number(side[at]) for side in (x, y)]
             where = f"response {number:,} (rank {rank})" + (f", token {at:,}" if len(x) > 1 and not short else "")
-            yield Located("rollout", name, where, *words, differing, total)
+            yield Located("rollout", name, where, words[0], words[1], differing, total)
 
 
 def _responses(record: StepRecord) -> dict[int, tuple[int, dict[str, np.ndarray]]]:
@@ -270,7 +272,7 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
                 words = [f"norm {math.sqrt(side[2]):.9g}, sum {side[1]:.9g}" for side in (own, other)]
                 whose = _CALLED.get(part, part)
                 whose = whose if len(a.layers) == 1 else f"{whose} ({model})"
-                yield Located(_part(part), whose, where, *words, len(wrong), len(names))
+                yield Located(_part(part), whose, where, words[0], words[1], len(wrong), len(names))
 
 
 def _backward_place(a: TracedRecord, name: str) -> float:

@@ -51,7 +51,8 @@ def trained_pieces(engine: TrainingEngine) -> Iterator[LocalPiece]:
 def frozen_pieces(engine: TrainingEngine) -> Iterator[LocalPiece]:
     """Yield this rank's pieces of the weights that are not trained."""
     is_main, is_sharded = engine.ranks.is_main, engine.settings.zero_stage == 3
-    for name, weight in engine.module.named_parameters():
+    parameters: dict[str, Any] = dict(engine.module.named_parameters())
+    for name, weight in parameters.items():
         if weight.requires_grad or not (is_main or is_sharded):
             continue
         if not is_sharded:

@@ -202,7 +202,7 @@ class StepDigest:
         self._sums.add_floats(f"{name}/weights", _by_layer(pieces, layers, [each.weight.sum() for each in pieces]))
         self._sums.add_hashes(f"{name}/weights", _weight_hashes(pieces, layers))
         moved = [each for each in pieces if each.moment is not None]
-        norms = torch._foreach_norm([each.moment for each in moved]) if moved else []
+        norms = torch._foreach_norm([each.moment for each in moved if each.moment is not None]) if moved else []
         self._sums.add_floats(f"{name}/gradients", _by_layer(moved, layers, [norm.double() ** 2 for norm in norms]))
 
     def _line(

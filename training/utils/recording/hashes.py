@@ -7,7 +7,7 @@ N rows, T tokens in a row, M tokens to be predicted.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -80,8 +80,9 @@ def random_states_hash(rank: int) -> int:
     found = xxhash.xxh3_64(seed=rank)
     _, own_words, gauss = random.getstate()
     found.update(hash(own_words).to_bytes(8, "big", signed=True) + repr(gauss).encode())
-    _, words, *rest = numpy.random.get_state()
-    found.update(words.tobytes() + repr(rest).encode())  # type: ignore[union-attr]
+    state: Any = numpy.random.get_state()
+    _, words, *rest = state
+    found.update(words.tobytes() + repr(rest).encode())
     found.update(torch.get_rng_state().numpy().tobytes())
     if torch.cuda.is_initialized():
         found.update(torch.cuda.get_rng_state().numpy().tobytes())
