@@ -28,6 +28,7 @@ from training.utils.preference.batches import PreferenceBatch, PreferenceStep, e
 from training.utils.preference.reference import Reference, References, read_reference, response_sums
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
+from training.utils.recording.digests import StepNumbers
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
@@ -156,10 +157,11 @@ class DpoTrainer:
         recording = run.settings.records.of_step(step.number, run.ranks)
         watched = recording.watched("train", run.engine, micro_batches)
         totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.own.work)
+        found = {**totals, **figures}
+        rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []
         recording.write(
-            lambda seen: dpo_record(
-                step, seen["train"], batches, references, objectives=objectives, figures={**totals, **figures}
-            )
+            lambda seen: dpo_record(step, seen["train"], batches, references, objectives=objectives, figures=found),
+            StepNumbers(rows, found, lambda: {"reference": torch.cat([*references])}),
         )
         seconds = time.monotonic() - started
         return {

@@ -21,7 +21,7 @@ from training.step3_ppo.experience.sequences import (
     text_sequence,
     training_sequences,
 )
-from training.step3_ppo.learning.record import MinibatchOfRollout, policy_record
+from training.step3_ppo.learning.record import MinibatchOfRollout, minibatch_numbers, policy_record
 from training.step3_ppo.learning.selection import Selected, selected_tokens
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
@@ -250,7 +250,8 @@ class Updates:
             figures = learner.learn(picked, texts, seed, forwards, recording=recording)
             recorded = MinibatchOfRollout(iteration, experiences, own, picked, forwards)
             make_record = partial(policy_record, recorded, experience, settings.learning, kl_coef=kl_coef)
-            recording.write(partial(make_record, figures=figures))
+            numbers = minibatch_numbers(recorded, rows, figures, is_first=not steps)
+            recording.write(partial(make_record, figures=figures), numbers)
             self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
             if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                 self.roles.average.update()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from training.step3_ppo import STEP
 from training.step3_ppo.contracts.settings import (
     DrawingSettings,
     EvaluationTimes,
@@ -75,7 +76,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
         ),
         stop_kl=flags.algorithm.stop_kl,
         traces=flags.run.traces(),
-        records=records_of(flags.run),
+        records=records_of(flags.run, STEP.program),
         log_pace=flags.reporting.pace(),
     )
     slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)

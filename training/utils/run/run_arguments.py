@@ -57,6 +57,12 @@ class RunArguments:
         "steps >= 1",
         may_change=True,
     )
+    digests: bool = flag(
+        True,
+        "Write sums and hashes of every step to OUTPUT_DIR/digests.jsonl, by which `threestep audit RUN_A RUN_B` finds "
+        "the first step that differs.",
+        may_change=True,
+    )
     dry_run: bool = flag(
         False,
         "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
