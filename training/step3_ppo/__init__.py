@@ -86,6 +86,11 @@ STEP = Step(
                 "difference of a token's probability",
                 {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
             ),
+            Curve(
+                "Waiting",
+                "seconds of a step, with --rollouts_ahead",
+                {"training for its rollouts": "ahead/training_waited", "drawing for weights": "ahead/drawing_waited"},
+            ),
             Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
             SPEED,
             Curve(
