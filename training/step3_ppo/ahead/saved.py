@@ -25,7 +25,8 @@ def saved_rollouts(rollouts: Sequence[Rollout]) -> list[Saved]:
     found = []
     for rollout in rollouts:
         tensors, records = tensors_of(rollout)
-        text = base64.b64encode(save(tensors)).decode("ascii")
+        alone = {name: tensor.clone() for name, tensor in tensors.items()}  # safetensors refuses memory that is shared
+        text = base64.b64encode(save(alone)).decode("ascii")
         found.append({"tensors": text, "conversations": records, "seconds": rollout.seconds})
     return found
 
