@@ -89,7 +89,7 @@ STEP = Step(
             Curve(
                 "Waiting",
                 "seconds of a step, with --rollouts_ahead",
-                {"training for its rollouts": "ahead/training_waited", "drawing for weights": "ahead/drawing_waited"},
+                {"training for its rollouts": "waiting/training", "drawing for weights": "waiting/drawing"},
             ),
             Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
             SPEED,

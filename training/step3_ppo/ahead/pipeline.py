@@ -189,8 +189,8 @@ class RolloutsAhead:
         assert self._taken is not None
         return {
             "rollout/age": float(self._taken.step - 1 - self._taken.version),
-            "ahead/training_waited": self._taken.waited,
-            "ahead/drawing_waited": self._drawing_waited,
+            "waiting/training": self._taken.waited,
+            "waiting/drawing": self._drawing_waited,
         }
 
     def wait(self) -> None:
