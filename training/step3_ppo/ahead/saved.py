@@ -49,7 +49,7 @@ def _dealt(parts: Sequence[Rollout], request: RolloutRequest, ranks: Ranks) -> R
     """Return the rollout of this rank's prompts. parts: of the ranks that drew."""
     each, own = request.samples_per_prompt, len(request.prompt_ids_BP)
     sizes = [len(part.response_lengths_B) // each for part in parts]
-    numbers = []
+    numbers = list[int]()
     for index in range(own):
         place, rank = divmod(index * ranks.world_size + ranks.rank, len(parts))
         first = (sum(sizes[:rank]) + place) * each

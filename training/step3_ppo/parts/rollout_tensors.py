@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnPaths, Rollout
 
@@ -33,7 +33,8 @@ def tensors_of(rollout: Rollout) -> tuple[dict[str, torch.Tensor], str | None]:
 
 def rollout_of(columns: Mapping[str, torch.Tensor], records: str | None, seconds: float = 0.0) -> Rollout:
     """Return the rollout of which `tensors_of` gave these."""
-    rollout = Rollout(**{name: columns[name] for name in TENSORS}, seconds=seconds)
+    own: dict[str, Any] = {name: columns[name] for name in TENSORS}
+    rollout = Rollout(**own, seconds=seconds)
     if records is not None:
         found = tuple(ConversationRecord(**each) for each in json.loads(records))
         turns = Conversations(found, *(columns[name] for name in _OF_TURNS))
