@@ -58,7 +58,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     settings = PpoSettings(
         rollouts,
         flags.run.seed,
-        drawing=DrawingSettings(sampling, prompts, ppo.generation_batches, tries),
+        drawing=DrawingSettings(sampling, prompts, ppo.generation_batches, tries, ppo.rollouts_ahead),
         experience=experience,
         updates=UpdateSettings(
             learning_settings(components.algorithm, ppo),
