@@ -18,14 +18,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tests.support.plain_policy_trainer import OPTIONS, POLICY_FAULTS
+from tests.support.plain_llama import LLAMA_FAULTS
+from tests.support.plain_policy_trainer import OPTIONS, POLICY_FAULTS, POLICY_LOSSES, POLICY_OBJECTIVES
+from tests.support.plain_preferences import NAMES, PREFERENCE_FAULTS, PREFERENCE_OPTIONS
 from tests.support.plain_trainer import FAULTS, Setting, step_of
 from training.audit.judge import AGREES, Finding, first_wrong, judge
 from training.audit.quantities.step import AuditedStep
 from training.audit.text import verdict
 
-ALL_FAULTS = (*FAULTS, *POLICY_FAULTS)
-OBJECTIVES = ("sft", "dpo", "reward", "gae", "grpo", "rloo")
+ALL_FAULTS = (*FAULTS, *POLICY_FAULTS, *PREFERENCE_FAULTS, *LLAMA_FAULTS)
+OBJECTIVES = ("sft", "dpo", "reward", "pairs", "marked", "llama", *POLICY_OBJECTIVES)
 
 
 def judged(objective: str, setting: Setting) -> list[Finding]:
@@ -35,23 +37,26 @@ def judged(objective: str, setting: Setting) -> list[Finding]:
 def right_step(number: int, seed: int) -> tuple[str, Setting]:
     """The objective and the layout of a right step."""
     drawn = random.Random(f"{seed} {number}")
+    objective = OBJECTIVES[number % len(OBJECTIVES)]
+    losses = {"pairs": NAMES, "marked": ("kto", "bco")}.get(objective, ("sigmoid", "ipo"))
     options = {
-        "loss": drawn.choice(("sigmoid", "ipo")),
+        "loss": drawn.choice(losses),
+        "policy_loss": drawn.choice(POLICY_LOSSES),
         "leaves_out": drawn.random() < 0.5,
         "kl_in": drawn.choice(("reward", "loss")),
         "reduction": drawn.choice(("token mean", "sequence mean")),
     }
     dtype = drawn.choice((torch.float32, torch.bfloat16))
     own = Setting(drawn.randrange(10**6), "", drawn.choice((1, 2)), drawn.random() < 0.5, dtype, options)
-    return OBJECTIVES[number % len(OBJECTIVES)], own
+    return objective, own
 
 
 def found(fault: tuple[str, str, str, str], seed: int) -> tuple[bool, bool, str]:
     """Whether a fault is found at its quantity, and whether its cause is named; and the verdict."""
     objective, name, quantity, words = fault
-    options = OPTIONS.get(name, {})
+    options = PREFERENCE_OPTIONS.get(name) or OPTIONS.get(name, {})
     settings = (
-        Setting(own, name, ranks=2, padded="pad" in name or own % 2 == 1, options=options)
+        Setting(own, name, ranks=2, padded="pad" in name or own % 2 == 1, options={**options})
         for own in range(seed, seed + 10)
     )
     # Ranks may have as many tokens each, and then local denominators are right.
@@ -66,10 +71,11 @@ def found(fault: tuple[str, str, str, str], seed: int) -> tuple[bool, bool, str]
 def _changes_something(objective: str, setting: Setting) -> bool:
     """Whether the fault shows in any figure or tensor of the step."""
     faulty, right = step_of(objective, setting), step_of(objective, replace(setting, fault=""))
-    if faulty.head.figures != right.head.figures:
+    figures = [record.head.figures for record in (faulty, right)]
+    if any(not np.isclose(figures[0].get(name, np.nan), value, rtol=1e-3) for name, value in figures[1].items()):
         return True
     pairs = [*zip(faulty.ranks, right.ranks, strict=True), (faulty.state, right.state)]
-    return any(not np.array_equal(one[name], other[name]) for one, other in pairs for name in one)
+    return any(not np.allclose(one[name], other[name], rtol=1e-5, atol=1e-7) for one, other in pairs for name in one)
 
 
 def main() -> int:

@@ -35,15 +35,41 @@ def start(place: Path) -> Path:
 CASES = {
     "sft packed bf16 2 ranks": (
         1,
-        "--dtype bf16 --max_tokens_per_micro_batch 96",
+        "--dtype bf16 --max_tokens_per_micro_batch 96 --zero_stage 2 --record_values true",
         2,
-        ("loss_mask", "denominator", "loss", "micro_losses"),
+        ("logprobs", "loss", "micro_losses", "gradients", "grad_norm", "clipped_gradients", "learning_rate")
+        + ("weights_after",),
     ),
     "sft padded fp32": (
         1,
         "--dtype fp32 --padded true --max_tokens_per_micro_batch 128",
         1,
         ("loss_mask", "loss", "micro_losses"),
+    ),
+    "sft LoRA under ZeRO-3": (
+        1,
+        "--dtype fp32 --zero_stage 3 --lora_dim 4 --lora_learning_rate 5e-3 --weight_decay 0.1 --record_values true",
+        2,
+        ("logprobs", "gradients", "clipped_gradients", "learning_rate", "weights_after"),
+    ),
+    "sft bf16 under ZeRO-1": (
+        1,
+        "--dtype bf16 --zero_stage 1 --record_values true",
+        2,
+        ("gradients", "clipped_gradients", "weights_after"),
+    ),
+    "dpo orpo fp32": ("dpo", "--dtype fp32 --loss_type orpo --record_values true", 1, ("loss", "gradients")),
+    "dpo a sum, lengths, beta's schedule": (
+        "dpo",
+        "--dtype fp32 --loss_type sigmoid:0.8,sft:0.2 --ld_alpha 0.4 --final_beta 0.3 --record_values true",
+        1,
+        ("logprob_sums", "beta", "loss", "gradients"),
+    ),
+    "remax cispo fp32": (
+        3,
+        f"{ROLLOUT} --dtype fp32 --advantage remax --policy_loss cispo --kl_in loss --record_values true",
+        1,
+        ("rollout_advantages", "policy_loss", "kl_loss", "gradients"),
     ),
     "sft z-loss, shared beginnings": (
         1,
@@ -57,7 +83,7 @@ CASES = {
         2,
         ("loss_mask", "logprob_sums", "loss"),
     ),
-    "dpo ipo bf16": ("dpo", "--dtype bf16 --loss_type ipo", 1, ("loss_mask", "logprob_sums", "loss")),
+    "dpo ipo bf16": ("dpo", "--dtype bf16 --loss_type ipo", 1, ("loss_mask", "logprob_sums", "loss", "grad_norm")),
     "reward bf16": (
         2,
         "--dtype bf16 --max_tokens_per_micro_batch 160 --label_smoothing 0.1",

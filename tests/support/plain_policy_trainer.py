@@ -26,9 +26,10 @@ class PlainPolicyTrainer(PlainTrainer):
         self.kl_coef = 0.2
         self.settings = {
             "reduction": setting.options.get("reduction", "token mean"), "longest_tokens": LONGEST,
-            "advantage": estimator, "gamma": 0.97,
-            "lam": 0.9, "norm_by": "group" if estimator == "grpo" else "none", "std_ddof": 1.0,
-            "std_epsilon": 1e-4, "whiten": estimator == "gae", "kl_estimator": "k1" if self.kl_in == "reward" else "k3",
+            "advantage": estimator, "gamma": 0.97, "policy_loss": setting.options.get("policy_loss", "ppo"),
+            "lam": 0.9, "norm_by": "group" if estimator in ("grpo", "grpo_passk") else "none", "std_ddof": 1.0,
+            "std_epsilon": 1e-4, "whiten": estimator in ("gae", "reinforce++"),
+            "kl_estimator": "k1" if self.kl_in == "reward" else "k3",
             "kl_in": self.kl_in, "kl_coef": self.kl_coef, "clip_low": 0.2, "clip_high": 0.28, "clip_value": 0.3,
         }  # fmt: skip
 
@@ -36,7 +37,7 @@ class PlainPolicyTrainer(PlainTrainer):
         ranks = range(self.setting.ranks)
         rollouts = [self.rollout(rank) for rank in ranks]
         raw = [self.raw_advantages(one) for one in rollouts]
-        advantages = self.whitened(raw, rollouts) if self.estimator == "gae" else raw
+        advantages = self.whitened(raw, rollouts) if self.settings["whiten"] else raw
         for rank in ranks:
             self.note_rollout(rank, rollouts[rank], raw[rank], advantages[rank])
         self.learn(rollouts, raw, advantages)
@@ -62,7 +63,7 @@ class PlainPolicyTrainer(PlainTrainer):
         found["ref"] = torch.where(inside, found["old"] + values(0.0, 0.4), zeros)
         found["sampling"] = torch.where(inside, found["old"] + values(0.0, 0.05), zeros)
         found["values"] = values(0.2, 0.5)
-        found["scores"] = self.floats(batch)
+        found["scores"], found["greedy"] = self.floats(batch), self.floats(PROMPTS).repeat_interleave(SAMPLES)
         found["numbers"] = (torch.arange(batch) // SAMPLES * self.setting.ranks + rank) * SAMPLES + torch.arange(
             batch
         ) % SAMPLES
@@ -95,7 +96,11 @@ class PlainPolicyTrainer(PlainTrainer):
     def raw_advantages(self, roll: dict[str, Any]) -> torch.Tensor:
         if self.estimator == "gae":
             return self.gae(roll)
+        if self.estimator in ("reinforce++", "remax"):
+            return self.to_go(roll)
         outcomes, fault = roll["rewards"].sum(1), self.fault
+        if self.estimator in ("opo", "grpo_passk"):
+            return torch.where(roll["inside"], self.others(roll, outcomes).reshape(-1, 1), 0.0)
         grouped = outcomes.view(PROMPTS, SAMPLES)
         if fault == "groups across prompts":
             grouped = outcomes.view(SAMPLES, PROMPTS).t()
@@ -112,6 +117,30 @@ class PlainPolicyTrainer(PlainTrainer):
             centred = centred / (std + (1e-8 if fault == "another epsilon" else 1e-4))
         own = (centred.t() if fault == "groups across prompts" else centred).reshape(-1)
         return torch.where(roll["inside"], own.unsqueeze(1), 0.0)
+
+    def to_go(self, roll: dict[str, Any]) -> torch.Tensor:
+        """REINFORCE++ and ReMax."""
+        gamma = self.settings["gamma"] if self.estimator == "reinforce++" and self.fault != "no discount" else 1.0
+        found, running = torch.zeros_like(roll["rewards"]), torch.zeros(len(roll["rewards"]))
+        for t in reversed(range(LONGEST)):
+            running = roll["rewards"][:, t] + gamma * running
+            found[:, t] = running
+        if self.fault == "outcomes for rewards to go":
+            found = roll["rewards"].sum(1, keepdim=True).expand_as(found)
+        if self.estimator == "remax" and self.fault != "no greedy score":
+            found = found - roll["greedy"].unsqueeze(1)
+        return torch.where(roll["inside"], found, 0.0)
+
+    def others(self, roll: dict[str, Any], outcomes: torch.Tensor) -> torch.Tensor:
+        """OPO, the best of k and GPG, [PROMPTS, SAMPLES]."""
+        grouped, lengths = outcomes.view(PROMPTS, SAMPLES), roll["lengths"].view(PROMPTS, SAMPLES)
+        if self.estimator == "opo":
+            weights = torch.ones_like(grouped) if self.fault == "lengths left out" else lengths
+            return grouped - (weights * grouped).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
+        best = grouped.topk(2, dim=1)
+        lead = (best.values[:, 0] - best.values[:, 1]).unsqueeze(1)
+        found = torch.zeros_like(grouped).scatter(1, best.indices[:, :1], lead)
+        return found if self.fault == "no std" else found / (grouped.std(1, keepdim=True) + 1e-4)
 
     def gae(self, roll: dict[str, Any]) -> torch.Tensor:
         gamma, lam = self.settings["gamma"], self.settings["lam"]
@@ -172,6 +201,7 @@ class PlainPolicyTrainer(PlainTrainer):
             rollout_ref_logprobs=roll["ref"][inside],
             rollout_rewards=roll["rewards"][inside],
             rollout_advantages=advantages[inside],
+            rollout_greedy_scores=roll["greedy"],
         )
 
     def learn(self, rollouts: list[dict[str, Any]], raw: list[torch.Tensor], advantages: list[torch.Tensor]) -> None:
@@ -270,6 +300,9 @@ class PlainPolicyTrainer(PlainTrainer):
         if fault == "clip bounds swapped":
             low, high = high, low
         ratio = torch.exp(log_ratio)
+        name = self.settings["policy_loss"]
+        if name != "ppo" and fault != "ppo in its place":
+            return self.newer_loss(name, (new, old, advantage), mask, low=low, high=high)
         free, held = ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage
         if fault == "clip of the wrong side":
             return -torch.maximum(free, held)
@@ -280,6 +313,37 @@ class PlainPolicyTrainer(PlainTrainer):
         if fault == "advantage sign":
             return torch.maximum(free, held)
         return -torch.minimum(free, held)
+
+    def newer_loss(
+        self,
+        name: str,
+        given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mask: torch.Tensor,
+        *,
+        low: float,
+        high: float,
+    ) -> torch.Tensor:
+        new, old, advantage = given
+
+        def means(values: torch.Tensor) -> torch.Tensor:
+            return ((values * mask).sum(1) / mask.sum(1).clamp(min=1)).unsqueeze(1) + torch.zeros_like(new)
+
+        d, fault = new - old, self.fault
+        ratio = torch.exp(d)
+        if name == "gspo":
+            ratio = torch.exp(means(d))
+            return torch.maximum(-ratio * advantage, -ratio.clamp(1 - low, 1 + high) * advantage)
+        if name == "cispo":
+            weight = ratio if fault == "weight not clipped" else ratio.clamp(1 - low, 1 + high)
+            return -weight * advantage * new
+        if name == "geo_mean":
+            held = torch.where(advantage > 0, d.clamp(max=high), d.clamp(min=-low))
+            return -means(advantage) * torch.exp(means(held))
+        if name == "gpg":
+            return -advantage * new
+        taus = (1.05, 1.0) if fault == "taus swapped" else (1.0, 1.05)
+        tau = torch.where(advantage > 0, *taus)
+        return -advantage * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
 
     def kl_loss(self, new: torch.Tensor, old: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
         name = self.settings["kl_estimator"]
@@ -294,8 +358,15 @@ class PlainPolicyTrainer(PlainTrainer):
         return self.kl(new, ref, name)
 
 
+POLICY_OBJECTIVES = ("gae", "grpo", "rloo", "reinforce++", "remax", "opo", "grpo_passk")
+POLICY_LOSSES = ("ppo", "gspo", "cispo", "geo_mean", "sapo", "gpg")
 # Options that a fault needs to show.
-OPTIONS = {"empty rows counted": {"leaves_out": True, "reduction": "sequence mean"}}
+OPTIONS = {
+    "empty rows counted": {"leaves_out": True, "reduction": "sequence mean"},
+    "taus swapped": {"policy_loss": "sapo"},
+    "weight not clipped": {"policy_loss": "cispo"},
+    "ppo in its place": {"policy_loss": "gspo"},
+}
 # As `plain_trainer.FAULTS`.
 POLICY_FAULTS = (
     ("gae", "k3 in the reward", "rollout_rewards", "estimator is k3"),
@@ -339,6 +410,15 @@ POLICY_FAULTS = (
     ("grpo", "KL reversed", "kl_loss", "reference to the policy"),
     ("grpo", "KL of the old policy", "kl_loss", "old policy"),
     ("grpo", "KL left out of the loss", "loss", "left out"),
+    ("reinforce++", "no discount", "rollout_advantages", "gamma is 1"),
+    ("reinforce++", "outcomes for rewards to go", "rollout_advantages", "sum of all rewards"),
+    ("reinforce++", "whitened by rank", "rollout_advantages", "each rank alone"),
+    ("remax", "no greedy score", "rollout_advantages", "greedy response is left out"),
+    ("opo", "lengths left out", "rollout_advantages", "mean of the whole group"),
+    ("grpo_passk", "no std", "rollout_advantages", "nothing is divided"),
+    ("grpo", "taus swapped", "policy_loss", "temperatures are swapped"),
+    ("grpo", "weight not clipped", "policy_loss", "not clipped"),
+    ("grpo", "ppo in its place", "policy_loss", "the loss is ppo"),
     ("gae", "value not clipped", "value_loss", "not clipped"),
     ("gae", "value without half", "value_loss", "1/2"),
 )

@@ -256,9 +256,11 @@ class PlainTrainer:
             found.append((self.row(number, 1, prompt), self.row(number, 1, prompt)))
         return found
 
-    def dpo(self) -> StepRecord:
+    def dpo(self, more: dict[str, Any] | None = None) -> StepRecord:
         beta, loss_name = 0.3, self.setting.options.get("loss", "sigmoid")
-        self.settings = {"beta": beta, "preference_loss": loss_name}
+        self.settings = {"beta": beta, "preference_loss": loss_name, **(more or {})}
+        if "preference_terms" in self.settings:
+            del self.settings["preference_loss"]
         pairs = self.pair_rows()
         losses: list[list[torch.Tensor]] = [[] for _ in range(self.setting.ranks)]
         for rank, parts in enumerate(self.split(pairs)):
@@ -417,10 +419,16 @@ class PlainTrainer:
 
 def step_of(objective: str, setting: Setting) -> StepRecord:
     """The record of one step."""
-    from tests.support.plain_policy_trainer import PlainPolicyTrainer
+    from tests.support.plain_llama import PlainLlama
+    from tests.support.plain_policy_trainer import POLICY_OBJECTIVES, PlainPolicyTrainer
+    from tests.support.plain_preferences import PlainPreferences
 
-    if objective in ("gae", "grpo", "rloo"):
+    if objective in POLICY_OBJECTIVES:
         return PlainPolicyTrainer(setting, objective).policy()
+    if objective in ("pairs", "marked"):
+        return getattr(PlainPreferences(setting), objective)()
+    if objective == "llama":
+        return PlainLlama(setting).llama()
     return getattr(PlainTrainer(setting), objective)()
 
 

@@ -58,7 +58,7 @@ loading: models.adapters models models.quantized models.attention models.tensors
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
-recording: engine engine.ranks run contracts base
+recording: engine engine.ranks models.adapters run contracts base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 rewards.calling: engine.ranks contracts base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags

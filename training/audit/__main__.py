@@ -15,16 +15,19 @@ the layer that differ first.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import ProgramParser
 from training.utils.run.program import run_program
 from training.utils.run.run_paths import check_place
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
 
 DIFFERENT_EXIT_CODE = 1
 DEFAULT_WORK = "runs/audit"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from training.audit.quantities import QUANTITIES, Quantity
 from training.audit.quantities.quantity import FLOAT32
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.utils.recording.schema import FIGURES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 AGREES, DIFFERS, NOT_JUDGED = "agrees", "differs", "not judged"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,8 @@ from training.audit.text import as_lines, detail, verdict
 from training.utils.report.pages.document import document, scrolled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from training.utils.recording.files import RecordHead
 
 _OWN_STYLE = """

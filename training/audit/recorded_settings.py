@@ -28,7 +28,16 @@ def _of_optimizer(trainer: Any) -> dict[str, Any]:
         "warmup_steps": float(args.get_warmup_steps(int(total))),
         "total_steps": total,
         "accumulation_steps": float(args.gradient_accumulation_steps),
+        "end_token_id": _token(trainer, "eos_token_id"),
+        "begin_token_id": _token(trainer, "bos_token_id"),
     }
+
+
+def _token(trainer: Any, name: str) -> float | None:
+    """The number of a special token, of the tokenizer or of a processor's."""
+    processing = getattr(trainer, "processing_class", None)
+    number = getattr(getattr(processing, "tokenizer", processing), name, None)
+    return None if number is None else float(number)
 
 
 def _of_sft(args: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ N rows of a micro-batch, T their tokens with padding, C tokens of completions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -26,6 +25,8 @@ from training.utils.base.errors import ThreestepError
 from training.utils.recording.files import RecordHead, check_tensors, rank_file, write_head, write_rank
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
     import numpy as np
 
 MOST_WEIGHTS = 5_000_000  # of a model whose gradients and weights are recorded

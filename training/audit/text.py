@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.audit.judge import AGREES, DIFFERS, NOT_JUDGED, Difference, Finding, first_wrong
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from training.utils.recording.files import RecordHead
 
 

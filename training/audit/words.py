@@ -53,6 +53,8 @@ def _value(name: str, text: str) -> Any:
     kind = SETTINGS[name][0]
     if isinstance(kind, tuple):
         return text
+    if kind is str:
+        return text
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:

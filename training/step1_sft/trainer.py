@@ -232,6 +232,7 @@ class SftTrainer:
         ]
         recording = run.settings.records.of_step(step.number, run.ranks)
         watched = recording.watched("train", run.engine, micro_batches)
+        recording.note(z_loss_coef=self.z_loss_coef, embedding_noise=self.neftune_alpha, other_terms=bool(run.guests))
         trainee = Trainee("train", run.engine, watched, run.guests, prepared.counted)
         totals, figures = accumulate([trainee], prepared.work)
         rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []

@@ -6,23 +6,33 @@ B sequences (a prompt with one response each).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from training.utils.layout.ranked import sequence_sums
 from training.utils.preference.record import OF_PAIRS, of_pairs
+from training.utils.preference.reference import response_sums
 from training.utils.recording.content import joined, of_sequences, of_targets, step_figures
 from training.utils.recording.files import RecordHead
 from training.utils.recording.recorder import RecordContent
 
-_KNOWN = ("sigmoid", "ipo", "hinge")  # losses that a record has by name (`schema.SETTINGS`)
+_OF_LOSSES = ("label_smoothing", "simpo_gamma", "cpo_alpha", "desirable_weight", "undesirable_weight")
 
 if TYPE_CHECKING:
     from training.step2_dpo.losses.pairs import Objective
+    from training.step2_dpo.objectives import BetaSchedule
     from training.utils.preference.batches import PreferenceBatch
     from training.utils.recording.recorder import WatchedBatch
     from training.utils.setup.training_run import NextStep
+
+
+class Points(NamedTuple):
+    """found: each objective's reference point. mismatched: log-ratios of prompts with other rows' responses, of this
+    rank. schedule: of beta."""
+
+    found: Sequence[float]
+    mismatched: Sequence[torch.Tensor]
+    schedule: BetaSchedule
 
 
 def dpo_record(
@@ -32,12 +42,14 @@ def dpo_record(
     references: Sequence[torch.Tensor],
     *,
     objectives: Sequence[Objective],
+    points: Points,
     figures: Mapping[str, float],
 ) -> RecordContent:
     """The record. references: [B] of each micro-batch. objectives: the terms of the loss. figures: `loss`, and those of
     the engine."""
+    [objective, *others] = objectives
     sums = [
-        sequence_sums(each.read, batch.ranked.rows.sequence_M, batch.ranked.rows.end_B.numel())
+        response_sums(each.read, batch, objective.ld_alpha)
         for each, batch in zip(watched, batches, strict=True)
         if each.read is not None
     ]
@@ -49,16 +61,22 @@ def dpo_record(
     }
     if any(one.loss.needs_reference for one in objectives):
         tensors["ref_logprob_sums"] = joined(references, torch.float32)
-    settings, loss = dict[str, Any](), dict[str, float]()
-    [objective, *others] = objectives
-    # Of other losses, and of sums, a record has the parts before the loss.
-    if objective.name in _KNOWN and not others and objective.weight == objective.ld_alpha == 1.0:
-        settings = {"beta": objective.beta, "preference_loss": objective.name}
-        settings["label_smoothing"] = float(getattr(objective.options, "label_smoothing", 0.0))
-        loss = {"loss": figures["loss"]}
-    if tensors["chosen"].numel():
-        loss["denominator"] = float(len(step.taken))
-    else:  # marked responses make no pairs, and what a record's schema divides by is their number
+    settings: dict[str, Any] = {"beta": objective.beta, "ld_alpha": objective.ld_alpha}
+    if not others and objective.weight == 1.0:
+        settings["preference_loss"] = objective.name
+    else:
+        settings["preference_terms"] = ",".join(f"{one.name}:{one.weight!r}" for one in objectives)
+    for one in objectives:
+        settings |= {name: float(getattr(one.options, name)) for name in _OF_LOSSES if hasattr(one.options, name)}
+    own = {"loss": figures["loss"], "denominator": float(len(step.taken)), "beta": objective.beta}
+    if any(one.loss.rows == "marked" for one in objectives):
         tensors = {name: value for name, value in tensors.items() if name not in OF_PAIRS}
-    own = {**loss, **step_figures("train", figures)}
+        tensors["is_good"] = joined([batch.columns["is_good"] > 0 for batch in batches], torch.bool)
+        own["reference_point"] = points.found[0]
+        if points.mismatched:
+            tensors["mismatched_ratios"] = joined(points.mismatched, torch.float32)
+    if points.schedule.first != points.schedule.last:
+        schedule = points.schedule
+        settings |= {"first_beta": schedule.first, "final_beta": schedule.last, "beta_schedule": schedule.form}
+    own |= step_figures("train", figures)
     return RecordContent(RecordHead("dpo", step.number, settings=settings, figures=own), tensors)

@@ -19,7 +19,7 @@ import torch
 
 from training.step2_dpo.losses.pairs import Objective, Responses, log_ratios, preference_loss, weighted_sum
 from training.step2_dpo.objectives import BetaSchedule, at_beta, reads_mismatched
-from training.step2_dpo.record import dpo_record
+from training.step2_dpo.record import Points, dpo_record
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
@@ -148,7 +148,10 @@ class DpoTrainer:
         batches = on_device(prepared.own.batches, run.ranks.device)
         references = read_reference(self.references.train, run.engine, batches)
         objectives = self._objectives_at(step.number)
-        points = self._points(objectives, zip(batches, references, strict=True), lambda: self._others_of(prepared))
+        mismatched: list[torch.Tensor] = []
+        points = self._points(
+            objectives, zip(batches, references, strict=True), lambda: self._others_of(prepared), mismatched
+        )
         loss = partial(self._loss, objectives=objectives, points=points)
         micro_batches = [
             MicroBatch(batch.ranked.rows, partial(loss, batch, reference_B, float(len(step.taken))))
@@ -156,11 +159,20 @@ class DpoTrainer:
         ]
         recording = run.settings.records.of_step(step.number, run.ranks)
         watched = recording.watched("train", run.engine, micro_batches)
+        recording.note(other_terms=bool(run.guests))
         totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.own.work)
         found = {**totals, **figures}
         rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []
         recording.write(
-            lambda seen: dpo_record(step, seen["train"], batches, references, objectives=objectives, figures=found),
+            lambda seen: dpo_record(
+                step,
+                seen["train"],
+                batches,
+                references,
+                objectives=objectives,
+                points=Points(points, mismatched, self.schedule),
+                figures=found,
+            ),
             StepNumbers(rows, found, lambda: {"reference": torch.cat([*references])}),
         )
         seconds = time.monotonic() - started
@@ -210,10 +222,12 @@ class DpoTrainer:
         objectives: Sequence[Objective],
         own: Iterable[tuple[PreferenceBatch, torch.Tensor]],
         others: Callable[[], Iterable[tuple[PreferenceBatch, torch.Tensor]]],
+        mismatched: list[torch.Tensor] | None = None,
     ) -> list[float]:
         """Return each objective's `Responses.reference_point`, 0 for one that has none. A collective, if any has one.
 
         own, others: all batches of an optimizer step or of an evaluation on this rank, with their references
+        mismatched: takes the log-ratios of `others`, for a record
         """
         points = [0.0] * len(objectives)
         passes = {place: one.loss.first_pass for place, one in enumerate(objectives) if one.loss.first_pass}
@@ -226,6 +240,8 @@ class DpoTrainer:
             with torch.no_grad():
                 for batch, reference_B in others() if are_others else own:
                     of_terms = self._responses(batch, reference_B, objectives, points)
+                    if are_others and mismatched is not None:
+                        mismatched.append(of_terms[min(reading)].ratios_B)
                     for place, each in reading.items():
                         sums.add({f"{place} {name}": value for name, value in each.sums(of_terms[place]).items()})
             totals = sums.totals(self.run.ranks.device)

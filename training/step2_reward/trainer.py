@@ -145,6 +145,7 @@ class RewardTrainer:
         micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
         recording = run.settings.records.of_step(step.number, run.ranks)
         watched = recording.watched("train", run.engine, micro_batches)
+        recording.note(other_terms=bool(run.guests))
         totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.work)
         found = {**totals, **figures}
         rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []

@@ -71,7 +71,8 @@ def test_what_a_record_lacks_is_named():
     record.head.settings.pop("max_grad_norm")  # type: ignore[attr-defined]
     lacks = {finding.name: finding.lacks for finding in judge(AuditedStep(record)) if finding.state == NOT_JUDGED}
     assert lacks == {
-        "logprobs": "the tensor logits of 1 ranks",
+        "logprobs": "the model's configuration",
+        "gradients": "the model's configuration",
         "micro_losses": "the tensor micro_losses",
         "token_losses": "the tensor token_losses",
         "clipped_gradients": "the setting max_grad_norm",

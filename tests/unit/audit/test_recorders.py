@@ -155,7 +155,7 @@ def test_sft_and_what_is_put_back(tmp_path: Path):
         for _ in range(2):
             trainer.step(batches, torch.tensor(7))
     for step in (1, 2):
-        assert agreeing(findings_of(tmp_path, step)) == {"denominator", "loss", "micro_losses", *OPTIMIZER}
+        assert agreeing(findings_of(tmp_path, step)) == {"token_ids", "denominator", "loss", "micro_losses", *OPTIMIZER}
     trainer.step(batches, torch.tensor(7))
     assert not trainer.callbacks and not trainer.model._forward_hooks and "compute_loss" not in vars(trainer)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
@@ -174,11 +174,13 @@ def test_a_wrong_count_is_named(tmp_path: Path):
 def test_dpo(tmp_path: Path, sign: float, cause: str):
     trainer = DPOTrainer(sign)
     batch = {"input_ids": IDS, "attention_mask": REAL, "completion_mask": REAL * torch.tensor([0, 1, 1, 1])}
+    batch["input_ids"] = IDS.clone()
+    batch["input_ids"][:, 0] = 3  # a prompt of both
     with training.audit.recorded(trainer, tmp_path):
         trainer.step([batch, batch])
     findings = findings_of(tmp_path)
     if sign > 0:
-        assert agreeing(findings) == {"loss_mask", "loss", *OPTIMIZER}
+        assert agreeing(findings) == {"token_ids", "data_mask", "loss_mask", "loss", *OPTIMIZER}
     else:
         wrong = first_wrong(findings)
         assert wrong.name == "loss" and cause in wrong.difference.causes
@@ -190,7 +192,14 @@ def test_grpo(tmp_path: Path):
         made = trainer._generate_and_score_completions(None)
         rows = [{name: value if value.ndim == 0 else value[[row]] for name, value in made.items()} for row in (1, 0)]
         trainer.step(rows)
-    assert agreeing(findings_of(tmp_path)) == {"rollout_advantages", "advantages", "loss_mask", "loss", *OPTIMIZER}
+    assert agreeing(findings_of(tmp_path)) == {
+        "rollout_advantages",
+        "advantages",
+        "token_ids",
+        "loss_mask",
+        "loss",
+        *OPTIMIZER,
+    }
 
 
 def test_other_trainers_are_refused():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,8 +12,16 @@ from training.audit.quantities.quantity import Cause, Quantity, of_loss
 from training.audit.quantities.rollouts import estimated_kl
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.audit.quantities.tokens import loss_tolerance, right_reduction, wrong_reductions
-from training.audit.references import advantages, masks, policy, reductions
-from training.audit.references.kl import ESTIMATORS
+from training.audit.references import masks, reductions
+from training.audit.references.estimators import groups
+from training.audit.references.kl import ESTIMATORS, pull
+from training.audit.references.policies import LOSSES as POLICIES
+from training.audit.references.policies import clipped as policy
+from training.audit.references.policies.covariance import covariances
+from training.audit.references.policies.tokens import Bounds, Tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _POLICY = ("policy",)
 
@@ -45,6 +54,21 @@ def _handed(step: AuditedStep, source: str, turn: int = 0) -> np.ndarray:
     return found_T
 
 
+def _rotated(step: AuditedStep, source: str, turn: int) -> np.ndarray:
+    """Each response has the numbers of another in its micro-batch, its last one where those are fewer."""
+    handed_T = _handed(step, source)
+    targets_T, found_T = _targets(step), np.zeros(len(step.sequence_T))
+    columns = [np.flatnonzero(targets_T & (step.sequence_T == sequence)) for sequence in range(len(step.rank_S))]
+    for micro in np.unique(step.micro_S):
+        own = np.flatnonzero(step.micro_S == micro)
+        for place, sequence in enumerate(own):
+            given = handed_T[columns[own[(place + turn) % len(own)]]]
+            if len(given):
+                taken = np.minimum(np.arange(len(columns[sequence])), len(given) - 1)
+                found_T[columns[sequence]] = given[taken]
+    return found_T
+
+
 def _moved(step: AuditedStep, source: str, by: int) -> np.ndarray:
     return np.where(_targets(step), masks.shifted(_handed(step, source), by, step.sequence_T), 0.0)
 
@@ -58,6 +82,13 @@ def _handed_on(name: str, source: str, *more: Cause) -> Quantity:
             *more,
             Cause("each response has the numbers of the next", partial(_handed, source=source, turn=1)),
             Cause("each response has the numbers of the one before", partial(_handed, source=source, turn=-1)),
+            Cause(
+                "each response has the numbers of the next in its micro-batch", partial(_rotated, source=source, turn=1)
+            ),
+            Cause(
+                "each response has the numbers of the one before in its micro-batch",
+                partial(_rotated, source=source, turn=-1),
+            ),
             Cause("the numbers are one token early", partial(_moved, source=source, by=-1)),
             Cause("the numbers are one token late", partial(_moved, source=source, by=1)),
         ),
@@ -68,7 +99,7 @@ def _handed_on(name: str, source: str, *more: Cause) -> Quantity:
 
 
 def _whitened_again(step: AuditedStep) -> np.ndarray:
-    return advantages.whitened(_handed(step, "rollout_advantages"), step.tensor("loss_mask"))
+    return groups.whitened(_handed(step, "rollout_advantages"), step.tensor("loss_mask"))
 
 
 def _sampling(step: AuditedStep) -> np.ndarray:
@@ -96,6 +127,7 @@ HANDED_ON = (
         ),
     ),
     _handed_on("ref_logprobs", "rollout_ref_logprobs"),
+    _handed_on("corrections", "rollout_corrections"),
     _handed_on("old_values", "rollout_values"),
     _handed_on("returns", "rollout_returns"),
 )
@@ -119,14 +151,76 @@ def _corrected(step: AuditedStep, loss_T: np.ndarray) -> np.ndarray:
     return loss_T * step.tensor("corrections") if step.has("corrections") else loss_T
 
 
-def _policy(step: AuditedStep, log_ratio_T: np.ndarray | None = None, sign: float = 1.0) -> np.ndarray:
-    """Return [T], the clipped surrogate."""
-    ratio_T = np.exp(np.clip(_log_ratio(step) if log_ratio_T is None else log_ratio_T, -20.0, 20.0))
-    dual = step.settings.get("dual_clip")
-    loss_T = policy.clipped(
-        ratio_T, sign * step.tensor("advantages"), *_bounds(step), dual=None if dual is None else float(dual)
-    )
-    return _corrected(step, loss_T)
+def _all_bounds(step: AuditedStep) -> Bounds:
+    settings = step.settings
+    dual = settings.get("dual_clip")
+    taus = tuple(float(settings.get(f"sapo_tau_{side}", usual)) for side, usual in (("pos", 1.0), ("neg", 1.05)))
+    low, high = (0.0, 0.0) if _loss_name(step) in ("gpg", "sapo", "kl_cov") else _bounds(step)
+    penalty = float(settings.get("kl_cov_coef", 0.0))
+    return Bounds(low, high, None if dual is None else float(dual), penalty, taus)  # type: ignore[arg-type]
+
+
+def _loss_name(step: AuditedStep) -> str:
+    return str(step.settings.get("policy_loss", "ppo"))
+
+
+def _selected(step: AuditedStep) -> np.ndarray:
+    """Return bool [T], the tokens that KL-Cov and Clip-Cov treat apart."""
+    if step.has("selected"):
+        return step.tensor("selected")
+    if _loss_name(step) != "kl_cov":
+        raise LackingError("the tensor selected")
+    counted_T = step.tensor("loss_mask")
+    keys_T = covariances(step.tensor("advantages"), step.tensor("old_logprobs"), counted_T)
+    count = max(1, int(float(step.setting("cov_share")) * counted_T.sum()))
+    bound = np.sort(keys_T[counted_T])[-min(count, int(counted_T.sum()))] if counted_T.any() else np.inf
+    return counted_T & (keys_T >= bound)
+
+
+def tokens_of(step: AuditedStep, **changes: Any) -> Tokens:
+    """The minibatch as a loss reads it. changes: of a `Tokens`."""
+    counted_T, new_T = step.tensor("loss_mask"), step.tensor("logprobs")
+    old_T = step.tensor("old_logprobs") if step.has("old_logprobs") else new_T
+    selected_T = _selected(step) if _loss_name(step) in ("kl_cov", "clip_cov") else None
+    found = Tokens(new_T, new_T, old_T, step.tensor("advantages"), counted_T, step.sequence_T, selected_T)
+    return replace(found, **changes)
+
+
+def _policy(
+    step: AuditedStep, log_ratio_T: np.ndarray | None = None, sign: float = 1.0, name: str | None = None
+) -> np.ndarray:
+    """Return [T], the policy's loss. log_ratio_T: in place of log p - log p_old. name: of another loss."""
+    own = tokens_of(step)
+    if log_ratio_T is not None:
+        own = replace(own, old_T=own.new_T - log_ratio_T)
+    own = replace(own, advantage_T=sign * own.advantage_T)
+    loss = _loss_name(step) if name is None else name
+    if loss in ("kl_cov", "clip_cov") and own.selected_T is None:
+        raise LackingError("the tensor selected")
+    return _corrected(step, POLICIES[loss](own, _all_bounds(step)))
+
+
+def _another_policy(name: str) -> Callable[[AuditedStep], np.ndarray]:
+    def compute(step: AuditedStep) -> np.ndarray:
+        if name == _loss_name(step):
+            raise LackingError("another loss")
+        return _policy(step, name=name)
+
+    return compute
+
+
+def _other_taus(step: AuditedStep) -> np.ndarray:
+    if _loss_name(step) != "sapo":
+        raise LackingError("SAPO")
+    own = _all_bounds(step)
+    return _corrected(step, POLICIES["sapo"](tokens_of(step), replace(own, taus=own.taus[::-1])))
+
+
+def _nothing_selected(step: AuditedStep, every: bool) -> np.ndarray:
+    selected_T = np.full(len(step.sequence_T), every)
+    if _loss_name(step) not in ("kl_cov", "clip_cov"):
+        raise LackingError("a loss with selected tokens")
+    return _corrected(step, POLICIES[_loss_name(step)](tokens_of(step, selected_T=selected_T), _all_bounds(step)))
 
 
 def _surrogates(step: AuditedStep) -> tuple[np.ndarray, np.ndarray]:
@@ -135,8 +229,8 @@ def _surrogates(step: AuditedStep) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _other_bounds(step: AuditedStep, low: float, high: float) -> np.ndarray:
-    ratio_T = np.exp(_log_ratio(step))
-    return _corrected(step, policy.clipped(ratio_T, step.tensor("advantages"), low, high))
+    own = replace(_all_bounds(step), low=low, high=high, dual=None)
+    return _corrected(step, POLICIES[_loss_name(step)](tokens_of(step), own))
 
 
 def _of_sequences(step: AuditedStep) -> np.ndarray:
@@ -150,13 +244,13 @@ _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
         "the clip takes the wrong side: the larger of the surrogates, not the smaller",
         lambda step: _corrected(step, np.minimum(*_surrogates(step))),
     ),
-    ("the ratio is not clipped", lambda step: _corrected(step, _surrogates(step)[0])),
+    ("the ratio is not clipped", lambda step: _other_bounds(step, 1.0, np.inf)),
     ("the ratio is clipped on both sides, whatever the advantage", lambda step: _corrected(step, _surrogates(step)[1])),
     ("the bounds of the clip are swapped", lambda step: _other_bounds(step, *reversed(_bounds(step)))),
     ("both bounds of the clip are the lower one", lambda step: _other_bounds(step, _bounds(step)[0], _bounds(step)[0])),
     ("the dual clip is left out", lambda step: _other_bounds(step, *_bounds(step))),
     ("the ratio is upside down", lambda step: _policy(step, -_log_ratio(step))),
-    ("the ratio is of whole sequences (GSPO)", lambda step: _policy(step, _of_sequences(step))),
+    ("the ratio is of whole sequences (GSPO)", lambda step: _policy(step, _of_sequences(step), name="ppo")),
     ("the ratio is to the sampling log-probabilities", lambda step: _policy(step, _log_ratio(step, "sampling"))),
     ("the ratio is to the reference", lambda step: _policy(step, _log_ratio(step, "ref_logprobs"))),
     ("the ratio is 1: the old policy is the current one", lambda step: _policy(step, np.zeros(len(step.sequence_T)))),
@@ -169,8 +263,18 @@ _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ),
     ("the correction of the mismatch is left out", lambda step: _policy(step) / _corrections(step)),
     ("the correction of the mismatch is applied twice", lambda step: _policy(step) * _corrections(step)),
+    *((f"the loss is {name}", _another_policy(name)) for name in POLICIES if name not in ("kl_cov", "clip_cov")),
+    ("SAPO's two temperatures are swapped", _other_taus),
+    ("no token is selected", partial(_nothing_selected, every=False)),
+    ("every token is selected", partial(_nothing_selected, every=True)),
+    ("advantages are whitened again over the minibatch", lambda step: _with_advantages(step, _whitened_again(step))),
+    ("the size of the advantages is left out", lambda step: _with_advantages(step, np.sign(step.tensor("advantages")))),
     ("the KL's loss is in it, too", lambda step: _policy(step) + float(step.setting("kl_coef")) * _kl_losses(step)),
 )
+
+
+def _with_advantages(step: AuditedStep, advantage_T: np.ndarray) -> np.ndarray:
+    return _corrected(step, POLICIES[_loss_name(step)](tokens_of(step, advantage_T=advantage_T), _all_bounds(step)))
 
 
 def _corrections(step: AuditedStep) -> np.ndarray:
@@ -190,11 +294,17 @@ def _old_kl(step: AuditedStep) -> np.ndarray:
     return estimated_kl(step, step.tensor("old_logprobs"), step.tensor("ref_logprobs"))
 
 
+def _unbounded_kl(step: AuditedStep) -> np.ndarray:
+    return ESTIMATORS[str(step.setting("kl_estimator"))](step.tensor("logprobs"), step.tensor("ref_logprobs"))
+
+
 _KL_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     *((f"the KL's estimator is {name}", partial(_kl_losses, name=name)) for name in ESTIMATORS),
     ("the KL is of the reference to the policy", _reversed_kl),
     ("the KL is of the old policy, which has no gradient", _old_kl),
+    ("the KL is not bounded", _unbounded_kl),
     ("the sign is wrong: the KL is maximised", lambda step: -_kl_losses(step)),
+    ("the KL has its coefficient already", lambda step: float(step.setting("kl_coef")) * _kl_losses(step)),
 )
 
 
@@ -320,3 +430,21 @@ LOSSES = (
         _total_rounding,
     ),
 )
+
+
+# --- for the gradient: the loss of each token with and without a gradient
+
+
+def policy_value(step: AuditedStep, new_T: np.ndarray) -> np.ndarray:
+    """Return [T], policy and KL, of log-probabilities `new_T`; what has no gradient stays as recorded."""
+    own = tokens_of(step, new_T=new_T)
+    loss_T = _corrected(step, POLICIES[_loss_name(step)](own, _all_bounds(step)))
+    if step.setting("kl_in") != "loss":
+        return loss_T
+    name = f"{step.setting('kl_estimator')}{step.settings.get('kl_gradient', '')}"
+    ref_T = step.tensor("ref_logprobs")
+    kl_T = pull(name, new_T - ref_T, own.held_T - ref_T)
+    bound = step.settings.get("kl_bound")
+    if bound is not None and name == "k3":
+        kl_T = np.minimum(kl_T, float(bound))
+    return loss_T + float(step.setting("kl_coef")) * kl_T

@@ -5,7 +5,7 @@ S sequences, T tokens, P pairs, B responses, R drawn tokens, all of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from training.audit.references.rewards import at_ends
 from training.utils.recording.schema import TENSORS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from training.utils.recording.files import StepRecord
 
 
@@ -32,11 +34,21 @@ class AuditedStep:
         self.settings = {**record.head.settings, **(settings or {})}
         self._ranks, self._state = record.ranks, record.state
         self._joined: dict[str, np.ndarray] = {}
+        self._replaced: dict[str, np.ndarray] = {}
+        self._cache: dict[str, Any] = {}
+
+    def cached(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Compute once what many causes need."""
+        if name not in self._cache:
+            self._cache[name] = compute()
+        return self._cache[name]
 
     def tensor(self, name: str) -> np.ndarray:
         """The tensor as recorded; one that is missing and follows from others is computed."""
-        if name in _DERIVED and not self.has(name):
-            return _DERIVED[name](self)
+        if name in self._replaced:
+            return self._replaced[name]
+        if name in DERIVED and not self.has(name):
+            return DERIVED[name](self)
         return self.recorded(name)
 
     def recorded(self, name: str) -> np.ndarray:
@@ -54,7 +66,13 @@ class AuditedStep:
         return self._joined[name]
 
     def has(self, *names: str) -> bool:
-        return all(name in rank for rank in self._ranks for name in names)
+        return all(name in self._replaced or all(name in rank for rank in self._ranks) for name in names)
+
+    def replaced(self, **tensors: np.ndarray) -> AuditedStep:
+        """The same step with other tensors, of all ranks."""
+        other = copy(self)
+        other._replaced, other._cache = {**self._replaced, **tensors}, {}
+        return other
 
     def setting(self, name: str) -> Any:
         if name not in self.settings:
@@ -72,6 +90,19 @@ class AuditedStep:
         if not found:
             raise LackingError(f"the state {kind}NAME")
         return {name: found[name].astype(np.float64) for name in sorted(found)}
+
+    def has_state(self, kind: str) -> bool:
+        return any(name.startswith(kind) for name in self._state)
+
+    def norms(self, kind: str) -> dict[str, float]:
+        """The norm of each parameter's state, from its digest or its values."""
+        if self.has_state(kind):
+            return {name: float(np.linalg.norm(values)) for name, values in self.state(kind).items()}
+        digests = self.head.digests
+        found = {name.removeprefix(kind): each["norm"] for name, each in digests.items() if name.startswith(kind)}
+        if not found:
+            raise LackingError(f"the state {kind}NAME, or its digests")
+        return found
 
     # --- places
 
@@ -161,6 +192,20 @@ class AuditedStep:
             full=float(self.settings.get("accumulation_steps", 0.0)),
         )
 
+    def sequence_units(self, values_S: np.ndarray) -> Units:
+        """Losses of whole sequences, which all count."""
+        place_S = np.arange(len(values_S))
+        return Units(
+            values_S,
+            np.ones(len(values_S)),
+            place_S,
+            self._of_micro(place_S),
+            self.rank_S,
+            self.micro_batches,
+            self.ranks,
+            full=float(self.settings.get("accumulation_steps", 0.0)),
+        )
+
     def _of_micro(self, sequence: np.ndarray) -> np.ndarray:
         return self.micro_S[sequence] if self.has("micro_batches") else self.rank_S[sequence]
 
@@ -190,8 +235,19 @@ class AuditedStep:
             return f"response {self._number(response)}, drawn token {place}"
         if axis == "B":
             return f"response {self._number(index)}"
+        if axis == "W":
+            return self._parameter(index)
         rank = int(np.searchsorted(self._first_micro, index, side="right")) - 1
         return f"micro-batch {index - int(self._first_micro[rank])} of rank {rank}"
+
+    def _parameter(self, index: int) -> str:
+        """The parameter, and the place in it, of a number among those of all trained parameters by name."""
+        trained = next(kind for kind in ("exp_avg.", "gradients.", "weights_after.") if self.has_state(kind))
+        for name, values in self.state(trained).items():
+            if index < values.size:
+                return f"{name} {list(map(int, np.unravel_index(index, values.shape)))}"
+            index -= values.size
+        return "a weight"
 
     def _sequence(self, sequence: int) -> str:
         own = f"row {int(self.tensor('rows')[sequence])}" if self.has("rows") else f"sequence {sequence}"
@@ -218,7 +274,7 @@ def _sums_of(name: str) -> Callable[[AuditedStep], np.ndarray]:
 
 def _read_logits(step: AuditedStep) -> np.ndarray:
     temperature = float(step.settings.get("temperature", 1.0))
-    return logprobs(step.recorded("logits"), step.tensor("token_ids"), temperature)
+    return logprobs(step.tensor("logits"), step.tensor("token_ids"), temperature)
 
 
 def _scores_at_ends(step: AuditedStep) -> np.ndarray:
@@ -228,8 +284,8 @@ def _scores_at_ends(step: AuditedStep) -> np.ndarray:
     return at_ends(step.recorded("rollout_scores"), step.tensor("rollout_lengths"))
 
 
-# Tensors that follow from others, for records that lack them.
-_DERIVED: dict[str, Callable[[AuditedStep], np.ndarray]] = {
+# Tensors that follow from others, for records that lack them; `models` adds the logits.
+DERIVED: dict[str, Callable[[AuditedStep], np.ndarray]] = {
     "logprobs": _read_logits,
     "logprob_sums": _sums_of("logprobs"),
     "ref_logprob_sums": _sums_of("ref_logprobs"),

@@ -5,7 +5,6 @@ T tokens, K micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from training.audit.quantities.quantity import Cause, Quantity, exact, of_loss
 from training.audit.references import logprobs, masks, reductions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from training.audit.quantities.step import AuditedStep
 
 _ALL = ("sft", "dpo", "policy")
@@ -113,6 +114,16 @@ def _temperature(step: AuditedStep) -> float:
     return float(step.setting("temperature"))
 
 
+def _logprob_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
+    """A share of 1 + the size: of its own computation, where the logits are recorded, and of a whole forward where they
+    follow from the weights; in bf16 that also rounds by the size of the logits."""
+    sizes_T = 1.0 + np.abs(right)
+    if step.has("logits") or str(step.settings.get("dtype", "fp32")) == "fp32":
+        return 2e-5 * sizes_T
+    largest_T = np.abs(step.tensor("logits")).max(axis=1) / float(step.settings.get("temperature", 1.0))
+    return 5e-2 * (sizes_T + largest_T)
+
+
 _LOGPROBS = Quantity(
     "logprobs",
     _ALL,
@@ -136,11 +147,15 @@ _LOGPROBS = Quantity(
             lambda step: logprobs.rounded_to_bfloat16(_logprobs(step)),
         ),
         Cause(
+            "log-softmax is computed in bf16: the logits and what comes out are rounded",
+            lambda step: logprobs.rounded_to_bfloat16(_logprobs(step, change=logprobs.rounded_to_bfloat16)),
+        ),
+        Cause(
             "logits without their normalizer",
             lambda step: step.tensor("logits")[np.arange(len(step.place_T)), step.tensor("token_ids")],
         ),
     ),
-    lambda step, right: 2e-5 * (1.0 + np.abs(right)),
+    _logprob_rounding,
     _counted,
     axis="T",
 )
@@ -204,6 +219,8 @@ def _moved_units(step: AuditedStep, by: int) -> reductions.Units:
 
 
 def _denominator(step: AuditedStep) -> float:
+    if step.has("is_good"):
+        return float(len(step.rank_S))
     if step.head.objective in ("dpo", "reward"):
         return float(step.pair_units(np.zeros(len(step.tensor("chosen")))).weights_U.sum())
     units = step.token_units(np.zeros(len(step.place_T)))

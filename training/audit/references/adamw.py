@@ -29,8 +29,16 @@ class AdamW:
     decay: float
     updates_before: float
 
-    def after(self, weight: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """The weight after this update: lines 6 to 12.
+    def after(
+        self,
+        weight: np.ndarray,
+        gradient: np.ndarray,
+        first: np.ndarray,
+        second: np.ndarray,
+        *,
+        inside_root: bool = False,
+    ) -> np.ndarray:
+        """The weight after this update: lines 6 to 12. inside_root: epsilon is added to v, as by mistake.
 
         Worked example, weight 1, gradient 1, no history, rate 0.1, no decay: 1 - 0.1 = 0.9.
         """
@@ -38,13 +46,49 @@ class AdamW:
         m = self.beta1 * first + (1.0 - self.beta1) * gradient
         v = self.beta2 * second + (1.0 - self.beta2) * gradient**2
         m_hat, v_hat = m / (1.0 - self.beta1**t), v / (1.0 - self.beta2**t)
-        return weight - self.rate * (m_hat / (np.sqrt(v_hat) + self.epsilon) + self.decay * weight)
+        root = np.sqrt(v_hat + self.epsilon) if inside_root else np.sqrt(v_hat) + self.epsilon
+        return weight - self.rate * (m_hat / root + self.decay * weight)
 
 
-def share_of_peak(shape: str, step: float, warmup: float, total: float) -> float:
-    """The learning rate of the step after `step` others, as a share of its peak: up in a line, then constant, down in a
-    line, or down a half cosine (Loshchilov and Hutter 2017, equation 5). Linear, 1 of 2 steps, no warm-up: 1/2."""
-    if step < warmup:
-        return step / max(1.0, warmup)
-    done = min(1.0, (step - warmup) / max(1.0, total - warmup))
-    return {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[shape]
+@dataclass(frozen=True)
+class RateShape:
+    """The constants of a schedule. warmup, total: optimizer steps. init, least: shares of the peak."""
+
+    warmup: float
+    total: float
+    init: float = 0.0
+    least: float = 0.0
+    cycles: float = 0.5
+    stable: float = 0.9
+
+
+def share_of_peak(name: str, step: float, shape: RateShape) -> float:
+    """The learning rate of the step after `step` others, as a share of its peak: up in a line, then by the schedule.
+
+    cosine: Loshchilov and Hutter 2017, equation 5; wsd: Hu et al. 2024, section 4.2; inverse_sqrt: Vaswani et al. 2017,
+    equation 3, without its scale; linear, constant, cosine_with_restarts and polynomial (of power 1, down to 0): as
+    transformers has them. Linear, 1 of 2 steps, no warm-up: 1/2.
+    """
+    if step < shape.warmup:
+        return shape.init + (1.0 - shape.init) * step / max(1.0, shape.warmup)
+    after, steps = step - shape.warmup, shape.total - shape.warmup
+    done = after / max(1.0, steps)
+    if name == "wsd":
+        stable = math.floor(max(0.0, steps) * shape.stable)
+        falling = _half_cosine((after - stable) / max(1.0, steps - stable), shape.cycles) if after < steps else 0.0
+        share = 1.0 if after < stable else falling
+    elif name == "inverse_sqrt":
+        share = math.sqrt((shape.warmup or 10_000.0) / (step + (0.0 if shape.warmup else 10_000.0)))
+    else:
+        share = {
+            "constant": 1.0,
+            "linear": max(0.0, 1.0 - done),
+            "polynomial": max(0.0, 1.0 - done),
+            "cosine": max(0.0, _half_cosine(done, shape.cycles)),
+            "cosine_with_restarts": _half_cosine(done % 1.0, 0.5) if done < 1.0 else 0.0,
+        }[name]
+    return shape.least + (1.0 - shape.least) * share
+
+
+def _half_cosine(done: float, cycles: float) -> float:
+    return 0.5 * (1.0 + math.cos(2.0 * math.pi * cycles * done))

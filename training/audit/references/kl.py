@@ -27,3 +27,19 @@ def absolute(logprobs_T: np.ndarray, ref_T: np.ndarray) -> np.ndarray:
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
+
+
+def pull(name: str, difference_T: np.ndarray, held_T: np.ndarray) -> np.ndarray:
+    """An estimator's value, with the gradient that a loss has through `difference_T`, log p - log p_ref. held_T: the
+    same numbers without a gradient.
+
+    A `+` pulls as k2 (verl); abs fades below 1e-3 nats, where a difference may be rounding: |d|^3 / (3e-6) there.
+    """
+    plain = name.removesuffix("+")
+    if plain == "abs" and not name.endswith("+"):
+        small_T = np.abs(held_T) < 1e-3
+        faded = [np.where(small_T, np.abs(d) ** 3 / 3e-6, np.abs(d)) for d in (difference_T, held_T)]
+        return np.abs(held_T) + faded[0] - faded[1]
+    if name.endswith("+"):
+        return ESTIMATORS[plain](held_T, np.zeros_like(held_T)) + 0.5 * difference_T**2 - 0.5 * held_T**2
+    return ESTIMATORS[plain](difference_T, np.zeros_like(held_T))

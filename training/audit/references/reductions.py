@@ -131,6 +131,9 @@ MISTAKES: dict[str, Callable[[Units, Reduction], float]] = {
     "the last, partial accumulation divided by the micro-batches of a whole one": (
         lambda units, right: partial_over_full(units) if units.full else np.nan
     ),
+    "right but for a factor: divided by the micro-batches of a whole accumulation, of which this step has fewer": (
+        lambda units, right: right(units) * units.of_each_rank / units.full if units.full else np.nan
+    ),
     "not divided by the number of micro-batches": lambda units, right: right(units) * units.of_each_rank,
     "divided by the number of micro-batches once more": lambda units, right: right(units) / units.of_each_rank,
     "divided by the number of ranks once more": lambda units, right: right(units) / units.ranks,

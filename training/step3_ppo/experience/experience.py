@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,12 +60,14 @@ def make_experience(
         rewards_BR = token_rewards(samples, group_B, kl, kl_coef, settings=settings)
     with clock.phase("6_advantages"):
         correction = corrected(old_BR, drawn, counts_B, settings.mismatch, over_ranks=summed)
+        if greedy is not None:
+            read = replace(read, greedy_scores_B=beside(scored, greedy.scored, settings.samples_per_prompt))
         inputs = AdvantageInputs(
             rewards_BR,
             drawn.lengths_B,
             group_B,
             read.values_BR,
-            None if greedy is None else beside(scored, greedy.scored, settings.samples_per_prompt),
+            read.greedy_scores_B,
             None if read.collisions_BR is None else read.logprobs_BR,
             read.collisions_BR,
             correction.weights_BR,

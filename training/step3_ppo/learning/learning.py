@@ -96,6 +96,7 @@ class Learner:
             learnt = [*recording.watched("actor", roles.actor, learnt)]
             read_alone = self._text_batches(texts, device)
             guests = roles.actor_guests
+            recording.note(other_terms=bool(guests) or bool(texts and self.settings.unsup_coef))
             counted = guests.tally([plain(part) for each in sequences for part in each.tokens.parts]) if guests else ()
             trainees.append(Trainee("actor", roles.actor, [*learnt, *read_alone], guests, counted))
         if roles.critic is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import Experience, Forward
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings
     from training.step3_ppo.experience.sequences import TrainingSequence
+    from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.contracts.rows import PromptRow
     from training.utils.recording.recorder import Watched
 
@@ -129,16 +130,25 @@ def _rollout(recorded: MinibatchOfRollout, settings: ExperienceSettings) -> dict
     put("old_logprobs", [each.old_logprobs_BR for each in experiences])
     put("ref_logprobs", [each.read.ref_logprobs_BR for each in experiences])
     put("values", [each.read.values_BR for each in experiences])
+    put("corrections", [each.correction.weights_BR for each in experiences])
+    if all(each.read.collisions_BR is not None for each in experiences):
+        put("collisions", [each.read.collisions_BR for each in experiences])
+        put("policy_logprobs", [each.read.logprobs_BR for each in experiences])
     put("rewards", [each.rewards_BR for each in experiences])
     put("advantages", [each.advantages_BR for each in experiences])
     put("returns", [each.returns_BR for each in experiences])
+    greedy = [each.read.greedy_scores_B for each in experiences if each.read.greedy_scores_B is not None]
+    if len(greedy) == len(experiences):
+        tensors["rollout_greedy_scores"] = joined(greedy, torch.float32)
     if all(each.rollout.drawn.turn_rewards_BR is None for each in experiences):
         tensors["rollout_scores"] = joined([each.scored.outcomes_B for each in experiences], torch.float32)
     numbers = torch.tensor([each.number for each in recorded.own], dtype=torch.int64)
+    sizes = [len(each.counts_B) for each in experiences]
     return {
         **tensors,
         "rollout_numbers": numbers,
         "rollout_groups": numbers // settings.samples_per_prompt,
+        "rollout_batches": torch.arange(len(experiences)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64)),
         "rollout_lengths": joined([each.rollout.drawn.lengths_B for each in experiences], torch.int64),
         "rollout_counts": joined([each.counts_B for each in experiences], torch.bool),
         "rollout_ended": joined([each.rollout.ended_B for each in experiences], torch.bool),
@@ -188,7 +198,8 @@ def _settings(
         "reduction": _REDUCTIONS.get(learning.aggregation),
         "longest_tokens": float(settings.scoring.length.max_tokens),
         "temperature": settings.reading.temperature,
-        "advantage": next((name for name in ("gae", "grpo", "rloo") if settings.estimator == ESTIMATORS[name]), None),
+        "advantage": next((name for name, known in ESTIMATORS.items() if settings.estimator == known), None),
+        "zero_tail": advantage.zero_tail,
         "gamma": advantage.gamma,
         "lam": advantage.lam,
         "norm_by": _norm(settings),
@@ -204,15 +215,50 @@ def _settings(
         "clip_value": learning.clip_range_value,
         "logprob_rounding": _rounding(tensors),
     }
-    if learning.policy_loss == POLICY_LOSSES["ppo"] and learning.bypass is None:
-        policy = learning.policy
-        found |= {"clip_low": policy.clip_low, "clip_high": policy.clip_high, "dual_clip": policy.dual_clip}
+    pulls = next((True for name in ("k1+", "k3+", "abs+") if kl.estimator == KL_ESTIMATORS[name]), False)
+    found["kl_gradient"] = "+" if pulls else None
+    found |= _of_loss(learning) if learning.bypass is None else {}
+    if settings.mismatch is not None and not settings.mismatch.bypass and not settings.mismatch.rejects:
+        found |= _of_mismatch(settings.mismatch)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_loss(learning: LearningSettings) -> dict[str, Any]:
+    """The policy's loss; of one that a record does not know nothing, so that it is not judged."""
+    name = next((name for name, known in POLICY_LOSSES.items() if learning.policy_loss == known), None)
+    if name is None:
+        return {}
+    policy = learning.policy
+    return {
+        "policy_loss": name,
+        "clip_low": policy.clip_low,
+        "clip_high": policy.clip_high,
+        "dual_clip": policy.dual_clip,
+        "sapo_tau_pos": policy.sapo_tau_pos,
+        "sapo_tau_neg": policy.sapo_tau_neg,
+        "kl_cov_coef": policy.kl_cov_coef,
+        "cov_share": learning.cov_share,
+        "entropy_coef": learning.entropy_coef or None,
+    }
+
+
+def _of_mismatch(mismatch: MismatchSettings) -> dict[str, Any]:
+    if mismatch.correction == "none":
+        return {}
+    return {
+        "mismatch_correction": mismatch.correction,
+        "mismatch_level": mismatch.level,
+        "mismatch_threshold": mismatch.threshold,
+        "mismatch_threshold_lower": mismatch.threshold_lower,
+        "mismatch_normalize": mismatch.normalize,
+    }
 
 
 def _norm(settings: ExperienceSettings) -> str:
     """Whose standard deviation divides the advantages: by default GRPO's group, and nobody's of RLOO."""
-    usual = "group" if settings.estimator == ESTIMATORS["grpo"] else "none"
+    usual = "group" if settings.estimator in (ESTIMATORS["grpo"], ESTIMATORS["grpo_passk"]) else "none"
+    if not settings.estimator.norms:
+        return "none"
     return (settings.advantage.norm_over or usual) if settings.advantage.norm_by_std else "none"
 
 

@@ -79,6 +79,7 @@ class TrainingEngine:
         self.parameter_groups = [[names[weight] for weight in group["params"]] for group in optimizer.param_groups]
         self.settings = settings
         self.ranks = ranks
+        self.total_steps = total_steps
         self._rows: object = None  # of the last forward, for errors
         # On the device from the start: numbers would be copied to it, and waited for, in each backward.
         self._rank_scale = torch.full((), float(ranks.world_size), device=ranks.device)

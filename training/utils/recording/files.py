@@ -32,7 +32,8 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class RecordHead:
-    """The content of record.json. settings, figures: by the names of the schema. trainer: name and version."""
+    """The content of record.json. settings, figures: by the names of the schema. trainer: name and version. digests:
+    of a state's tensor, by its name in state.safetensors. model: its configuration."""
 
     objective: str
     step: int
@@ -40,6 +41,8 @@ class RecordHead:
     settings: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
     trainer: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def check_tensors(tensors: Mapping[str, np.ndarray], where: str) -> None:
             )
 
 
+_PLAIN = {bool: "true or false", str: "words", float: "a number"}
 _KINDS = {"i": "integers", "b": "booleans", "f": "floating-point numbers"}
 
 
@@ -147,11 +151,10 @@ def _head(content: Mapping[str, Any], path: str) -> RecordHead:
 def check_setting(name: str, value: Any, where: str) -> None:
     """ThreestepError for a value that the setting cannot have."""
     kind, _ = SETTINGS[name]
-    fits = value in kind if isinstance(kind, tuple) else isinstance(value, bool if kind is bool else (int, float))
+    plain = {bool: bool, str: str}.get(kind, (int, float)) if isinstance(kind, type) else ()
+    fits = value in kind if isinstance(kind, tuple) else isinstance(value, plain)
     if not fits:
-        expected = (
-            f"one of {', '.join(kind)}" if isinstance(kind, tuple) else "true or false" if kind is bool else "a number"
-        )
+        expected = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else _PLAIN[kind]
         raise ThreestepError(f"{where}: {name} expects {expected}, got {value!r}")
 
 

@@ -21,6 +21,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.recording.digests import DigestLog, StepDigest, StepNumbers
 from training.utils.recording.files import RecordHead, check_tensors, rank_file, write_head, write_rank
 from training.utils.recording.sequences import RowSequences, sequences_of
+from training.utils.recording.states import StateWatch
 from training.utils.run.run_folder import DIGESTS
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class StepRecording:
         """Return the micro-batches, to be handed to `accumulate`. name: of the model, if a step trains several."""
         return micro_batches
 
+    def note(self, **settings: Any) -> None:
+        """Add settings to the record, by its names; those that are 0 or False are as good as absent."""
+
     def write(self, make: Callable[[Watched], RecordContent], numbers: StepNumbers = _NO_NUMBERS) -> None:
         """Write what `make` returns, after the step. numbers: for its digest."""
 
@@ -69,11 +73,14 @@ NOT_RECORDED = StepRecording()
 
 @dataclass
 class WatchedStep(StepRecording):
-    """A step that is recorded in `folder`."""
+    """A step that is recorded in `folder`. keeps_values: gradients, weights and moments too, of the first model."""
 
     folder: Path
     ranks: Ranks
+    keeps_values: bool = False
+    _state: StateWatch | None = None
     _seen: Watched = field(default_factory=dict)
+    _settings: dict[str, Any] = field(default_factory=dict)
     _hooks: list[Any] = field(default_factory=list)
     _read: torch.Tensor | None = None
     _refused: str = ""
@@ -81,7 +88,13 @@ class WatchedStep(StepRecording):
     def watched(self, name: str, engine: TrainingEngine, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
         self._hooks.append(engine.module.register_forward_hook(self._keep))
         self._seen[name] = []
+        if self._state is None:
+            self._state = StateWatch(engine, self.keeps_values)
+            self._state.start()
         return [replace(each, loss=partial(self._watch, name, each)) if each.learns else each for each in micro_batches]
+
+    def note(self, **settings: Any) -> None:
+        self._settings |= {name: value for name, value in settings.items() if value}
 
     def _keep(self, module: Any, given: Any, output: Any) -> None:
         self._read = getattr(output, "logprobs_M", output).detach()
@@ -107,13 +120,17 @@ class WatchedStep(StepRecording):
         check_tensors(tensors, rank_file(rank))
         figures = {name: float(value) for name, value in content.head.figures.items() if np.isfinite(value)}
         trainer = {"name": "threestep", "version": training.__version__}
-        head = replace(content.head, ranks=self.ranks.world_size, figures=figures, trainer=trainer)
+        head, state = content.head, self._state
+        if state is not None:
+            settings = {**state.settings(), **head.settings, **self._settings}
+            head = replace(head, settings=settings, digests=state.digests, model=state.model())
+        head = replace(head, ranks=self.ranks.world_size, figures=figures, trainer=trainer)
         try:
             with disk_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_rank(self.folder, rank, tensors)
                 if self.ranks.is_main:
-                    write_head(self.folder, head)
+                    write_head(self.folder, head, state.values if state is not None else None)
         except OSError as problem:
             log(f"warning: no record of this step: the disk refuses {in_words(problem)}")
             return
@@ -130,6 +147,9 @@ class DigestedStep(StepRecording):
     def watched(self, name: str, engine: TrainingEngine, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
         return self.digest.watched(name, engine, self.record.watched(name, engine, micro_batches))
 
+    def note(self, **settings: Any) -> None:
+        self.record.note(**settings)
+
     def write(self, make: Callable[[Watched], RecordContent], numbers: StepNumbers = _NO_NUMBERS) -> None:
         self.record.write(make)
         self.digest.write(numbers)
@@ -138,17 +158,18 @@ class DigestedStep(StepRecording):
 @dataclass(frozen=True)
 class StepRecords:
     """The steps that are recorded, and the folder. steps: counted as in metrics.jsonl. digests: of all steps, if they
-    are written."""
+    are written. keeps_values: of states too."""
 
     steps: frozenset[int] = frozenset()
     folder: Path = Path()
     digests: DigestLog | None = None
+    keeps_values: bool = False
 
     def of_step(self, step: int, ranks: Ranks, update: int | None = None) -> StepRecording:
         """Return the recording of a step. update: the number of its optimizer step, from 1, if it has several."""
         part = "" if update is None else f"_update{update}"
         folder = self.folder / f"step_{step:06}{part}" if step in self.steps else None
-        recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks)
+        recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks, self.keeps_values)
         if self.digests is None:
             return recording
         return DigestedStep(recording, StepDigest(self.digests, ranks, step, update=update, record=folder))
@@ -158,7 +179,7 @@ def records_of(run: RunArguments, program: str = "") -> StepRecords:
     """Return the records and digests that the flags ask for. program: that trains, as `python -m` takes it."""
     folder = Path(run.output_dir)
     digests = DigestLog(folder / DIGESTS, program) if run.digests else None
-    return StepRecords(frozenset(run.record_steps), folder / "records", digests)
+    return StepRecords(frozenset(run.record_steps), folder / "records", digests, run.record_values)
 
 
 def _in_numpy(values: torch.Tensor) -> np.ndarray:

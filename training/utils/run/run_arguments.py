@@ -63,6 +63,12 @@ class RunArguments:
         "the first step that differs.",
         may_change=True,
     )
+    record_values: bool = flag(
+        False,
+        "With --record_steps, of models up to 20 million weights: gradients, weights and Adam's moments in the record, "
+        "so that log-probabilities, gradient and update are judged too.",
+        may_change=True,
+    )
     dry_run: bool = flag(
         False,
         "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
@@ -101,6 +107,10 @@ class RunArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
+        mistakes.require(
+            bool(self.record_steps) or not self.record_values,
+            "--record_values expects --record_steps, whose records hold the values, and none is given; give steps",
+        )
         mistakes.require(
             self.run_name is None or self.output_dir != DEFAULT_OUTPUT_DIR or _is_plain(self.run_name),
             f"--run_name expects a name that a folder can have, got '{self.run_name}'; give another, or --output_dir",

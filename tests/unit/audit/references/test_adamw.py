@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.audit.references.adamw import AdamW, clip_factor, norm, share_of_peak
+from training.audit.references.adamw import AdamW, RateShape, clip_factor, norm, share_of_peak
 
 pytestmark = pytest.mark.unit
 
@@ -35,14 +35,26 @@ def test_the_norm_and_clipping():
     assert [clip_factor(4.0, 1.0), clip_factor(0.5, 1.0), clip_factor(4.0, 0.0)] == [0.25, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("shape", ["constant", "linear", "cosine"])
-def test_schedules_are_those_of_transformers(shape):
+SHAPES = ("constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_schedules_are_those_of_transformers(name):
     from transformers import get_scheduler
 
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    name = "constant_with_warmup" if shape == "constant" else shape
-    scheduler = get_scheduler(name, optimizer, 3, 10)
+    theirs = "constant_with_warmup" if name == "constant" else name
+    scheduler = get_scheduler(theirs, optimizer, 3, 10)
     for step in range(10):
-        assert share_of_peak(shape, step, 3, 10) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+        found = share_of_peak(name, step, RateShape(3, 10))
+        # Their polynomial ends at 1e-7.
+        assert found == pytest.approx(scheduler.get_last_lr()[0], abs=2e-7 if name == "polynomial" else 1e-12)
         optimizer.step()
         scheduler.step()
+
+
+def test_floors_and_the_stable_part():
+    """wsd over 10 steps, half of them stable: 1 at step 4, half a cosine from 5 on, 0.2 + 0.8 / 2 in its middle."""
+    shape = RateShape(0, 10, least=0.2, stable=0.5)
+    assert share_of_peak("wsd", 4, shape) == 1.0 and share_of_peak("wsd", 7.5, shape) == pytest.approx(0.6)
+    assert share_of_peak("linear", 1, RateShape(2, 10, init=0.5)) == 0.75

@@ -45,7 +45,8 @@ def test_reductions_by_hand(name, right):
         ("divided by nothing", 12.0),
         ("one token more", 12.0 / 5),
         ("count of all tokens", 3.0),
-        ("partial accumulation", 4.5 / 3),
+        ("partial accumulation divided", 4.5 / 3),
+        ("of which this step has fewer", 4.0 / 3),
         ("not divided by the number of micro", 4.0),
         ("micro-batches once more", 4.0),
         ("ranks once more", 2.0),
@@ -60,4 +61,4 @@ def test_mistakes_by_hand(words, wrong):
 
 
 def test_every_mistake_has_a_hand_worked_number():
-    assert len(MISTAKES) == 17
+    assert len(MISTAKES) == 18

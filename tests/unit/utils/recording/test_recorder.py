@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.accumulate import MicroBatch, MicroLoss
+from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.rows import padded_rows
 from training.utils.recording import recorder
@@ -32,8 +33,21 @@ class Module(nn.Module):
 
 
 @dataclass
+class Deep:
+    """As much of DeepSpeed's engine as a watched step reads."""
+
+    def _take_model_step(self, kwargs: Any) -> None: ...
+
+    def gradient_clipping(self) -> float:
+        return 1.0
+
+
+@dataclass
 class Engine:
     module: nn.Module
+    engine: Deep = field(default_factory=Deep)
+    settings: EngineSettings = field(default_factory=EngineSettings)
+    total_steps: int = 4
 
 
 def micro_batches(module: nn.Module) -> list[MicroBatch]:

@@ -1,8 +1,13 @@
-"""Losses of the policy and of the critic. T tokens."""
+"""PPO's loss, and the critic's. T tokens."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from training.audit.references.policies.tokens import Bounds, Tokens
 
 
 def surrogates(ratio_T: np.ndarray, advantage_T: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
@@ -22,6 +27,11 @@ def clipped(
     if dual is None:
         return loss_T
     return np.where(advantage_T < 0, np.minimum(loss_T, -dual * advantage_T), loss_T)
+
+
+def ppo(tokens: Tokens, bounds: Bounds) -> np.ndarray:
+    """The same, of a step's tokens."""
+    return clipped(np.exp(tokens.log_ratio_T), tokens.advantage_T, bounds.low, bounds.high, dual=bounds.dual)
 
 
 def value_loss(value_T: np.ndarray, old_T: np.ndarray, return_T: np.ndarray, clip: float) -> np.ndarray:

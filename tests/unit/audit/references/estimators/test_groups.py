@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from training.audit.references import advantages
+from training.audit.references.estimators import groups as advantages
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.audit.references.policy import clipped, value_loss
+from training.audit.references.policies.clipped import clipped, value_loss
 
 pytestmark = pytest.mark.unit
 

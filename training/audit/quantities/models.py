@@ -1,0 +1,93 @@
+"""The model of a record on its tokens: logits, scores, and the gradient of a loss.
+
+S sequences, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from training.audit.quantities.step import DERIVED, AuditedStep, LackingError
+
+if TYPE_CHECKING:
+    from training.audit.references.llama import Llama, Slopes
+
+_MOST_LOGITS = 100_000_000  # in float64: 800 MB
+
+
+def model_of(step: AuditedStep) -> Llama:
+    """The model of the record; LackingError for one that no reference knows, or that has dropout."""
+    if not step.head.model:
+        raise LackingError("the model's configuration")
+    weights = step.state("weights_before.")
+    for name, what in (("dropout", "dropout"), ("embedding_noise", "noise on embeddings")):
+        if float(step.settings.get(name, 0.0)):
+            raise LackingError(f"a reference of {what}")
+
+    def make() -> Llama:
+        from training.audit.references.llama import Llama, why_unknown
+
+        unknown = why_unknown(step.head.model)
+        if unknown:
+            raise LackingError(unknown)
+        return Llama(weights, step.head.model, is_rounded(step))
+
+    return step.cached("model", make)
+
+
+def is_rounded(step: AuditedStep) -> bool:
+    """True if the forward has half precision."""
+    return str(step.settings.get("dtype", "fp32")) != "fp32"
+
+
+def _sequences(step: AuditedStep) -> list[np.ndarray]:
+    """Each sequence's real tokens."""
+    ids_T, real_T = step.tensor("token_ids"), step.real_T
+    return [ids_T[(step.sequence_T == sequence) & real_T] for sequence in range(len(step.rank_S))]
+
+
+def model_logits(step: AuditedStep) -> np.ndarray:
+    """Return [T, V], 0 on padding."""
+    model = model_of(step)
+    vocabulary = int(step.head.model["vocab_size"])
+    if len(step.real_T) * vocabulary > _MOST_LOGITS:
+        raise LackingError(f"at most {_MOST_LOGITS:,} logits: it has {len(step.real_T) * vocabulary:,}")
+
+    def read() -> np.ndarray:
+        found_TV = np.zeros((len(step.real_T), vocabulary))
+        found_TV[step.real_T] = model.logits(_sequences(step))
+        return found_TV
+
+    return step.cached("logits", read)
+
+
+def model_scores(step: AuditedStep) -> np.ndarray:
+    """Return [S]."""
+    return step.cached("scores", lambda: model_of(step).scores(_sequences(step)))
+
+
+def model_gradients(step: AuditedStep, slopes: Slopes) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient of all trained parameters, by name, and the sizes of its summands. slopes: of T tokens with
+    padding."""
+    from dataclasses import replace
+
+    own = {
+        name: getattr(slopes, name)[step.real_T]
+        for name in ("logprobs_T", "normalizers_T", "entropies_T")
+        if getattr(slopes, name) is not None
+    }
+    both = model_of(step).gradients(_sequences(step), replace(slopes, **own))
+    trained = step.state("gradients.")
+    sums, sizes = (np.concatenate([found[name].reshape(-1) for name in trained]) for found in both)
+    return sums, sizes
+
+
+def _derived_logits(step: AuditedStep) -> np.ndarray:
+    if not step.has_state("weights_before."):
+        raise LackingError("the tensor logits, or the weights")
+    return model_logits(step)
+
+
+DERIVED["logits"] = _derived_logits
