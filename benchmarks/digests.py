@@ -45,7 +45,8 @@ def main() -> None:
     model = _model(folder, arguments.shape)
     seconds: list[tuple[float, float]] = []
     _watch(seconds)
-    words = f"--max_seq_len 512 --max_eval_rows 1 --eval_interval 0 --shuffle false --dtype fp32 --num_train_epochs {arguments.steps}"
+    words = "--max_seq_len 512 --max_eval_rows 1 --eval_interval 0 --shuffle false --dtype fp32 --num_train_epochs "
+    words += str(arguments.steps)
     places = ["--model_name_or_path", str(model), "--output_dir", str(folder / "run"), "--data_output_path"]
     data = [str(folder / "cache"), "--data_path", f"jsonl:{rows}", "--data_split", "1,0,0", "--overwrite"]
     size = [
