@@ -4,7 +4,8 @@
     python -m tests.kill_and_resume --programs ppo --ranks 2 --stages 3 --kills 20 --steps 40 --signal SIGTERM
 
 Of step 3 with an environment (`acting`, and with guesses of a head, `acting_mtp`) each answer takes up to --delay
-seconds, at random; --repeats runs that are never stopped are compared as well.
+seconds, at random, and with --rollouts_ahead (`ahead`, `acting_ahead`) each rollout; --repeats runs that are never
+stopped are compared as well.
 
 tests/end_to_end/test_kill_and_resume.py runs a short form, and in the long form of the tests a longer one. One line of
 a table is printed for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
+from training.utils.run.rollout_account import read_rollouts, rollout_account
+from training.utils.run.run_folder import ROLLOUTS
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,9 @@ class Case:
                 "--mismatch_correction truncate --mismatch_normalize true"
             )
             own += " --mtp_num_layers 1 --speculate 1" if self.program == "acting_mtp" else ""
+            own += " --rollouts_ahead 1" if self.program == "acting_ahead" else ""
             own += " --actor_lora_dim 4" if self.lora else ""
-        elif self.program == "ppo":
+        elif self.program in ("ppo", "ahead"):
             own = (
                 f"--actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer} "
                 f"--actor_zero_stage {self.stage} --critic_zero_stage {self.stage} --actor_dropout 0.1 "
@@ -76,6 +80,8 @@ class Case:
                 f"--critic_learning_rate 1e-3 --unsupervised_dataset_name jsonl:{files.texts} --enable_ema "
                 "--ema_decay 0.5"
             )
+            if self.program == "ahead":
+                own += f" --rollouts_ahead 2 --rollout_engine {files.engine}:LateRollout"
             own += " --actor_lora_dim 4 --critic_lora_dim 2" if self.lora else ""
         else:
             own = (
@@ -115,6 +121,10 @@ def differences(unbroken: Path, resumed: Path) -> list[str]:
     for name in ("metrics.jsonl", "samples.jsonl"):
         if (unbroken / name).exists() and figures(unbroken, name) != figures(resumed, name):
             told.append(name)
+    if (unbroken / ROLLOUTS).exists():
+        told += [] if _drawn(unbroken) == _drawn(resumed) else [ROLLOUTS]
+        accounts = rollout_account(read_rollouts(resumed))
+        told += [each.sentence() for each in accounts if not each.is_whole]
     one, two = (_tensors(folder.with_name(f"rollouts_{folder.name}")) for folder in (unbroken, resumed))
     if one.keys() != two.keys() or not all(one[name].equal(two[name]) for name in one):
         told.append("rollouts")
@@ -123,6 +133,12 @@ def differences(unbroken: Path, resumed: Path) -> list[str]:
         if mine.keys() != other.keys() or not all(mine[name].equal(other[name]) for name in mine):
             told.append(str(model))
     return told
+
+
+def _drawn(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a log of rollouts, without what a clock gave."""
+    clock = ("asked", "began", "ended", "waited")
+    return [{name: own for name, own in line.items() if name not in clock} for line in read_rollouts(folder)]
 
 
 def _tensors(folder: Path) -> dict[str, Any]:

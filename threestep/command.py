@@ -58,7 +58,7 @@ PROGRAMS = {
     "best-of": Program("training.best_of", "the best of n responses, as rows for sft and dpo", LAUNCHED, ranks=1),
     "preview": Program("training.preview", "the rows of a run, as a model is fed them"),
     "inspect": Program("training.inspect", "what data are taken for, before training"),
-    "audit": Program("training.audit", "which number of a training step is wrong, and why"),
+    "audit": Program("training.audit", "which number of a training step is wrong, and why; where two runs part"),
     "report": Program("training.report", "one page about a run, or about several"),
     "export": Program("training.export", "a model folder from a checkpoint"),
     "new-model": Program("training.new_model", "a small model with random weights and its tokenizer"),

@@ -8,6 +8,7 @@ from pathlib import Path
 TIMES = (
     "seconds",
     "time/",
+    "waiting/",
     "time_per_token_ms/",
     "train/tokens_per_second",
     "train/pairs_per_second",

@@ -6,6 +6,7 @@ import pytest
 
 from tests.kill_and_resume import SHORT
 from tests.support.forked_programs import run_python
+from tests.support.forked_runs import MODULES
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -15,7 +16,10 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine
     [
         pytest.param(["--short"], len(SHORT), id="short"),
         pytest.param(
-            ["--kills", "8", "--steps", "20"], 24, marks=[pytest.mark.long, pytest.mark.timeout(10000)], id="all"
+            ["--kills", "8", "--steps", "20"],
+            6 * len(MODULES),
+            marks=[pytest.mark.long, pytest.mark.timeout(10000)],
+            id="all",
         ),
     ],
 )

@@ -28,7 +28,7 @@ os.environ.update(
 
 MODULES = {
     "sft": "step1_sft", "reward": "step2_reward", "dpo": "step2_dpo", "ppo": "step3_ppo",
-    "acting": "step3_ppo", "acting_mtp": "step3_ppo",
+    "acting": "step3_ppo", "acting_mtp": "step3_ppo", "ahead": "step3_ppo", "acting_ahead": "step3_ppo",
 }  # fmt: skip
 _LIMIT_SECONDS = 240.0
 
@@ -42,6 +42,7 @@ class Files:
     pairs: Path
     texts: Path
     environment: Path
+    engine: Path
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,24 @@ class Late:
         pass
 """
 
+# A rollout engine whose rollouts take a time that no seed decides.
+_ENGINE = """
+import random
+import time
+
+from training.utils.generation.engines.hf import TransformersRollout
+
+
+class LateRollout(TransformersRollout):
+    def roll_out(self, model, request):
+        time.sleep(random.SystemRandom().uniform(0.0, SECONDS))
+        return super().roll_out(model, request)
+"""
+
 
 def make_files(place: Path, rows: int = 240, delay_seconds: float = 0.0) -> Files:
     """A tiny model, a reward model of random weights, pairs and texts; an environment whose answers take up to so
-    long."""
+    long, and an engine whose rollouts do."""
     import torch
     from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
 
@@ -103,7 +118,9 @@ def make_files(place: Path, rows: int = 240, delay_seconds: float = 0.0) -> File
     texts.write_text("".join(json.dumps({"text": sentence * 3}) + "\n" for sentence in SENTENCES))
     environment = place / "late.py"
     environment.write_text(f"SECONDS = {delay_seconds}\n{_ENVIRONMENT}")
-    return Files(start, place / "scorer", pairs, texts, environment)
+    engine = place / "late_engine.py"
+    engine.write_text(f"SECONDS = {delay_seconds}\n{_ENGINE}")
+    return Files(start, place / "scorer", pairs, texts, environment, engine)
 
 
 # A run: ranks that are forked from here.
@@ -260,6 +277,7 @@ def _tell_parts(writer: int) -> None:
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.trainer import RewardTrainer
+    from training.step3_ppo.ahead.pipeline import RolloutsAhead
     from training.step3_ppo.parts import inputs
     from training.step3_ppo.parts.evaluation import Evaluator
     from training.step3_ppo.trainer import PpoTrainer
@@ -284,7 +302,7 @@ def _tell_parts(writer: int) -> None:
         (TrainingEngine, "step", "update"), (SftTrainer, "evaluate", "evaluation"),
         (RewardTrainer, "evaluate", "evaluation"), (DpoTrainer, "evaluate", "evaluation"),
         (Evaluator, "evaluate", "evaluation"), (PpoTrainer, "roll_out", "rollout"),
-        (TrainingEngine, "full_state", "model"),
+        (RolloutsAhead, "_drawn_by", "rollout"), (TrainingEngine, "full_state", "model"),
     ]  # fmt: skip
     for owner, name, part in places:
         setattr(owner, name, told(part, getattr(owner, name)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.step3_ppo.roles.roles import Reference, Roles
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.training_engine import StepReport
+from training.utils.engine.training_engine import StepReport, full_tensors
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
@@ -28,6 +28,13 @@ class PlainEngine:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return self.module(*given, **named)
+
+    @property
+    def updates(self) -> int:
+        return self.steps
+
+    def full_tensors(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        return full_tensors(model, zero_stage=0)
 
     def train(self) -> None:
         self.module.train()

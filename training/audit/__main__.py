@@ -1,11 +1,16 @@
-"""Audit a training step: which number is wrong, where, and why.
+"""Audit a training step: which number is wrong, where, and why. Or two runs: where they part.
 
     python -m training.audit RUN/records/step_000010 [--as "grpo, token mean, k3"] [--json] [--out FILE]
+    python -m training.audit RUN_A RUN_B [--work FOLDER] [--digests_only] [--python_a PYTHON] [--python_b PYTHON]
 
 RECORD is a folder that --record_steps wrote, or a recorder of another trainer. Every quantity is computed again in
 float64 from those before it, by references that share no code with the trainers. The first that differs is named, by
 how much and on which rows and tokens, and the cause, if a known one gives the recorded numbers. A part that the record
 lacks is not judged, by name. Exit code 1: something differs.
+
+Of two runs, the first step that differs is found from their digests.jsonl; both are then resumed from the checkpoint
+before it, or started again, and recorded at that step, and the records are compared: the row, the rank, the token and
+the layer that differ first.
 """
 
 from __future__ import annotations
@@ -25,11 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DIFFERENT_EXIT_CODE = 1
+DEFAULT_WORK = "runs/audit"
 
 
 def main(argv: Sequence[str]) -> None:
     """Read the record, judge it, print what was found."""
     options = _parse(argv)
+    if options.other:
+        _compare_runs(options)
+        return
     from training.audit.judge import first_wrong, judge
     from training.audit.quantities.step import AuditedStep
     from training.audit.text import as_json, as_lines
@@ -51,9 +60,30 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(DIFFERENT_EXIT_CODE)
 
 
+def _compare_runs(options: argparse.Namespace) -> None:
+    """Bisect two runs, print what was found."""
+    from training.audit.bisect.bisect import bisect
+    from training.audit.bisect.digest_files import read_digests
+    from training.audit.bisect.page import page
+    from training.audit.bisect.rerun import starter
+    from training.audit.bisect.text import as_json, as_lines
+
+    a, b = (read_digests(Path(folder)) for folder in (options.record, options.other))
+    work = None if options.digests_only else Path(options.work).resolve()
+    found = bisect(a, b, work, [starter(python) for python in (options.python_a, options.python_b)])
+    if options.out:
+        Path(options.out).write_text(page(a, b, found), encoding="utf-8")
+    print(json.dumps(as_json(a, b, found)) if options.json else "\n".join(as_lines(a, b, found)))
+    if found.comparison.first is not None:
+        sys.exit(DIFFERENT_EXIT_CODE)
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = ProgramParser("training.audit", "Which number of a training step is wrong, where, and why.")
-    parser.add_argument("record", nargs="?", metavar="RECORD", help="the record of a step: a folder with record.json")
+    parser.add_argument(
+        "record", nargs="?", metavar="RECORD", help="the record of a step: a folder with record.json; or the first run"
+    )
+    parser.add_argument("other", nargs="?", metavar="RUN_B", help="the second run, a folder with digests.jsonl")
     parser.add_argument(
         "--as",
         dest="settings",
@@ -61,14 +91,40 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="WORDS",
         help="what the step should be, in place of the recorded settings: 'grpo, token mean, k3', or NAME=VALUE",
     )
+    parser.add_argument(
+        "--work", default=DEFAULT_WORK, metavar="FOLDER", help="of two runs: where they are run again [%(default)s]"
+    )
+    parser.add_argument(
+        "--digests_only", action="store_true", help="of two runs: compare the digests, and run nothing again"
+    )
+    for side in "ab":
+        parser.add_argument(
+            f"--python_{side}",
+            metavar="PYTHON",
+            help=f"of two runs: the interpreter that run {side.upper()} is run again by, with its threestep; "
+            "default: this one",
+        )
     parser.add_argument("--out", metavar="FILE", help="write the findings as one HTML page too")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse(argv)
     if not options.record:
         raise ThreestepError(f"{parser.prog} expects the folder of a record, such as RUN/records/step_000010")
+    _refuse_what_has_no_effect(parser.prog, options)
     if options.out:
         check_place("--out", options.out)
     return options
+
+
+def _refuse_what_has_no_effect(program: str, options: argparse.Namespace) -> None:
+    """ThreestepError for flags of a record where two runs are given, and the other way round."""
+    of_runs = ("digests_only", "python_a", "python_b")
+    given = [name for name in of_runs if getattr(options, name)]
+    if options.work != DEFAULT_WORK:
+        given.append("work")
+    if options.other and options.settings:
+        raise ThreestepError(f"{program}: --as is of a record, and two runs are given; leave it out")
+    if not options.other and given:
+        raise ThreestepError(f"{program}: --{given[0]} is of two runs, RUN_A RUN_B, and one folder is given")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.with_media import lacks_media, laid_out
+from training.utils.recording.digests import StepNumbers
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
@@ -234,7 +235,9 @@ class SftTrainer:
         recording.note(z_loss_coef=self.z_loss_coef, embedding_noise=self.neftune_alpha, other_terms=bool(run.guests))
         trainee = Trainee("train", run.engine, watched, run.guests, prepared.counted)
         totals, figures = accumulate([trainee], prepared.work)
-        recording.write(partial(self._record, step, prepared, {**totals, **figures}))
+        rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []
+        found = {**totals, **figures}
+        recording.write(partial(self._record, step, prepared, found), StepNumbers(rows, found))
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],

@@ -28,6 +28,7 @@ from training.utils.preference.batches import PreferenceBatch, PreferenceStep, e
 from training.utils.preference.reference import Reference, References, read_reference, response_sums
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
+from training.utils.recording.digests import StepNumbers
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class DpoTrainer:
         watched = recording.watched("train", run.engine, micro_batches)
         recording.note(other_terms=bool(run.guests))
         totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.own.work)
+        found = {**totals, **figures}
+        rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []
         recording.write(
             lambda seen: dpo_record(
                 step,
@@ -168,8 +171,9 @@ class DpoTrainer:
                 references,
                 objectives=objectives,
                 points=Points(points, mismatched, self.schedule),
-                figures={**totals, **figures},
-            )
+                figures=found,
+            ),
+            StepNumbers(rows, found, lambda: {"reference": torch.cat([*references])}),
         )
         seconds = time.monotonic() - started
         return {

@@ -31,6 +31,7 @@ from training.utils.preference.evaluation import (
 )
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import chosen_alone, score_responses
+from training.utils.recording.digests import StepNumbers
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
@@ -147,10 +148,12 @@ class RewardTrainer:
         recording.note(other_terms=bool(run.guests))
         totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.work)
         found = {**totals, **figures}
+        rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []
         recording.write(
             lambda seen: reward_record(
                 step, seen["train"], batches, self.options, figures=found, of_ends=self.read is read_ends
-            )
+            ),
+            StepNumbers(rows, found),
         )
         seconds = time.monotonic() - started
         return {

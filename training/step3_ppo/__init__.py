@@ -86,6 +86,11 @@ STEP = Step(
                 "difference of a token's probability",
                 {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
             ),
+            Curve(
+                "Waiting",
+                "seconds of a step, with --rollouts_ahead",
+                {"training for its rollouts": "waiting/training", "drawing for weights": "waiting/drawing"},
+            ),
             Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
             SPEED,
             Curve(

@@ -67,6 +67,11 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 
     rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, media=forward.media)
     held += asleep
+    if ppo.rollouts_ahead and device.is_cuda:  # drawn before the step, not beside it
+        rollout.append(_kept_weights(actor, roles, 1))
+    elif ppo.rollouts_ahead:
+        held += [_kept_weights(actor, roles, ppo.rollouts_ahead), *rollout]
+        rollout = []
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]
     for role, planned in trained.items():
@@ -214,6 +219,12 @@ def _rollout(
     if is_sharded:
         lines.append(MemoryLine("rollout: the actor's weights, whole", weights))
     return lines, []
+
+
+def _kept_weights(actor: Any, roles: RolesArguments, ahead: int) -> MemoryLine:
+    """The whole weights of so many steps, by which later rollouts are drawn."""
+    elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
+    return MemoryLine(f"rollouts ahead: the actor's weights, {ahead} x", ahead * ELEMENT_BYTES[roles.dtype] * elements)
 
 
 def _sent_bytes(actor: Any, roles: RolesArguments) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
+from training.step3_ppo.ahead.events import RolloutEvents
+from training.step3_ppo.flags.ahead_checks import check_ahead_of_run
 from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
@@ -19,6 +21,7 @@ from training.utils.flags.arguments import resolved_settings
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.asking.service import RunPlace
 from training.utils.rewards.weighted import open_asked
+from training.utils.run.run_folder import ROLLOUTS
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
 
@@ -47,6 +50,13 @@ def run(flags: PpoFlags, components: Components) -> None:
         )
         opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
         check_beside_media(flags, components, inputs.media)
+        check_ahead_of_run(
+            flags,
+            components.rollout_engine,
+            inputs.media,
+            rollouts=inputs.length.rollouts,
+            ranks=ranks.world_size,
+        )
         opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
         roles = open_roles(opening, opened.model.head_chunk_mb)
         settings = loop_settings(opening, roles, scale)
@@ -63,7 +73,15 @@ def run(flags: PpoFlags, components: Components) -> None:
                 roles, engine, tokenizer, components.checker, settings, held_out, metrics, opened.folder
             )
             updates = Updates(roles, settings, inputs.texts, bad_steps)
-            trainer = PpoTrainer(roles, engine, inputs.train, updates, evaluator, settings, metrics, checkpoints)
+            events = RolloutEvents(
+                opened.folder.run_log(ROLLOUTS) if ranks.is_main else None,
+                ppo.rollout_engine,
+                len(inputs.train.prompts),
+                ppo.per_device_generation_batch_size * ppo.generation_batches * ranks.world_size,
+            )
+            trainer = PpoTrainer(
+                roles, engine, inputs.train, updates, evaluator, settings, metrics, checkpoints, events
+            )
             result = trainer.train()
         summary = result.summary()
         closing = closing_sentence(summary, opened.folder, ppo.val_only) + result.signs

@@ -8,12 +8,13 @@ after the end is 0. Knows neither flags nor files; what it needs is passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from training.step3_ppo.ahead.pipeline import Asked, RolloutsAhead, RolloutsOfStep
 from training.step3_ppo.experience.description import described
-from training.step3_ppo.experience.drawing import draw_responses
+from training.step3_ppo.experience.drawing import draw_responses, request_for
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, with_differing_groups
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import start_scoring
@@ -35,6 +36,7 @@ from training.utils.run.traces import traced
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from training.step3_ppo.ahead.events import RolloutEvents
     from training.step3_ppo.contracts.records import Experience, LeftOut, Samples
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.learning.learning import Updates
@@ -60,6 +62,7 @@ class PpoTrainer:
     settings: PpoSettings
     metrics: MetricsWriter
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    events: RolloutEvents | None = None
 
     def __post_init__(self) -> None:
         self.ranks = self.roles.actor.ranks
@@ -67,6 +70,20 @@ class PpoTrainer:
         self.clock = PhaseClock(gpu_wait(self.ranks.device))
         self._warned_of_cut = False
         self._divergence = DivergenceWatch()
+        self.ahead = self._opened_ahead() if self.settings.drawing.rollouts_ahead else None
+        self._drawn_ahead: RolloutsOfStep | None = None
+
+    def _opened_ahead(self) -> RolloutsAhead:
+        """Return what draws the rollouts of later steps while one trains."""
+        engine = self.rollout_engine
+        return RolloutsAhead(
+            self.settings.drawing.rollouts_ahead,
+            engine,
+            self.roles.whole_actor,
+            self._asked,
+            last_step=self.settings.total_rollouts,
+            in_background=engine.takes_weights or self.ranks.device.type == "cpu",
+        )
 
     def train(self) -> PpoResult:
         """Run all rollouts with their updates; return the held-out evaluations."""
@@ -80,9 +97,7 @@ class PpoTrainer:
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
                 counts = GroupCounts()
-                for batch in range(settings.drawing.generation_batches):
-                    prompts, seeds = self.next_prompts(iteration, batch)  # 1
-                    rollout = self.roll_out(prompts, seeds)  # 2
+                for batch, (prompts, rollout) in enumerate(self.rollouts(iteration)):  # 1, 2
                     samples = self.score(prompts, rollout)  # 3
                     left_out: Sequence[LeftOut] = ()
                     if settings.drawing.dynamic_sampling_tries:  # 1 to 3 again
@@ -94,6 +109,7 @@ class PpoTrainer:
                 figures = self.learn(experiences, iteration, rows)  # 7
                 figures |= described(experiences, settings.experience)
                 figures |= counts.figures() if settings.drawing.dynamic_sampling_tries else {}
+                self.note_drawn()
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
@@ -106,6 +122,7 @@ class PpoTrainer:
                 done = iteration
                 if last:
                     break
+        self._note_unused()
         best = self._of_the_best(done, after)
         return PpoResult(before, best, self.metrics.seconds, self._divergence.closing())
 
@@ -141,9 +158,37 @@ class PpoTrainer:
     @timed("evaluation")
     def evaluate(self, step: int) -> PpoEvaluation | None:
         """Return the evaluation of the held-out prompts after `step`; None without such prompts."""
+        if self.ahead is not None:
+            self.ahead.wait()  # evaluations draw by the same engine
         found = self.evaluator.evaluate(step)
         self.checkpoints.evaluated(step)
         return found
+
+    def rollouts(self, iteration: int) -> Iterator[tuple[PromptBatch, Rollout]]:
+        """Parts 1 and 2: yield this rank's prompts with their responses, batch by batch; with --rollouts_ahead those
+        that older weights have drawn."""
+        if self.ahead is not None:
+            yield from self._from_ahead(self.ahead, iteration)
+            return
+        for batch in range(self.settings.drawing.generation_batches):
+            prompts, seeds = self.next_prompts(iteration, batch)
+            yield prompts, self.roll_out(prompts, seeds)
+
+    @timed("2_rollout")
+    def _from_ahead(self, ahead: RolloutsAhead, iteration: int) -> Iterable[tuple[PromptBatch, Rollout]]:
+        self._drawn_ahead = drawn = ahead.take(iteration)
+        return zip(drawn.prompts, drawn.rollouts, strict=True)
+
+    def _asked(self, iteration: int) -> Asked:
+        """Return the prompts of an iteration, and what is asked for them."""
+        drawing = self.settings.drawing
+        batches = [self.next_prompts(iteration, batch) for batch in range(drawing.generation_batches)]
+        layout, device = self.settings.experience.layout, self.ranks.device
+        requests = [
+            request_for(prompts, drawing.sampling, self._sample_seeds(seeds), layout, device=device)
+            for prompts, seeds in batches
+        ]
+        return Asked([prompts for prompts, _ in batches], requests)
 
     @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:
@@ -162,12 +207,12 @@ class PpoTrainer:
     @timed("2_rollout")
     def roll_out(self, prompts: PromptBatch, seeds: Sequence[int]) -> Rollout:
         """Part 2: return `samples_per_prompt` adjacent responses to each prompt, from the actor's current weights."""
-        count = self.settings.experience.samples_per_prompt
-        # The first sample has the prompt's own seed, the others seeds derived from it.
-        sample_seeds = [
-            derived_seed(seed, "sample", sample) if sample else seed for seed in seeds for sample in range(count)
-        ]
-        return self._drawn(prompts, sample_seeds, self.settings.drawing.sampling)
+        return self._drawn(prompts, self._sample_seeds(seeds), self.settings.drawing.sampling)
+
+    def _sample_seeds(self, seeds: Sequence[int]) -> list[int]:
+        """Return a seed for each sample: the first has the prompt's, the others seeds derived from it."""
+        samples = range(self.settings.experience.samples_per_prompt)
+        return [derived_seed(seed, "sample", sample) if sample else seed for seed in seeds for sample in samples]
 
     def _drawn(self, prompts: PromptBatch, seeds: Sequence[int], sampling: Sampling) -> Rollout:
         layout, most = self.settings.experience.layout, sampling.max_new_tokens
@@ -218,6 +263,15 @@ class PpoTrainer:
         """Part 7: epochs of minibatches, each one optimizer step of actor and critic. rows: this rank's prompts."""
         return self.updates.learn(experiences, iteration, self.kl_control.kl_coef, rows)
 
+    def note_drawn(self) -> None:
+        """With --rollouts_ahead: note what was drawn, and what became of each prompt. A collective."""
+        if self._drawn_ahead is not None and self.events is not None:
+            self.events.trained(self._drawn_ahead, self.updates.outcomes)
+
+    def _note_unused(self) -> None:
+        if self.ahead is not None and self.events is not None:
+            self.events.unused(self.ahead.pending(), "the run ended before their step")
+
     def report(self, iteration: int, figures: dict[str, float], bar: tqdm) -> None:
         """Part 8: write the figures, and show some."""
         seconds = self.clock.read()
@@ -233,6 +287,8 @@ class PpoTrainer:
         if flops is not None:
             figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.updates.meters[0].peak_flops_per_second
         figures |= self.rollout_engine.figures()
+        if self.ahead is not None:
+            figures |= self.ahead.figures()
         self.metrics.write(iteration, figures)
         self._divergence.see(iteration, figures)
         show(bar, *_shown(figures))
@@ -267,7 +323,9 @@ class PpoTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what iterations change besides the models, as JSON holds it. A collective."""
+        ahead = {} if self.ahead is None else {"rollouts_ahead": self.ahead.state_dict()}  # nothing draws from here on
         return {
+            **ahead,
             "kl_control": {"coefficient": self.kl_control.kl_coef},
             "texts_taken": self.updates.texts_taken,
             "prompt_source": self.prompt_source.state_dict(),
@@ -285,6 +343,8 @@ class PpoTrainer:
         saved = state["rollout_engine"]
         # Checkpoints had one of all ranks before engines had states that differ.
         self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)] if isinstance(saved, list) else saved)
+        if self.ahead is not None:
+            self.ahead.load_state_dict(state["rollouts_ahead"])
 
     def _warn_of_cut(self, figures: Mapping[str, float], iteration: int) -> None:
         """Say once that many responses reach a limit, where rewards and losses read unfinished text."""

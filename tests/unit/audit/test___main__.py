@@ -69,3 +69,15 @@ def test_mistakes_are_one_sentence(argv, words):
     with pytest.raises(ThreestepError) as refusal:
         program.main(argv)
     assert words in str(refusal.value)
+
+
+def test_flags_of_two_runs_and_of_a_record_are_apart(tmp_path):
+    folder = written(tmp_path / "right")
+    with pytest.raises(ThreestepError, match="--digests_only is of two runs, RUN_A RUN_B, and one folder is given"):
+        program.main([folder, "--digests_only"])
+    with pytest.raises(ThreestepError, match="--work is of two runs"):
+        program.main([folder, "--work", "elsewhere"])
+    with pytest.raises(ThreestepError, match="--as is of a record, and two runs are given"):
+        program.main([folder, folder, "--as", "grpo"])
+    with pytest.raises(ThreestepError, match="expects a run with digests.jsonl"):
+        program.main([folder, folder])

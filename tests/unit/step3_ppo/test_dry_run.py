@@ -108,3 +108,11 @@ def test_a_laptop_plans_a_gpu(said):
     assert "lengths of runs" in there and "lengths of runs" not in here
     assert there.rstrip().endswith("% of it") and "this fits a GPU of 80 GB (74.5 GiB): " in there
     assert "a GPU of" not in here
+
+
+def test_rollouts_ahead_hold_the_weights_of_their_steps(said):
+    """On a CPU beside training; on a GPU hf draws before the step."""
+    beside = said("--rollouts_ahead", "2", "--device", "cpu")
+    assert "rollouts ahead: the actor's weights, 2 x" in beside and "+ rollout: key-value cache" not in beside
+    before = said("--rollouts_ahead", "2", "--device", "cuda", "--device_memory_gb", "80")
+    assert "+ rollouts ahead: the actor's weights, 1 x" in before and "+ rollout: key-value cache" in before

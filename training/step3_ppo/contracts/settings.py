@@ -134,12 +134,14 @@ class UpdateSettings:
 
 @dataclass(frozen=True)
 class DrawingSettings:
-    """Settings of parts 1 and 2; counts are per rank. dynamic_sampling_tries: 0 keeps all prompts."""
+    """Settings of parts 1 and 2; counts are per rank. dynamic_sampling_tries: 0 keeps all prompts. rollouts_ahead:
+    steps that the weights are old which draw."""
 
     sampling: Sampling
     prompts_per_batch: int
     generation_batches: int = 1
     dynamic_sampling_tries: int = 0
+    rollouts_ahead: int = 0
 
 
 @dataclass(frozen=True)

@@ -149,11 +149,11 @@ def _picked(parts: Sequence[Samples], groups: Sequence[int], settings: Experienc
         rounding_B=torch.cat([own.rounding_B for own in every])[taken_B],
         parts={name: reward(name) for name in dict.fromkeys(name for own in every for name in own.parts)},
     )
-    rollout = _joined([part.rollout for part in parts], taken_B, settings.layout.pad_token_id)
+    rollout = joined_rollouts([part.rollout for part in parts], taken_B, settings.layout.pad_token_id)
     return Samples(tuple(rows[group] for group in groups), rollout, lambda: scored)
 
 
-def _joined(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
+def joined_rollouts(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_id: int) -> Rollout:
     """Return the sequences of these numbers, counted through all parts, padded to one width; prompts on the left."""
     joined: dict[str, Any] = {"seconds": sum(part.seconds for part in parts)}
     if any(part.media is not None for part in parts):

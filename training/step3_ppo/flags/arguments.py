@@ -127,6 +127,12 @@ class PpoArguments:
         "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
         "0 <= tokens <= 8",
     )
+    rollouts_ahead: int = flag(
+        0,
+        "Draw the responses of so many later steps while one trains, each by the weights of so many steps before it, "
+        "exactly; losses are corrected for the older weights (--mismatch_correction). 0 draws them by the newest.",
+        "steps >= 0",
+    )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", "folder")
     rollout_replay: str | None = flag(
         None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", "folder"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import WITH_CRITIC
+from training.step3_ppo.flags.ahead_checks import check_ahead
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
@@ -70,6 +71,7 @@ def checked_components(flags: PpoFlags) -> Components:
     if speculation is not None:
         flag = speculation.name.removeprefix("--")
         wanted[flag] = getattr(ppo, flag)
+    wanted["rollouts_ahead"] = ppo.rollouts_ahead
     wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None
@@ -82,6 +84,7 @@ def checked_components(flags: PpoFlags) -> Components:
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes=mistakes)
         _check_reuse(roles, ppo, algorithm, mistakes)
+        check_ahead(flags, algorithm, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
         check_package(mistakes, roles)

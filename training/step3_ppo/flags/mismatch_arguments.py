@@ -33,7 +33,7 @@ class MismatchArguments:
     mismatch_correction: str | None = flag(
         None,
         "Weight tokens by r: none, truncate at the threshold, or mask outside it; "
-        f"default: none, with --rollout_engine {either(WITH_OTHER_LOGPROBS)} truncate.",
+        f"default: none; with --rollout_engine {either(WITH_OTHER_LOGPROBS)} or --rollouts_ahead truncate.",
         choices=CORRECTIONS,
     )
     mismatch_level: str | None = flag(

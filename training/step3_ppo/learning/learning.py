@@ -21,7 +21,8 @@ from training.step3_ppo.experience.sequences import (
     text_sequence,
     training_sequences,
 )
-from training.step3_ppo.learning.record import MinibatchOfRollout, policy_record
+from training.step3_ppo.learning.outcomes import PromptOutcome, prompt_outcomes
+from training.step3_ppo.learning.record import MinibatchOfRollout, minibatch_numbers, policy_record
 from training.step3_ppo.learning.selection import Selected, selected_tokens
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
@@ -207,13 +208,15 @@ class Learner:
 
 @dataclass(eq=False)
 class Updates:
-    """Trains the actor and the critic of `roles` on experiences. texts: unsupervised, mixed in; None without."""
+    """Trains the actor and the critic of `roles` on experiences. texts: unsupervised, mixed in; None without. outcomes:
+    of the prompts of the last rollout, of all ranks."""
 
     roles: Roles
     settings: PpoSettings
     texts: Sequence[TextBlock] | None = None
     bad_steps: BadSteps = field(default_factory=BadSteps)
     texts_taken: int = field(default=0, init=False)
+    outcomes: Sequence[PromptOutcome] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self.ranks = self.roles.actor.ranks
@@ -233,6 +236,7 @@ class Updates:
         learner = Learner(self.roles, experience, settings.learning, kl_coef, train_actor)
         steps: list[dict[str, float]] = []
         empty = computed = 0
+        stepped: set[int] = set()
         minibatches = self._minibatches(len(sequences), iteration)
         ahead: Ahead[list[int], list[Forward]] = Ahead(
             lambda places: learner.forwards([sequences[place] for place in places]),
@@ -251,13 +255,16 @@ class Updates:
             figures = learner.learn(picked, texts, seed, forwards, recording=recording)
             recorded = MinibatchOfRollout(iteration, experiences, own, picked, forwards)
             make_record = partial(policy_record, recorded, experience, settings.learning, kl_coef=kl_coef)
-            recording.write(partial(make_record, figures=figures))
+            numbers = minibatch_numbers(recorded, rows, figures, is_first=not steps)
+            recording.write(partial(make_record, figures=figures), numbers)
             self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
             if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                 self.roles.average.update()
+            stepped.update(places if not figures.get("actor/skipped", 0.0) else ())
             steps.append(figures)
             if settings.stop_update_kl is not None and figures.get("actor/update_kl", 0.0) > settings.stop_update_kl:
                 break
+        self.outcomes = prompt_outcomes(row_ids, sequences, stepped, experience.samples_per_prompt) if rows else ()
         return self._figures(steps, empty, sequences, train_actor) | (rank_token_figures(computed) if steps else {})
 
     def _minibatches(self, sequences: int, iteration: int) -> list[tuple[int, list[int]]]:

@@ -16,7 +16,9 @@ from training.step3_ppo.experience.sequences import TokenColumns, counted_by_the
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.utils.recording.content import joined, of_sequences, of_targets, spread, step_figures
+from training.utils.recording.digests import StepNumbers
 from training.utils.recording.files import RecordHead
+from training.utils.recording.hashes import mixed
 from training.utils.recording.recorder import RecordContent
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings
     from training.step3_ppo.experience.sequences import TrainingSequence
     from training.step3_ppo.mismatch.settings import MismatchSettings
+    from training.utils.contracts.rows import PromptRow
     from training.utils.recording.recorder import Watched
 
 _REDUCTIONS = {
@@ -66,6 +69,50 @@ def policy_record(
         RecordHead("policy", recorded.iteration, settings=_settings(settings, learning, kl_coef, tensors), figures=own),
         tensors,
     )
+
+
+def minibatch_numbers(
+    recorded: MinibatchOfRollout, rows: Sequence[PromptRow], figures: Mapping[str, float], *, is_first: bool
+) -> StepNumbers:
+    """The numbers of a minibatch for its digest. rows: this rank's prompts. is_first: of the rollout, which its digest
+    has too."""
+
+    def tensors() -> dict[str, torch.Tensor]:
+        numbers = [number for forward in recorded.forwards for number in forward.numbers]
+        found = {"minibatch": torch.tensor(numbers, dtype=torch.int64)}
+        return {**_rollout_numbers(recorded), **found} if is_first else found
+
+    return StepNumbers([row.row_id for row in rows] if is_first else (), figures, tensors)
+
+
+def _rollout_numbers(recorded: MinibatchOfRollout) -> dict[str, torch.Tensor]:
+    """The rollout of this rank: a number of each token of the samples, and the floats of all tokens, in any order."""
+    experiences, first, found = recorded.experiences, 0, dict[str, torch.Tensor]()
+    samples = []
+    for each in experiences:
+        ids_BR, lengths_B = each.rollout.response_ids_BR, each.rollout.response_lengths_B
+        own = [sequence.number for sequence in recorded.own[first : first + len(ids_BR)]]
+        first += len(ids_BR)
+        place_R = torch.arange(ids_BR.shape[1], device=ids_BR.device)
+        place_BR = place_R + (torch.tensor(own, device=ids_BR.device) << 32).unsqueeze(1)
+        samples.append((mixed(place_BR) + ids_BR)[place_R < lengths_B.unsqueeze(1)])
+    found["rollout/samples"] = torch.cat(samples)
+    parts: dict[str, list[torch.Tensor | None]] = {
+        "sampling_logprobs": [each.rollout.drawn.logprobs_BR for each in experiences],
+        "old_logprobs": [each.old_logprobs_BR for each in experiences],
+        "ref_logprobs": [each.read.ref_logprobs_BR for each in experiences],
+        "values": [each.read.values_BR for each in experiences],
+        "rewards": [each.rewards_BR for each in experiences],
+        "advantages": [each.advantages_BR for each in experiences],
+        "returns": [each.returns_BR for each in experiences],
+    }
+    for name, values in parts.items():
+        known = [
+            part[each.rollout.drawn.mask_BR] for part, each in zip(values, experiences, strict=True) if part is not None
+        ]
+        if len(known) == len(experiences):
+            found[f"rollout/{name}"] = torch.cat(known)
+    return {**found, "rollout/scores": torch.cat([each.scored.outcomes_B for each in experiences])}
 
 
 def _rollout(recorded: MinibatchOfRollout, settings: ExperienceSettings) -> dict[str, torch.Tensor]:

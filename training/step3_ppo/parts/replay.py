@@ -14,7 +14,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +21,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from training.step3_ppo.parts.rollout_tensors import TENSORS, rollout_of, tensors_of
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnPaths, Rollout
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.rollout import Rollout
+
 _FORMAT = "threestep rollout 1"
-_OF_PATHS = ("inserted_BR", "positions_B")
-_OF_TURNS = ("inserted_BR", "fork_begins_BR", "turn_rewards_BR")
 _RECORDS, _PICTURES = "conversations", "pictures"
-_OTHERS = ("seconds", "media", "paths", _RECORDS)
-_TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)
 _ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
 
@@ -81,17 +78,14 @@ class DumpingRollout(EngineWrapper):
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         rollout = self._engine.roll_out(model, request)
-        fields = {name: getattr(rollout, name) for name in _TENSORS}
+        tensors, records = tensors_of(rollout)
         metadata = _metadata(request, self._files.more)
         if request.media is not None:
             metadata[_PICTURES] = _pictures(request)
-        if rollout.paths is not None:
-            fields |= {name: getattr(rollout.paths, name) for name in _OF_PATHS}
-        if rollout.conversations is not None:
-            fields |= {name: getattr(rollout.conversations, name) for name in _OF_TURNS}
-            fields |= zip(_ASKED, request.repeated(), strict=True)
-            metadata[_RECORDS] = json.dumps([dataclasses.asdict(each) for each in rollout.conversations.records])
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in fields.items()}
+        if records is not None:
+            asked = zip(_ASKED, request.repeated(), strict=True)
+            tensors |= {name: tensor.cpu().contiguous() for name, tensor in asked}
+            metadata[_RECORDS] = records
         path = self._files.next
         unfinished = path.with_suffix(".unfinished")
         save_file({**tensors, "seeds": torch.tensor(list(request.seeds))}, unfinished, metadata)
@@ -127,14 +121,8 @@ class ReplayRollout(RolloutEngine):
         _check_pictures(path, metadata.pop(_PICTURES, None), request)
         _check_asked_alike(path, tensors, metadata, request, wanted_settings=_metadata(request, self._files.more))
         self._files.count += 1
-        columns: dict[str, Any] = {name: tensor.to(request.prompt_ids_BP.device) for name, tensor in tensors.items()}
-        rollout = Rollout(**{name: columns[name] for name in _TENSORS}, seconds=time.perf_counter() - started)
-        if records is not None:
-            found = tuple(ConversationRecord(**each) for each in json.loads(records))
-            return replace(rollout, conversations=Conversations(found, *(columns[name] for name in _OF_TURNS)))
-        if _OF_PATHS[-1] in columns:
-            return replace(rollout, paths=DrawnPaths(*(columns[name] for name in _OF_PATHS)))
-        return rollout
+        columns = {name: tensor.to(request.prompt_ids_BP.device) for name, tensor in tensors.items()}
+        return rollout_of(columns, records, seconds=time.perf_counter() - started)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rollouts": self._files.count}
@@ -182,7 +170,7 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             metadata = dict(file.metadata() or {})
     except SafetensorError as error:
         raise ThreestepError(f"--rollout_replay: {path} cannot be read ({error}); dump it again") from error
-    if metadata.get("format") != json.dumps(_FORMAT) or not {*_TENSORS, "seeds"} <= tensors.keys():
+    if metadata.get("format") != json.dumps(_FORMAT) or not {*TENSORS, "seeds"} <= tensors.keys():
         raise ThreestepError(
             f"--rollout_replay expects files of --rollout_dump ('{_FORMAT}'), and {path} is none; dump it again"
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from training.step3_ppo import STEP
 from training.step3_ppo.contracts.settings import (
     DrawingSettings,
     EvaluationTimes,
@@ -57,7 +58,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     settings = PpoSettings(
         rollouts,
         flags.run.seed,
-        drawing=DrawingSettings(sampling, prompts, ppo.generation_batches, tries),
+        drawing=DrawingSettings(sampling, prompts, ppo.generation_batches, tries, ppo.rollouts_ahead),
         experience=experience,
         updates=UpdateSettings(
             learning_settings(components.algorithm, ppo),
@@ -75,7 +76,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
         ),
         stop_kl=flags.algorithm.stop_kl,
         traces=flags.run.traces(),
-        records=records_of(flags.run),
+        records=records_of(flags.run, STEP.program),
         log_pace=flags.reporting.pace(),
     )
     slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)

@@ -2,14 +2,15 @@
 
 Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy, made when it is first lent, filled by
 gathering the weights and emptied afterwards: one gather per rollout, not one per token. A rollout engine that takes
-tensor by tensor (`tensors`) needs no copy, and no rank ever holds a whole one.
+tensor by tensor (`tensors`) needs no copy, and no rank ever holds a whole one. Weights are kept at any stage where
+rollouts are drawn while training goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,19 +72,67 @@ class WholeModel:
         finally:
             _release(plain)
 
+    def kept(self) -> KeptModel:
+        """Return the weights as they are now, in memory of their own, for rollouts that are drawn while training goes
+        on. At most one of a model's is lent at a time. A collective under ZeRO-3."""
+        weights = {name: tensor.detach().clone() for name, tensor in self.tensors()}
+        return KeptModel(self._empty(), weights, self.updates, self.engine.ranks.is_main)
+
     def _filled_copy(self) -> PreTrainedModel:
         """Return a copy with the whole weights. A collective."""
+        plain = self._empty()
+        _fill(plain, ((name, tensor.detach().clone()) for name, tensor in self.tensors()))
+        return plain
+
+    def _empty(self) -> PreTrainedModel:
+        """Return the copy, always the same, which has no weights until it is filled."""
         if self._copy is None:
             self._copy = _empty_copy(self.model, self.engine)
-        targets = {**dict(self._copy.named_parameters()), **dict(self._copy.named_buffers())}
-        for name, tensor in self.tensors():
-            target = targets[name]
-            if isinstance(target, torch.nn.Parameter):
-                target.data = tensor.detach().clone()
-            else:
-                target.copy_(tensor)
-        self._copy.tie_weights()
         return self._copy
+
+
+class KeptModel:
+    """The weights of a model as they once were, lent as those of WholeModel are. Nothing here is a collective.
+
+    model: a copy that is filled with `weights`, those of all names, while it is lent. updates: of the weights.
+    """
+
+    is_sharded = False
+
+    def __init__(
+        self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor], updates: int, is_main_rank: bool
+    ) -> None:
+        self.model, self.updates = model, updates
+        self._weights, self._is_main_rank = weights, is_main_rank
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._weights.items()
+
+    def send(self, take: Callable[[Iterator[tuple[str, torch.Tensor]]], None]) -> None:
+        """Have `take` take every weight on the first rank; the others do not wait for it."""
+        if self._is_main_rank:
+            take(self.tensors())
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[PreTrainedModel]:
+        """The model with these weights, in eval mode."""
+        _fill(self.model, self.tensors())
+        try:
+            yield self.model
+        finally:
+            _release(self.model)
+
+
+def _fill(plain: PreTrainedModel, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Put these tensors in the place of the weights of `plain`, and their numbers into its buffers."""
+    targets = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
+    for name, tensor in tensors:
+        target = targets[name]
+        if isinstance(target, torch.nn.Parameter):
+            target.data = tensor
+        else:
+            target.copy_(tensor)
+    plain.tie_weights()
 
 
 def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:

@@ -18,9 +18,11 @@ import training
 from training.utils.base.console import log
 from training.utils.base.disk_errors import disk_errors, in_words
 from training.utils.base.errors import ThreestepError
+from training.utils.recording.digests import DigestLog, StepDigest, StepNumbers
 from training.utils.recording.files import RecordHead, check_tensors, rank_file, write_head, write_rank
 from training.utils.recording.sequences import RowSequences, sequences_of
 from training.utils.recording.states import StateWatch
+from training.utils.run.run_folder import DIGESTS
 
 if TYPE_CHECKING:
     from training.utils.engine.accumulate import MicroBatch, MicroLoss
@@ -48,6 +50,7 @@ class RecordContent:
 
 
 Watched = dict[str, list[WatchedBatch]]  # by the name of the model
+_NO_NUMBERS = StepNumbers()
 
 
 @dataclass
@@ -61,8 +64,8 @@ class StepRecording:
     def note(self, **settings: Any) -> None:
         """Add settings to the record, by its names; those that are 0 or False are as good as absent."""
 
-    def write(self, make: Callable[[Watched], RecordContent]) -> None:
-        """Write what `make` returns, after the step."""
+    def write(self, make: Callable[[Watched], RecordContent], numbers: StepNumbers = _NO_NUMBERS) -> None:
+        """Write what `make` returns, after the step. numbers: for its digest."""
 
 
 NOT_RECORDED = StepRecording()
@@ -106,7 +109,7 @@ class WatchedStep(StepRecording):
         self._read = None
         return found
 
-    def write(self, make: Callable[[Watched], RecordContent]) -> None:
+    def write(self, make: Callable[[Watched], RecordContent], numbers: StepNumbers = _NO_NUMBERS) -> None:
         for hook in self._hooks:
             hook.remove()
         if self._refused:
@@ -134,25 +137,49 @@ class WatchedStep(StepRecording):
         log(f"record of the step: {self.folder}", self.ranks.is_main)
 
 
+@dataclass
+class DigestedStep(StepRecording):
+    """A step with a digest, and with a record if `record` writes one."""
+
+    record: StepRecording
+    digest: StepDigest
+
+    def watched(self, name: str, engine: TrainingEngine, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        return self.digest.watched(name, engine, self.record.watched(name, engine, micro_batches))
+
+    def note(self, **settings: Any) -> None:
+        self.record.note(**settings)
+
+    def write(self, make: Callable[[Watched], RecordContent], numbers: StepNumbers = _NO_NUMBERS) -> None:
+        self.record.write(make)
+        self.digest.write(numbers)
+
+
 @dataclass(frozen=True)
 class StepRecords:
-    """The steps that are recorded, and the folder. steps: counted as in metrics.jsonl. keeps_values: of states too."""
+    """The steps that are recorded, and the folder. steps: counted as in metrics.jsonl. digests: of all steps, if they
+    are written. keeps_values: of states too."""
 
     steps: frozenset[int] = frozenset()
     folder: Path = Path()
+    digests: DigestLog | None = None
     keeps_values: bool = False
 
     def of_step(self, step: int, ranks: Ranks, update: int | None = None) -> StepRecording:
         """Return the recording of a step. update: the number of its optimizer step, from 1, if it has several."""
-        if step not in self.steps:
-            return NOT_RECORDED
         part = "" if update is None else f"_update{update}"
-        return WatchedStep(self.folder / f"step_{step:06}{part}", ranks, self.keeps_values)
+        folder = self.folder / f"step_{step:06}{part}" if step in self.steps else None
+        recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks, self.keeps_values)
+        if self.digests is None:
+            return recording
+        return DigestedStep(recording, StepDigest(self.digests, ranks, step, update=update, record=folder))
 
 
-def records_of(run: RunArguments) -> StepRecords:
-    """Return the records that the flags ask for."""
-    return StepRecords(frozenset(run.record_steps), Path(run.output_dir) / "records", run.record_values)
+def records_of(run: RunArguments, program: str = "") -> StepRecords:
+    """Return the records and digests that the flags ask for. program: that trains, as `python -m` takes it."""
+    folder = Path(run.output_dir)
+    digests = DigestLog(folder / DIGESTS, program) if run.digests else None
+    return StepRecords(frozenset(run.record_steps), folder / "records", digests, run.record_values)
 
 
 def _in_numpy(values: torch.Tensor) -> np.ndarray:

@@ -14,6 +14,14 @@ from dataclasses import dataclass
 SCHEMA, VERSION = "threestep-record", 1
 OBJECTIVES = ("sft", "reward", "dpo", "policy")
 DESCRIPTION, STATE = "record.json", "state.safetensors"
+DIGESTS_VERSION = 1  # of digests.jsonl
+LAYERS_EVERY = 4  # steps, and the first: those whose gradients and weights are in digests.jsonl
+# Of the files of layers beside a record, as the data flow.
+TRACED = ("weights before", "forward", "backward", "gradient of a rank", "gradient", "weights after")
+
+
+def layers_file(model: str, rank: int) -> str:
+    return f"layers_{model}_rank{rank}.json"
 
 
 @dataclass(frozen=True)

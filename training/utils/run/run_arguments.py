@@ -57,6 +57,12 @@ class RunArguments:
         "steps >= 1",
         may_change=True,
     )
+    digests: bool = flag(
+        True,
+        "Write sums and hashes of every step to OUTPUT_DIR/digests.jsonl, by which `threestep audit RUN_A RUN_B` finds "
+        "the first step that differs.",
+        may_change=True,
+    )
     record_values: bool = flag(
         False,
         "With --record_steps, of models up to 20 million weights: gradients, weights and Adam's moments in the record, "

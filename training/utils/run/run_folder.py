@@ -18,7 +18,9 @@ from training.utils.run.run_log import RunLog
 BAD_STEPS = "bad_steps.jsonl"
 METRICS = "metrics.jsonl"
 DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
-LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE)
+DIGESTS = "digests.jsonl"  # of every step, for `threestep audit`
+ROLLOUTS = "rollouts.jsonl"  # what --rollouts_ahead drew, by which weights, and what became of each prompt
+LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE, DIGESTS, ROLLOUTS)
 
 
 class RunFolder:

@@ -237,6 +237,6 @@ def loop_settings(
         shuffle=flags.run.shuffle,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
         traces=flags.run.traces(),
-        records=records_of(flags.run),
+        records=records_of(flags.run, flags.step.program),
         log_pace=flags.report.pace(),
     )

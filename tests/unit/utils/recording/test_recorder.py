@@ -102,9 +102,11 @@ def test_a_disk_that_refuses_ends_nothing(tmp_path: Path, capsys):
 
 def test_the_flags_name_the_folders(tmp_path: Path):
     records = records_of(RunArguments(output_dir=str(tmp_path), record_steps=[1, 10]))
-    assert records == StepRecords(frozenset([1, 10]), tmp_path / "records")
+    assert (records.steps, records.folder) == (frozenset([1, 10]), tmp_path / "records")
+    assert records.digests is not None and records.digests.path == tmp_path / "digests.jsonl"
+    assert records_of(RunArguments(digests=False)).digests is None
     recording = records.of_step(10, RANKS, update=2)
-    assert recording.folder == tmp_path / "records" / "step_000010_update2"  # type: ignore[attr-defined]
+    assert recording.record.folder == tmp_path / "records" / "step_000010_update2"  # type: ignore[attr-defined]
 
 
 def test_rows_that_no_record_can_hold_end_nothing(tmp_path: Path, monkeypatch, capsys):

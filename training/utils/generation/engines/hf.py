@@ -58,6 +58,7 @@ class TransformersRollout(RolloutEngine):
     supports_parallel_thinking = True
     supports_speculate = True
     supports_media = True
+    supports_rollouts_ahead = True
     _way: DecodeWay = WAYS[0]
     _guessing: Guessing | None = None
     _keeps_turns = False

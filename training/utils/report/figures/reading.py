@@ -18,6 +18,7 @@ from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json, parse_yaml
 from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
+from training.utils.run.rollout_account import read_rollouts, rollout_account
 from training.utils.run.run_folder import DIVERGENCE
 
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")
@@ -112,7 +113,9 @@ class RunReader:
         samples = self._samples.setdefault(path, _Samples(path / "samples.jsonl"))
         metrics.read_on()
         samples.read_on()
-        problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE)]
+        accounts = rollout_account(read_rollouts(path))
+        lost = [each.sentence() for each in accounts if not each.is_whole]
+        problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE), *lost]
         config = _mapping(path / "config.yaml", problems, parse_yaml)
         settings = {str(name): redacted_value(value) for name, value in config.items()}
         summary = _mapping(path / "summary.json", problems)

@@ -10,6 +10,7 @@ from typing import Any
 from training.utils.report.figures.outcome import best_step
 from training.utils.report.figures.reading import StepRun, finite
 from training.utils.report.figures.sample_media import sample_media
+from training.utils.run.rollout_account import read_rollouts, rollout_account
 
 _MOST_EVALUATIONS = 40  # lines of their table
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
@@ -151,7 +152,8 @@ def clipped(text: str, most: int = _LONGEST_TEXT) -> str:
 
 
 def left_out(step: StepRun) -> list[tuple[str, str]]:
-    """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit."""
+    """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit; with
+    --rollouts_ahead the account of the prompts of each epoch."""
     rows = []
     for split, name in (("train", "training rows"), ("eval", "held-out rows")):
         report = step.reports.data_report.get(split)
@@ -167,6 +169,8 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
     skipped = [value or 0.0 for name in step.names if name.endswith("/skipped") for _, value in step.points(name)]
     if skipped:
         rows.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
+    for account in rollout_account(read_rollouts(step.path)):
+        rows.append(("prompts, drawn ahead", account.sentence()))
     for label, samples in step.samples:
         if not any("reward" in sample for sample in samples):
             continue  # what is drawn for the report alone is short on purpose

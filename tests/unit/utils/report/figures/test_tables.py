@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.unit.utils.report.conftest import write_lines
 from training.utils.report.figures.reading import read_runs
 from training.utils.report.figures.tables import (
@@ -113,3 +115,18 @@ def test_evaluations_keep_their_best_however_many_there_are(tmp_path):
     assert (77, [1.0, None]) in rows and rows[-1] == (99, [23.0, None]) and 30 < len(rows) <= 42
     write_lines(tmp_path / "metrics.jsonl", lines[:2])
     assert evaluations(*steps_of(tmp_path)) == ([], [])
+
+
+def test_the_account_of_prompts_that_were_drawn_ahead(ppo_run):
+    folder = ppo_run()
+    line = {"step": 1, "version": 0, "first": 0, "prompts": 3, "rows": [2, 0], "left_out": {"cut": [0]}}
+    (folder / "rollouts.jsonl").write_text(json.dumps(line) + "\n")
+    ((step,),) = (run.steps for run in read_runs([folder]))
+    said = dict(left_out(step))["prompts, drawn ahead"]
+    assert said == (
+        "epoch 1: 1 of 3 prompts were learned from once; 1 were not: cut; 1 were not drawn: the run ended before"
+    )
+    assert not step.problems
+    (folder / "rollouts.jsonl").write_text((json.dumps(line) + "\n") * 2)
+    ((step,),) = (run.steps for run in read_runs([folder]))
+    assert any("TWICE: 2 (rows 0, 2)" in problem for problem in step.problems)

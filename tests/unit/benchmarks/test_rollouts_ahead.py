@@ -1,0 +1,36 @@
+"""The simulated queue: hand-worked times; the table of training runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.rollouts_ahead import Run, simulated, table
+
+
+def test_equal_lengths_hide_drawing_behind_training_but_for_the_first_step():
+    """Two steps of two responses of a second on two servers of one slot; a step trains for a second. K = 0: drawn at 1,
+    trained at 2, drawn at 3, trained at 4. K = 1: drawn at 1 and 2, trained at 2 and 3."""
+    lengths = [[1.0, 1.0]] * 2
+    assert simulated(0, lengths, (2, 1), 1.0, together=True) == pytest.approx((0.5, 0.5, 0.5))
+    assert simulated(1, lengths, (2, 1), 1.0, together=True) == pytest.approx((2 / 3, 1 / 3, 1 / 3))
+
+
+def test_servers_that_change_weights_by_themselves_do_not_wait_for_the_longest_response():
+    """Lengths 3 and 1, then 1 and 3, K = 1. Together, the second step is drawn from 3 on, until 6. Each by itself, the
+    second server begins at 1 with the response that comes first, and then takes the other: until 5."""
+    lengths = [[3.0, 1.0], [1.0, 3.0]]
+    together, alone = (simulated(1, lengths, (2, 1), 1.0, together=each) for each in (True, False))
+    assert together.rate == pytest.approx(2 / 7) and alone.rate == pytest.approx(2 / 6)
+    assert together.trainer == pytest.approx(5 / 7) and alone.servers == pytest.approx(1 - 8 / 12)
+
+
+def test_the_table_has_means_errors_and_differences_within_a_seed():
+    found = [
+        (Run(seed, ahead, correction), {"checker_after": score})
+        for seed, ahead, correction, score in (
+            (1, 0, "none", 0.8), (2, 0, "none", 0.9), (1, 1, "truncate", 0.7), (2, 1, "truncate", 0.9)
+        )
+    ]  # fmt: skip
+    *_, first, second = table(found).splitlines()
+    assert first == "| 0 |  | 0.850 ± 0.050 (0.800, 0.900) |  |"
+    assert second == "| 1 | truncate | 0.800 ± 0.100 (0.700, 0.900) | -0.050 ± 0.050 |"

@@ -1,0 +1,30 @@
+"""A line of rollouts.jsonl for each step."""
+
+from __future__ import annotations
+
+import json
+
+from training.step3_ppo.ahead.events import RolloutEvents
+from training.step3_ppo.ahead.pipeline import RolloutsOfStep, Times
+from training.utils.run.rollout_account import rollout_account
+from training.utils.run.run_log import RunLog
+
+
+def test_lines_name_weights_times_rows_and_reasons(tmp_path):
+    events = RolloutEvents(RunLog(tmp_path / "log"), "hf", prompts=4, per_step=2)
+    events.trained(RolloutsOfStep(1, 0, (), (), 0.5, Times(1.0, 2.0, 3.0)), [(3, None), (1, "cut")])
+    events.trained(RolloutsOfStep(2, 0, (), ()), [(0, None), (2, None)])
+    events.unused([(3, 1)], "the run ended")
+    first, second, third = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    shared = {"engine": "hf", "prompts": 4}
+    assert first == {
+        **shared, "step": 1, "version": 0, "first": 0, "asked": [1.0], "began": [2.0], "ended": [3.0], "waited": 0.5,
+        "rows": [3, 1], "left_out": {"cut": [1]},
+    }  # fmt: skip
+    assert second == {
+        **shared, "step": 2, "version": 0, "first": 2, "waited": 0.0, "rows": [0, 2], "left_out": {}
+    }  # fmt: skip
+    assert third == {**shared, "step": 3, "version": 1, "first": 4, "unused": "the run ended"}
+    (account,) = rollout_account([first, second, third])
+    assert account.is_whole and account.learned == 3
+    RolloutEvents(None, "hf", 4, 2).unused([(3, 1)], "the run ended")  # other ranks write nothing

@@ -1,0 +1,77 @@
+"""Flags that do not go with --rollouts_ahead are refused, each by a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ppo_flags import ppo_flags
+from training.step3_ppo.flags.ahead_checks import check_ahead_of_run
+from training.step3_ppo.flags.algorithm import experience_settings
+from training.step3_ppo.flags.checks import checked_components
+from training.utils.base.errors import ThreestepError
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.images.models.pictured import RowImages
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rank_share import SequenceLayout
+
+
+def flags_of(**given):
+    names = {"actor_model_name_or_path": "a", "reward": "gsm8k", "num_samples_per_prompt": 2, "advantage": "grpo"}
+    return ppo_flags(**{**names, "rollouts_ahead": 1, **given})
+
+
+def settings_of(**given):
+    flags = flags_of(**given)
+    return experience_settings(checked_components(flags).algorithm, flags.ppo, SequenceLayout(PlanSettings(1), 1))
+
+
+def test_older_weights_are_corrected_unless_that_is_refused():
+    ahead = settings_of()
+    assert ahead.mismatch.correction == "truncate" and ahead.reading.reads_old_logprobs
+    assert settings_of(mismatch_correction="none").mismatch is None
+    assert settings_of(rollouts_ahead=0).mismatch is None
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"dynamic_sampling_tries": 2}, "--dynamic_sampling_tries 2 draws other prompts once a step sees the scores"),
+        ({"prompt_sampler": "a.py:B"}, "--prompt_sampler chooses prompts by the scores of the step before"),
+        ({"prompt_dataset": "a.py:B"}, "--prompt_dataset changes prompts by the scores of the step before"),
+        ({"advantage": "remax"}, "--advantage remax draws greedy responses by the newest weights"),
+        ({"advantage": "optimal_token_baseline"}, "--advantage optimal_token_baseline reads the distributions of"),
+        ({"report_variance": True}, "--report_variance reads the distributions of the policy that drew, whose weights"),
+        ({"speculate": "1", "mtp_num_layers": 1}, "--speculate 1 guesses by what is trained meanwhile; leave one of"),
+        ({"val_only": True}, "--val_only trains nothing to be ahead of; leave one of them out"),
+    ],
+)
+def test_what_it_does_not_go_with(given, why):
+    wanted = f"--rollouts_ahead 1 draws responses before the step that takes them, and {why}"
+    with pytest.raises(ThreestepError, match=wanted):
+        checked_components(flags_of(**given))
+    checked_components(flags_of(**{**given, "rollouts_ahead": 0}))
+
+
+@pytest.mark.parametrize("engine", ["hybrid", "vllm"])
+def test_engines_in_the_processes_of_training_do_not_draw_beside_it(engine):
+    wanted = f"--rollout_engine {engine} does not support --rollouts_ahead, got 1; leave it out or use another engine"
+    with pytest.raises(ThreestepError, match=wanted):
+        checked_components(flags_of(rollout_engine=engine))
+
+
+class Sent(TransformersRollout):
+    takes_weights = True
+
+
+def test_runs_that_cannot_be_ahead():
+    flags = flags_of()
+    check_ahead_of_run(flags, TransformersRollout, None, rollouts=2, ranks=2)
+    check_ahead_of_run(flags_of(rollouts_ahead=0), Sent, None, rollouts=1, ranks=2)
+    with pytest.raises(ThreestepError, match="--rollouts_ahead 1 expects a run of more rollouts than that, got 1: all"):
+        check_ahead_of_run(flags, TransformersRollout, None, rollouts=1, ranks=1)
+    images = object.__new__(RowImages)
+    with pytest.raises(ThreestepError, match="--rollouts_ahead 1 does not go with prompts that have images: their"):
+        check_ahead_of_run(flags, TransformersRollout, images, rollouts=2, ranks=1)
+    with pytest.raises(ThreestepError, match="--rollouts_ahead 1 sends kept weights to --rollout_engine hf from the"):
+        check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=2)
+    check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=1)

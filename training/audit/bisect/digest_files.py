@@ -1,0 +1,105 @@
+"""digests.jsonl of a run, and what else of its folder a comparison needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import parse_json, parse_yaml, read_json_object
+from training.utils.recording.schema import DIGESTS_VERSION
+from training.utils.run.run_folder import DIGESTS
+
+StepKey = tuple[int, int]  # the step, and in step 3 its optimizer step from 1; otherwise 0
+_AT_HAND = ("output_dir", "resume", "overwrite", "record_steps", "profile_steps", "run_name", "save_every")
+
+
+@dataclass(frozen=True)
+class RunDigests:
+    """folder: of the run. begin: the line of its beginning; resumed: those of later ones. steps: by their key, in
+    order. settings: of config.yaml. environment: of environment.json."""
+
+    folder: Path
+    begin: Mapping[str, Any]
+    resumed: tuple[Mapping[str, Any], ...]
+    steps: Mapping[StepKey, Mapping[str, Any]]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @property
+    def program(self) -> str:
+        return str(self.begin["program"])
+
+    def ranks_at(self, step: int) -> int:
+        """The number of ranks that took a step."""
+        lines = [line for line in (self.begin, *self.resumed) if line["begins_after"] < step]
+        return int((lines or [self.begin])[-1]["ranks"])
+
+
+def read_digests(folder: Path) -> RunDigests:
+    """Read a run; ThreestepError for a folder without digests, or with those of another version."""
+    path = folder / DIGESTS
+    if not path.is_file():
+        raise ThreestepError(
+            f"{folder} expects a run with {DIGESTS}, and has none; every run writes it, unless --digests is false"
+        )
+    lines = [_line(path, number, text) for number, text in enumerate(path.read_text("utf-8").splitlines(), start=1)]
+    begins = [line for line in lines if "digests" in line]
+    if not begins or lines[0] is not begins[0]:
+        raise ThreestepError(f"{path} expects a first line with `digests`, got none: the file is not whole")
+    for line in begins:
+        if line["digests"] != DIGESTS_VERSION:
+            raise ThreestepError(
+                f"{path} expects digests of version {DIGESTS_VERSION}, got version {line['digests']}; compare with the "
+                "version of threestep that wrote it"
+            )
+    config = folder / "config.yaml"
+    settings = parse_yaml(config.read_text("utf-8")) if config.is_file() else {}
+    environment = read_json_object(str(folder / "environment.json")) or {}
+    steps = {(line["step"], line.get("update", 0)): line for line in lines if "step" in line}
+    return RunDigests(folder, begins[0], tuple(begins[1:]), steps, settings or {}, environment)
+
+
+def _line(path: Path, number: int, text: str) -> dict[str, Any]:
+    try:
+        found = parse_json(text)
+    except ValueError as problem:
+        raise ThreestepError(f"{path}, line {number}: expects a JSON object: {problem}") from problem
+    if not isinstance(found, dict):
+        raise ThreestepError(f"{path}, line {number}: expects a JSON object, got {text[:40]!r}")
+    return found
+
+
+def settings_that_differ(a: RunDigests, b: RunDigests) -> dict[str, tuple[Any, Any]]:
+    """Flags of which the runs have other values, but for those of folders and of what is written when."""
+    names = sorted(a.settings.keys() | b.settings.keys())
+    pairs = {name: (a.settings.get(name), b.settings.get(name)) for name in names if name not in _AT_HAND}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+# Flags that change the order of sums and nothing else.
+_OF_ROUNDING = (
+    "actor_zero_stage", "attn_implementation", "critic_zero_stage", "dtype", "gradient_accumulation_steps",
+    "gradient_checkpointing", "head_chunk_mb", "max_tokens_per_micro_batch", "offload", "padded",
+    "per_device_eval_batch_size", "per_device_generation_batch_size", "per_device_train_batch_size",
+    "per_device_training_batch_size", "share_beginnings", "zero_stage",
+)  # fmt: skip
+
+
+def causes_of_rounding(a: RunDigests, b: RunDigests) -> list[str]:
+    """Reasons, in words, why rounding may differ; none: the runs should be equal bit for bit."""
+    found = [f"--{name} {x} and {y}" for name, (x, y) in settings_that_differ(a, b).items() if name in _OF_ROUNDING]
+    if a.begin["ranks"] != b.begin["ranks"]:
+        found.insert(0, f"{a.begin['ranks']} and {b.begin['ranks']} ranks")
+    devices = [run.environment.get("device") for run in (a, b)]
+    if devices[0] != devices[1]:
+        found.append(f"{devices[0]} and {devices[1]}")
+    versions: list[dict[str, str]] = [run.environment.get("versions", {}) for run in (a, b)]
+    found += [
+        f"{name} {versions[0].get(name)} and {versions[1].get(name)}"
+        for name in sorted(versions[0].keys() | versions[1].keys())
+        if versions[0].get(name) != versions[1].get(name)
+    ]
+    return found

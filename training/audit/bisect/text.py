@@ -1,0 +1,141 @@
+"""A bisection in words: lines for a terminal, and JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from training.audit.bisect.compare import BACKWARD, DATA, FORWARD, OPTIMIZER, ROLLOUT
+from training.audit.bisect.records import WEIGHTS
+
+if TYPE_CHECKING:
+    from training.audit.bisect.bisect import Bisection
+    from training.audit.bisect.compare import Compared, FirstDifference
+    from training.audit.bisect.digest_files import RunDigests, StepKey
+    from training.audit.bisect.records import Located
+
+_MOST_LISTED = 12
+_ORDER = (WEIGHTS, DATA, ROLLOUT, FORWARD, BACKWARD, OPTIMIZER)
+
+
+def headline(a: RunDigests, b: RunDigests, found: Bisection) -> str:
+    """The two runs, in words."""
+    steps = len({step for step, _ in found.comparison.steps})
+    return f"{a.folder} and {b.folder}: {a.program}, {steps:,} step{'' if steps == 1 else 's'} in common"
+
+
+def verdict(found: Bisection) -> str:
+    """One sentence: where the runs part, or that they do not."""
+    comparison = found.comparison
+    first = comparison.first
+    if first is None:
+        if not comparison.of_rounding:
+            return "no difference: every number of every step is equal, bit for bit"
+        steps = [own for key, own in comparison.drift.items() if key != (0, 0)]
+        if not any(steps):
+            return "no difference: every number of every step is equal"
+        return (
+            f"no fault: numbers drift from {_size(steps[0])} in the first step to {_size(steps[-1])} in the last, and "
+            "no step has a jump"
+        )
+    if found.located and not _is_earlier(first, found):
+        place = found.located[0]
+        return f"the first difference is in {_step(found.key or first.key)}, {_place(place)}{_cause(found)}"
+    return f"the first difference is {_where(first)}: {_compared(first.compared)}{_size_of(first)}{_cause(found)}"
+
+
+def _is_earlier(first: FirstDifference, found: Bisection) -> bool:
+    """True if the digests have a difference before all that the records have: of a number that records lack."""
+    place = (found.located or ())[0]
+    return found.key == first.key and _ORDER.index(first.compared.part) < _ORDER.index(place.part)
+
+
+def _place(place: Located) -> str:
+    many = f"; {place.differing:,} of {place.of:,} differ" if place.of > 1 else ""
+    return f"{place.part}: {place.name}, {place.where}: {place.a} and {place.b}{many}"
+
+
+def _where(first: FirstDifference) -> str:
+    return "at the beginning" if first.key == (0, 0) else f"in {_step(first.key)}"
+
+
+def _step(key: StepKey) -> str:
+    return f"step {key[0]:,}" + (f", update {key[1]:,}" if key[1] else "")
+
+
+def _compared(each: Compared) -> str:
+    name = " of the ".join([each.name, *([each.model] if each.model not in ("", "train", "rollout") else [])])
+    layer = f", {each.layer}" if each.layer else ""
+    values = f": {_value(each.a)} and {_value(each.b)}"
+    return f"{each.part}: {name}{layer}{values}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"sum {value[1]:.9g} of {value[0]:,.0f} numbers" if len(value) == 4 else f"{value[0]:.9g}"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _size_of(first: FirstDifference) -> str:
+    apart = first.compared.apart
+    if not first.bound:
+        return "" if math.isnan(apart) or not apart else f", {_size(apart)} of its size apart"
+    if math.isnan(apart):
+        return ", which rounding does not change"
+    return f", {_size(apart)} apart: a jump, from {_size(first.before)} before it; drift is below {_size(first.bound)}"
+
+
+def _size(value: float) -> str:
+    return "infinitely" if math.isinf(value) else f"{value:.1e}"
+
+
+def _cause(found: Bisection) -> str:
+    if not found.settings:
+        return ""
+    words = [f"--{name} {a} and {b}" for name, (a, b) in found.settings.items()]
+    more = f" and {len(words) - 4} more" if len(words) > 4 else ""
+    return f"; flags that differ: {', '.join(words[:4])}{more}"
+
+
+def as_lines(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
+    """The whole of it; the verdict last."""
+    comparison, lines = found.comparison, [headline(a, b, found)]
+    if comparison.of_rounding:
+        lines.append(f"  may be rounded differently: {'; '.join(comparison.of_rounding)}")
+    if comparison.first is not None:
+        first = comparison.first
+        lines.append(f"  by their digests {_where(first)}: {_compared(first.compared)}{_size_of(first)}")
+    for place in (found.located or ())[:_MOST_LISTED]:
+        lines.append(f"  {_place(place)}")
+    if len(found.located or ()) > _MOST_LISTED:
+        lines.append(f"  and {len(found.located or ()) - _MOST_LISTED} quantities after these")
+    if found.located is not None and not found.located:
+        lines.append("  run again, the two records of this step are the same")
+    return [*lines, *(f"  note: {note}" for note in found.notes), verdict(found)]
+
+
+def as_json(a: RunDigests, b: RunDigests, found: Bisection) -> dict[str, Any]:
+    """The same as one object."""
+    first = found.comparison.first
+    return {
+        "runs": [str(run.folder) for run in (a, b)],
+        "verdict": verdict(found),
+        "may_round": list(found.comparison.of_rounding),
+        "settings": {name: list(pair) for name, pair in found.settings.items()},
+        "first": None
+        if first is None
+        else {
+            "step": first.key[0],
+            "update": first.key[1],
+            "part": first.compared.part,
+            "name": first.compared.name,
+            "layer": first.compared.layer,
+            "bound": first.bound,
+            "before": first.before,
+        },
+        "drift": {
+            f"{step}.{update}" if update else str(step): own for (step, update), own in found.comparison.drift.items()
+        },
+        "located": None if found.located is None else [vars(place) for place in found.located],
+        "notes": list(found.notes),
+    }

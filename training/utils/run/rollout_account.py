@@ -1,0 +1,101 @@
+"""The account of a run's prompts, from its rollouts.jsonl: each is learned from once in an epoch, or named with its
+reason. Serves the report and tests."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.utils.run.run_folder import ROLLOUTS
+
+NOT_DRAWN = "not drawn: the run ended before"
+
+
+@dataclass
+class EpochAccount:
+    """Prompts of one epoch. left_out: by the reason. lost: positions, counted in the run, that the log passes over.
+    twice: rows that were taken more than once."""
+
+    epoch: int
+    prompts: int
+    learned: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    lost: list[int] = field(default_factory=list)
+    twice: list[int] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every prompt was learned from exactly once or has a reason."""
+        return not self.lost and not self.twice and self.learned + self.left_out.total() == self.prompts
+
+    def sentence(self) -> str:
+        """Return what became of the prompts."""
+        parts = [f"{self.learned:,} of {self.prompts:,} prompts were learned from once"]
+        parts += [f"{count:,} {_why(reason)}" for reason, count in self.left_out.items()]
+        parts += [f"LOST: {len(self.lost):,} (positions {_some(self.lost)})"] if self.lost else []
+        parts += [f"TWICE: {len(self.twice):,} (rows {_some(self.twice)})"] if self.twice else []
+        return f"epoch {self.epoch}: {'; '.join(parts)}"
+
+
+def rollout_account(lines: Iterable[Mapping[str, Any]]) -> list[EpochAccount]:
+    """Return the account of each epoch that the run has reached. lines: of rollouts.jsonl."""
+    trained = dict[int, list[tuple[int, str | None]]]()  # by position: row and reason
+    unused, prompts = dict[int, str](), 0
+    steps = list(lines)
+    width = max((len(line["rows"]) for line in steps if "rows" in line), default=0)
+    for line in steps:
+        prompts, first = int(line["prompts"]), int(line["first"])
+        if "unused" in line:
+            unused |= {first + place: str(line["unused"]) for place in range(width)}
+            continue
+        reasons = {(row, reason) for reason, rows in line["left_out"].items() for row in rows}
+        for place, row in enumerate(line["rows"]):
+            reason = next((reason for of_row, reason in reasons if of_row == row), None)
+            trained.setdefault(first + place, []).append((row, reason))
+    if not prompts or not trained:
+        return []
+    reached = max(trained) + 1
+    epochs = [EpochAccount(epoch + 1, prompts) for epoch in range(-(-reached // prompts))]
+    for account in epochs:
+        positions = range((account.epoch - 1) * prompts, account.epoch * prompts)
+        rows = Counter[int]()
+        for position in positions:
+            taken = trained.get(position, [])
+            rows.update(row for row, _ in taken)
+            account.learned += sum(reason is None for _, reason in taken)
+            account.left_out.update(reason for _, reason in taken if reason is not None)
+            if not taken and position in unused:
+                account.left_out[unused[position]] += 1
+            elif not taken and position >= reached:
+                account.left_out[NOT_DRAWN] += 1
+            elif not taken:
+                account.lost.append(position)
+        account.twice = sorted(row for row, count in rows.items() if count > 1)
+    return epochs
+
+
+def read_rollouts(folder: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a run's rollouts.jsonl; none where there is no such file."""
+    path = folder / ROLLOUTS
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        found += [value] if isinstance(value, dict) and {"step", "first", "prompts"} <= value.keys() else []
+    return found
+
+
+def _why(reason: str) -> str:
+    return f"were not: {reason}" if not reason.startswith("not drawn") else f"were {reason}"
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
