@@ -3,6 +3,7 @@
     python -m tests.examined                      every fault, and 300 right steps: about six minutes on two cores
     python -m tests.examined --only dpo --right 0    the faults whose names have this word
     python -m tests.examined --plain              the plain trainer's alone: half a minute
+    python -m tests.examined --further --right 0  twelve more, written after the judge had learned from the sixty
 
 A line for each fault: `right` or `wrong` for its quantity and for its cause, and what the judge says. Faults of one who
 did not write the judge's causes; exit code 1 below 55 quantities, 45 causes or with a false alarm.
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.examined", description=__doc__)
     parser.add_argument("--only", default="", help="faults whose names contain this")
     parser.add_argument("--plain", action="store_true", help="the plain trainer's faults alone")
+    parser.add_argument("--further", action="store_true", help="twelve other faults of the plain trainer alone")
     parser.add_argument("--right", type=int, default=300, help="right steps of the plain trainer")
     parser.add_argument("--seed", type=int, default=1, help="of the plain trainer")
     options = parser.parse_args(argv)
@@ -36,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     warnings.filterwarnings("ignore")
     alarms = _false_alarms(options.right, options.seed)
     quantities = causes = count = 0
-    for fault, verdict in _verdicts(options.only, options.seed, plain=options.plain):
+    for fault, verdict in _verdicts(options):
         found, explained = verdict.finds(fault), verdict.explains(fault)
         quantities, causes, count = quantities + found, causes + explained, count + 1
         marks = " | ".join("right" if each else "wrong" for each in (found, explained))
@@ -45,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     print(f"{count} faults: {quantities} at their quantity, {causes} with their cause")
     print(f"{options.right} right steps: {alarms} false alarms")
     enough = quantities >= LEAST_QUANTITIES and causes >= LEAST_CAUSES
-    if alarms or not (enough or options.only or options.plain):
+    if alarms or not (enough or options.only or options.plain or options.further):
         sys.exit(1)
 
 
@@ -62,20 +64,21 @@ def _false_alarms(count: int, seed: int) -> int:
     return alarms
 
 
-def _verdicts(only: str, seed: int, *, plain: bool) -> Iterator:
+def _verdicts(options: argparse.Namespace) -> Iterator:
     """(fault, verdict), of the plain trainer's faults and then of ours."""
+    from tests.examined.further_faults import FURTHER_FAULTS
     from tests.examined.plain_faults import PLAIN_FAULTS
     from tests.examined.scoring import of_plain_fault
 
-    for fault in PLAIN_FAULTS:
-        if only in fault.name:
-            yield fault, of_plain_fault(fault, seed)
-    if plain:
+    for fault in FURTHER_FAULTS if options.further else PLAIN_FAULTS:
+        if options.only in fault.name:
+            yield fault, of_plain_fault(fault, options.seed)
+    if options.plain or options.further:
         return
     from tests.examined.our_faults import OUR_FAULTS
     from tests.examined.ours import Workshop
 
-    ours = [fault for fault in OUR_FAULTS if only in fault.name]
+    ours = [fault for fault in OUR_FAULTS if options.only in fault.name]
     if ours:
         with tempfile.TemporaryDirectory(prefix="examined_") as place, ThreadPoolExecutor(2) as pool:
             yield from zip(ours, pool.map(Workshop(Path(place)).verdict, ours), strict=True)
