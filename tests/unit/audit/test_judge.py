@@ -73,6 +73,7 @@ def test_what_a_record_lacks_is_named():
     assert lacks == {
         "logprobs": "the tensor logits of 1 ranks",
         "micro_losses": "the tensor micro_losses",
+        "backward_loss": "the figure backward_loss",
         "token_losses": "the tensor token_losses",
         "clipped_gradients": "the setting max_grad_norm",
     }

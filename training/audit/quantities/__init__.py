@@ -3,17 +3,19 @@ one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from training.audit.quantities import optimizer, pairs, policies, rollouts, tokens
 from training.audit.quantities.quantity import Cause, Quantity
 
 __all__ = ["QUANTITIES", "Cause", "Quantity"]
 
+_LOSSES = (*tokens.LOSSES, *pairs.QUANTITIES, *policies.LOSSES)
 QUANTITIES: tuple[Quantity, ...] = (
     *rollouts.QUANTITIES,
     *policies.HANDED_ON,
     *tokens.MASKS,
-    *tokens.LOSSES,
-    *pairs.QUANTITIES,
-    *policies.LOSSES,
+    *_LOSSES,
+    *(replace(each, name="backward_loss") for each in _LOSSES if each.name == "loss"),
     *optimizer.QUANTITIES,
 )

@@ -93,6 +93,8 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     ),
     "accumulation_steps": (float, "micro-batches of a rank in a whole step, where this one may have fewer"),
     "longest_tokens": (float, "the constant of `sequence sum norm`"),
+    "longest_row": (float, "the most tokens of a row; longer ones are cut"),
+    "cut": (("begin", "end"), "which of their ends is cut off"),
     "preference_loss": (("sigmoid", "ipo", "hinge"), "of dpo"),
     "beta": (float, "of dpo"),
     "label_smoothing": (float, "of the pairs' loss"),
@@ -108,8 +110,10 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "whiten": (bool, "advantages are whitened over the tokens that count"),
     "kl_estimator": (("k1", "k2", "k3", "abs"), "of the KL to the reference"),
     "kl_bound": (float, "the largest k3 of a token; absent: any"),
+    "kl_weighted": (bool, "the KL in the loss is multiplied by the ratio"),
     "kl_in": (("reward", "loss", "none"), "where the KL counts"),
     "kl_coef": (float, "its coefficient"),
+    "ratio": (("token", "sequence sum", "sequence mean"), "of a token, a whole response, or its mean; absent: token"),
     "clip_low": (float, "the ratio is held above 1 - clip_low"),
     "clip_high": (float, "the ratio is held below 1 + clip_high"),
     "dual_clip": (float, "where the advantage is negative, the loss is at most this times its size; absent: not held"),
@@ -129,6 +133,7 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
 }
 FIGURES = {
     "loss": "the loss of the step: over all ranks and micro-batches",
+    "backward_loss": "the same, as the backward pass began with it",
     "denominator": "what the sum of the losses was divided by",
     "policy_loss": "its part of the actor's loss",
     "kl_loss": "the KL's part, before its coefficient",
