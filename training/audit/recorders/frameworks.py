@@ -120,8 +120,9 @@ def _record(
     """Rectangles under a mask, as a record: the numbers of drawn tokens, one response after the other."""
     drawn_BR = mask_BR.bool()
     found: _Tensors = {"rollout_numbers": torch.arange(len(drawn_BR)), "rollout_lengths": drawn_BR.sum(dim=1), **more}
+    of_critic = () if settings.get("advantage") == "gae" else ("rollout_values", "rollout_returns")
     for column, values in columns.items():
-        if values is not None:
+        if values is not None and column not in of_critic:  # without a critic their returns are the advantages
             found[column] = values.detach().cpu().float()[drawn_BR]
     arrays: Arrays = {part: values.numpy() for part, values in found.items()}
     check_tensors(arrays, name)
