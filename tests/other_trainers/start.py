@@ -14,9 +14,9 @@ from tests.end_to_end.conftest import save_start
 
 WORDS = "pear apple fig plum cherry quince lemon".split()
 TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'assistant' %}A: {% generation %}{{ message['content'] }}"
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}A:\n{% generation %}{{ message['content'] }}"
     "{{ eos_token }}{% endgeneration %}{% else %}U: {{ message['content'] }}\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}A: {% endif %}"
+    "{% if add_generation_prompt %}A:\n{% endif %}"
 )
 
 
@@ -59,6 +59,9 @@ def save(folder: Path) -> Path:
     for name, lines in (("rows", rows), ("pairs", pairs), ("chats", chats)):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        (folder / name).mkdir()  # the same for us: no training row is held out
+        for split, part in (("train", text), ("test", json.dumps(lines[0]) + "\n")):
+            (folder / name / f"{split}.jsonl").write_text(part, encoding="utf-8")
     return folder
 
 

@@ -48,18 +48,40 @@ def trainer_of(kind: str, start: Path, folder: Path, **changes: Any) -> Any:
     else:
         model = AutoModelForCausalLM.from_pretrained(start / "model")
     if kind in ("dpo", "kto"):
-        more["ref_model"] = AutoModelForCausalLM.from_pretrained(start / "reference")
+        more["ref_model"] = AutoModelForCausalLM.from_pretrained(start / changes.get("reference", "reference"))
     if kind in ("grpo", "rloo"):
         more["reward_funcs"] = letters
+    samples = changes.get("samples")
+    if samples is not None:
+        more |= replayed(json.loads(Path(samples).read_text()))
     if kind == "plain":
         from transformers import DataCollatorForSeq2Seq
 
         more["data_collator"] = DataCollatorForSeq2Seq(tokenizer)
-    trainer = Trainer(model=model, train_dataset=Dataset.from_list(list(rows_of(kind, start, tokenizer))), **more)
-    if kind in ("grpo", "rloo") and trainer.ref_model is not None:
+    rows = [{"prompt": str(place)} for place in range(64)] if samples else list(rows_of(kind, start, tokenizer))
+    trainer = Trainer(model=model, train_dataset=Dataset.from_list(rows), **more)
+    if kind in ("grpo", "rloo") and trainer.ref_model is not None and samples is None:
         other = AutoModelForCausalLM.from_pretrained(start / "reference")
         trainer.ref_model.load_state_dict(other.state_dict())
     return trainer
+
+
+def replayed(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A rollout and a reward for GRPOTrainer: these prompts, responses and scores, whatever is asked."""
+
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        assert len(prompts) == len(samples), (len(prompts), len(samples))
+        return {
+            "prompt_ids": [one["prompt"] for one in samples],
+            "completion_ids": [one["response"] for one in samples],
+            "logprobs": None,
+            "given": [one["score"] for one in samples],
+        }
+
+    def given_score(completions: list[str], given: list[float], **columns: Any) -> list[float]:
+        return list(given)
+
+    return {"rollout_func": roll_out, "reward_funcs": given_score}
 
 
 def rows_of(kind: str, start: Path, tokenizer: Any) -> Any:

@@ -1,13 +1,13 @@
 """Records of prime-rl's token exports, `token_exports/step_N/rank_R.jsonl`, version 1. Serves users' scripts.
 
-An export has the tokens of each row with log-probabilities and advantages, and no loss of the step: the user may give
-its figures. Rows are packed: positions begin again with each document.
+An export has the tokens of each sequence with log-probabilities and advantages, and no loss of the step: the user may
+give its figures. Sequences without a token that counts are not exported. Positions begin again with each document.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def _rank(path: Path) -> Arrays:
     lengths = [length for row in rows for length in _documents(row)]
     found: Arrays = {
         "lengths": np.array(lengths, dtype=np.int64),
-        "micro_batches": np.array([number for number, row in enumerate(rows) for _ in _documents(row)], dtype=np.int64),
+        "micro_batches": np.array([_micro(rows, number) for number, row in enumerate(rows) for _ in _documents(row)]),
         "token_ids": np.array([token for row in rows for token in row["token_ids"]], dtype=np.int64),
         "loss_mask": np.array([bool(counts) for row in rows for counts in row["loss_mask"]], dtype=bool),
     }
@@ -63,6 +63,11 @@ def _rank(path: Path) -> Arrays:
             found[name] = np.array(values, dtype=np.float32)
     check_tensors(found, str(path))
     return found
+
+
+def _micro(rows: Sequence[Mapping[str, Any]], number: int) -> int:
+    """The micro-batch of a row; a row without `micro_step` is one by itself."""
+    return int(rows[number].get("micro_step", number))
 
 
 def _documents(row: Mapping[str, Any]) -> list[int]:
