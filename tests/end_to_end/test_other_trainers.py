@@ -32,7 +32,7 @@ RIGHT = {
     "grpo": ("trl116", "trl grpo", {"rollout_advantages", "advantages", "loss_mask", "loss"}),
     "grpo again": (
         "trl116",
-        "trl grpo num_iterations=2 learning_rate=0.01",
+        "trl grpo num_iterations=2 learning_rate=0.002",
         {"rollout_advantages", "old_logprobs", "ref_logprobs", "loss"},
     ),
     "grpo sequences": (

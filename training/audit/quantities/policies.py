@@ -197,7 +197,7 @@ def _kl_losses(step: AuditedStep, name: str | None = None, weighted: bool | None
     section 3.1); default: as the settings say."""
     values_T = estimated_kl(step, step.tensor("logprobs"), step.tensor("ref_logprobs"), name)
     weighs = bool(step.settings.get("kl_weighted", False)) if weighted is None else weighted
-    return values_T * np.exp(np.clip(_log_ratio(step), -20.0, 20.0)) if weighs else values_T
+    return values_T * np.exp(np.clip(_log_ratio(step), -60.0, 60.0)) if weighs else values_T
 
 
 def _reversed_kl(step: AuditedStep) -> np.ndarray:
