@@ -46,3 +46,4 @@ for name in "$@"; do
     [ "$name" != llamafactory ] || "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio
     touch "$venv/ready"
 done
+printf 'THREESTEP_OTHER_TRAINERS=%s python -m pytest --long tests/end_to_end/test_other_trainers.py\n' "$folder"

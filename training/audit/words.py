@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
@@ -48,15 +47,6 @@ def settings_of_words(said: str) -> dict[str, Any]:
                 f"{nearest_names(part if not equals else f'{name}=', known)}; docs/audit.md lists them"
             )
     return found
-
-
-def checked(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the settings; ThreestepError for a name or a value that a record does not have."""
-    for name, value in settings.items():
-        if name not in SETTINGS:
-            raise ThreestepError(f"{where} has the unknown name '{name}'{nearest_names(name, SETTINGS)}")
-        check_setting(name, value, where)
-    return dict(settings)
 
 
 def _value(name: str, text: str) -> Any:

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from training.audit.words import checked
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import Arrays, RecordHead, StepRecord, check_tensors
+from training.utils.recording.files import Arrays, RecordHead, StepRecord, check_tensors, checked_settings
 
 _Tensors = dict[str, torch.Tensor]
 
@@ -126,5 +125,7 @@ def _record(
             found[column] = values.detach().cpu().float()[drawn_BR]
     arrays: Arrays = {part: values.numpy() for part, values in found.items()}
     check_tensors(arrays, name)
-    head = RecordHead("policy", step, settings=checked(settings, f"settings of {name}_record"), trainer={"name": name})
+    head = RecordHead(
+        "policy", step, settings=checked_settings(settings, f"settings of {name}_record"), trainer={"name": name}
+    )
     return StepRecord(head, [arrays])

@@ -30,7 +30,7 @@ class WatchedForward:
 
 
 @dataclass
-class WatchedBatch:
+class WatchedMicroBatch:
     """inputs: as compute_loss was given them. items: num_items_in_batch. loss: that training_step returned.
     backward_loss: that the backward pass began with. sums, ref_sums: log-probabilities of responses, chosen and then
     rejected, where the trainer computes them in a method."""

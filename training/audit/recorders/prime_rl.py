@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from training.audit.words import checked
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import Arrays, RecordHead, StepRecord, check_tensors
+from training.utils.recording.files import Arrays, RecordHead, StepRecord, check_tensors, checked_settings
 
 # Ours: theirs. Numbers of tokens; a null stands for a number that is not finite.
 _COLUMNS = {
@@ -35,10 +34,9 @@ def prime_rl_record(
     if not ranks:
         raise ThreestepError(f"{place} expects token exports of prime-rl, rank_0.jsonl and so on, and has none")
     step = place.name.removeprefix("step_")
-    head = RecordHead(
-        "policy", int(step) if step.isdigit() else 1, len(ranks), checked(settings, "settings of prime_rl_record"),
-        dict(figures or {}), {"name": "prime-rl"},
-    )  # fmt: skip
+    own = checked_settings(settings, "settings of prime_rl_record")
+    number = int(step) if step.isdigit() else 1
+    head = RecordHead("policy", number, len(ranks), own, dict(figures or {}), {"name": "prime-rl"})
     return StepRecord(head, ranks)
 
 

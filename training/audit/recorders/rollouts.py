@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from training.audit.recorders.micro_batch import Tensors, WatchedBatch, copied
+from training.audit.recorders.micro_batch import Tensors, WatchedMicroBatch, copied
 
 _COLUMNS = {
     "rollout_old_logprobs": "old_per_token_logps",
@@ -100,7 +100,7 @@ class Rollouts:
         """The step is recorded: the next generation is of another."""
         self._is_used = True
 
-    def fill(self, batch: WatchedBatch) -> None:
+    def fill(self, batch: WatchedMicroBatch) -> None:
         """Give RLOO's micro-batch the old log-probabilities of its tokens: those of the rollout, but for the sum, which
         is the one that the loss was given."""
         inputs = batch.inputs
@@ -115,7 +115,7 @@ class Rollouts:
             rows.append(own_C)
         inputs["old_per_token_logps"] = torch.stack(rows)
 
-    def _places(self, batches: list[WatchedBatch]) -> list[tuple[Tensors, int]]:
+    def _places(self, batches: list[WatchedMicroBatch]) -> list[tuple[Tensors, int]]:
         """Return of each row the generation and its place in it. Equal responses are taken in their order."""
         waiting: dict[bytes, list[tuple[Tensors, int]]] = {}
         for made in self._made:
@@ -128,7 +128,7 @@ class Rollouts:
                 found.append(own.pop(0) if len(own) > 1 else own[0])
         return found
 
-    def tensors(self, batches: list[WatchedBatch]) -> Tensors:
+    def tensors(self, batches: list[WatchedMicroBatch]) -> Tensors:
         """The rollout of this process, and the number in it of each row of the step."""
         if not self._made:
             return {}

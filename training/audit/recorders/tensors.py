@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from training.audit.recorders.micro_batch import Tensors, WatchedBatch, WatchedForward, fit
+from training.audit.recorders.micro_batch import Tensors, WatchedForward, WatchedMicroBatch, fit
 from training.utils.base.errors import ThreestepError
 
 _IGNORED = -100  # the label of tokens without loss
@@ -27,7 +27,7 @@ def _rows(ids_NT: torch.Tensor, real_NT: torch.Tensor, mask_NT: torch.Tensor) ->
     }
 
 
-def sft_tensors(batch: WatchedBatch) -> Tensors:
+def sft_tensors(batch: WatchedMicroBatch) -> Tensors:
     """Labelled tokens: transformers' Trainer and what stands on it."""
     inputs, own = batch.inputs, batch.own
     if "input_ids" not in inputs or "labels" not in inputs:
@@ -50,7 +50,7 @@ def _preferences(count: int) -> Tensors:
     return {"chosen": torch.arange(pairs), "rejected": torch.arange(pairs) + pairs}
 
 
-def dpo_tensors(batch: WatchedBatch) -> Tensors:
+def dpo_tensors(batch: WatchedMicroBatch) -> Tensors:
     """Pairs, which TRL 1.x has as rows and older releases as prompts and two responses."""
     if "prompt_input_ids" in batch.inputs:
         found = _of_three_columns(batch)
@@ -65,7 +65,7 @@ def dpo_tensors(batch: WatchedBatch) -> Tensors:
     return found
 
 
-def _of_rows(batch: WatchedBatch) -> Tensors:
+def _of_rows(batch: WatchedMicroBatch) -> Tensors:
     ids_NT = batch.inputs["input_ids"]
     data_NT = batch.inputs.get("completion_mask")
     if data_NT is None:
@@ -80,7 +80,7 @@ def _of_rows(batch: WatchedBatch) -> Tensors:
     return found
 
 
-def _of_three_columns(batch: WatchedBatch) -> Tensors:
+def _of_three_columns(batch: WatchedMicroBatch) -> Tensors:
     """Rows without their padding, before any cut; the loss mask are the responses' tokens that the forward had."""
     ids, lengths = [], []
     for side in ("chosen", "rejected"):
@@ -119,7 +119,7 @@ def _place(own: WatchedForward, ids_NT: torch.Tensor, real_NT: torch.Tensor) -> 
     raise ThreestepError("the forward of a DPO step expects the rows of compute_loss, whole or cut, and has others")
 
 
-def reward_tensors(batch: WatchedBatch) -> Tensors:
+def reward_tensors(batch: WatchedMicroBatch) -> Tensors:
     """Pairs of responses with a score each."""
     ids_NT = batch.inputs["input_ids"]
     found = _rows(ids_NT, batch.inputs["attention_mask"], torch.zeros_like(ids_NT)) | _preferences(len(ids_NT))
@@ -131,7 +131,7 @@ def reward_tensors(batch: WatchedBatch) -> Tensors:
     return found
 
 
-def policy_tensors(batch: WatchedBatch) -> Tensors:
+def policy_tensors(batch: WatchedMicroBatch) -> Tensors:
     """Drawn responses: GRPO, RLOO."""
     own = batch.inputs
     ids_NT, real_NT = (torch.cat([own[f"prompt_{what}"], own[f"completion_{what}"]], dim=1) for what in ("ids", "mask"))
@@ -149,7 +149,7 @@ def policy_tensors(batch: WatchedBatch) -> Tensors:
     return found
 
 
-TENSORS: dict[str, Callable[[WatchedBatch], Tensors]] = {
+TENSORS: dict[str, Callable[[WatchedMicroBatch], Tensors]] = {
     "sft": sft_tensors,
     "dpo": dpo_tensors,
     "reward": reward_tensors,

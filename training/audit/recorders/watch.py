@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.audit.recorders.micro_batch import Tensors, WatchedBatch, copied, read_forward
+from training.audit.recorders.micro_batch import Tensors, WatchedMicroBatch, copied, read_forward
 from training.audit.recorders.rollouts import Rollouts
 from training.audit.recorders.settings import OBJECTIVES, settings_of, version_of
 from training.audit.recorders.tensors import TENSORS
@@ -72,7 +72,7 @@ class _Watch:
     folder: Path
     steps: frozenset[int]
     kind: str
-    batches: list[WatchedBatch] = field(default_factory=list)
+    batches: list[WatchedMicroBatch] = field(default_factory=list)
     state: dict[str, np.ndarray] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     updates: float = 0.0
@@ -128,7 +128,7 @@ class _Watch:
         if self.is_on:
             own = {name: copied(value) for name, value in inputs.items()}
             items = more.get("num_items_in_batch", own.get("num_items_in_batch"))
-            self.batches.append(WatchedBatch(own, None if items is None else float(items)))
+            self.batches.append(WatchedMicroBatch(own, None if items is None else float(items)))
         self.computes = self.is_on
         try:
             return original(model, inputs, *args, **more)
