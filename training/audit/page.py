@@ -31,11 +31,19 @@ def page(head: RecordHead, findings: Sequence[Finding]) -> str:
     return document(
         f"Audit: {title}",
         f'<header><h1>Audit</h1><p class="soft paths">{escape(title)}</p>'
-        f'<p class="{kind}">{escape(verdict(findings))}</p></header><main>{listed}<h2>Quantities</h2>'
+        f'<p class="{kind}">{_first_cause(findings)}{escape(verdict(findings))}</p></header><main>{listed}'
+        "<h2>Quantities</h2>"
         + scrolled(f"<table><tr><th>quantity</th><th>state</th><th></th></tr>{rows}</table>", "quantities")
         + "</main><footer>Written by threestep audit. Each quantity is computed again from those before it.</footer>",
         _OWN_STYLE,
     )
+
+
+def _first_cause(findings: Sequence[Finding]) -> str:
+    """The cause of the first wrong quantity, before its numbers."""
+    wrong = first_wrong(findings)
+    first = () if wrong is None or wrong.difference is None else wrong.difference.causes[:1]
+    return "".join(f"<strong>{escape(cause[0].upper() + cause[1:])}.</strong><br>" for cause in first)
 
 
 def _row(finding: Finding) -> str:

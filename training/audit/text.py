@@ -31,7 +31,7 @@ def verdict(findings: Sequence[Finding]) -> str:
             return "nothing is judged: the record lacks what every quantity is computed from"
         return f"no difference: {judged} of {len(findings)} quantities are judged, and agree with their references"
     difference = wrong.difference
-    return f"the first wrong quantity is {wrong.name}: {_numbers(difference)}; {_cause(difference)}"
+    return f"the first wrong quantity is {wrong.name}: {_numbers(wrong.name, difference)}; {_cause(difference)}"
 
 
 def _cause(difference: Difference) -> str:
@@ -42,7 +42,13 @@ def _cause(difference: Difference) -> str:
     return f"cause: {first}{also}"
 
 
-def _numbers(difference: Difference) -> str:
+# Quantities whose numbers are marks of sequences, and say nothing to a reader.
+_MARKS = ("token_ids", "data_mask")
+
+
+def _numbers(name: str, difference: Difference) -> str:
+    if name in _MARKS:
+        return f"wrong in {difference.entries:,} of {difference.of:,} sequences, first {difference.first}"
     most = f"recorded {difference.recorded:.6g}, expected {difference.right:.6g}"
     if not difference.where:
         if difference.of > 1:
@@ -60,7 +66,7 @@ def detail(finding: Finding) -> str:
     if finding.state == NOT_JUDGED:
         return f"lacks {finding.lacks}"
     if finding.difference is not None:
-        return _numbers(finding.difference)
+        return _numbers(finding.name, finding.difference)
     return f"{finding.of:,} numbers" if finding.of > 1 else ""
 
 

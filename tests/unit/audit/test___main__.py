@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.plain_trainer import Setting, step_of
 from training.audit import __main__ as program
+from training.audit.judge import DIFFERS, Difference, Finding
+from training.audit.text import verdict
 from training.utils.base.errors import ThreestepError
 from training.utils.recording.files import write_record
 
@@ -38,7 +40,15 @@ def test_a_wrong_step_ends_with_1_and_has_a_page(tmp_path, capsys):
         said.startswith("the first wrong quantity is loss: recorded ") and "cause: the mean over micro-batches" in said
     )
     html = page.read_text()
+    assert "<strong>The mean over micro-batches of their means" in html.split("the first wrong quantity")[0]
     assert html.count("the mean over micro-batches of their means") == 2 and '<td class="differs">differs</td>' in html
+
+
+def test_marks_of_sequences_are_counted_in_words():
+    marks = Difference(8, 9, 3.0, 0.0, "sequence 2", "sequence 1", ("no response ends",))
+    assert verdict([Finding("token_ids", DIFFERS, 9, difference=marks)]) == (
+        "the first wrong quantity is token_ids: wrong in 8 of 9 sequences, first sequence 1; cause: no response ends"
+    )
 
 
 def test_json_has_the_same(tmp_path, capsys):
