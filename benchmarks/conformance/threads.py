@@ -9,6 +9,7 @@ SHIFTED = "the count of tokens has one more for each row, mended in transformers
 SMOOTHED = "the smoothed loss ignores the count of the step, mended in transformers 5"
 AVERAGED = "averages log-likelihoods over tokens, on the word of the paper's authors"
 PAIR_MEANS = "the mean over micro-batches of their means over pairs"
+IPO = ("threestep", "trl-1.16", "trl-0.24", "trl-0.16", "trl-0.12")
 THREADS: dict[tuple[str, str], tuple[str, str]] = {
     **{("axolotl", name): ("", ACCUMULATED) for name in ("accumulation", "objective", "last_partial_batch")},
     ("axolotl", "padding_width"): ("", "its rows are padded to sequence_len, and longer ones were dropped"),
@@ -16,9 +17,14 @@ THREADS: dict[tuple[str, str], tuple[str, str]] = {
     ("trl-0.24", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
     ("trl-0.12", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
     ("llamafactory", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
-    **{(name, "dpo_ipo"): (f"{TRL}/pull/1265", AVERAGED) for name in ("trl-1.16", "trl-0.24", "trl-0.16", "trl-0.12")},
+    **{(name, "dpo_ipo"): (f"{TRL}/pull/1265", AVERAGED) for name in IPO},
     ("trl-1.16", "dpo_label_smoothing"): ("", "the setting is documented for `robust` and `exo_pair` alone"),
     ("trl-1.16", "dpo_last_partial_batch"): ("", PAIR_MEANS),
+    ("trl-0.24", "dpo_last_partial_batch"): ("", PAIR_MEANS),
+    ("threestep", "last_partial_batch"): (
+        "",
+        "a step takes its sequences exactly: the rows that fill no whole step are left out",
+    ),
     ("trl-0.12", "dpo_accumulation"): (f"{TRL}/pull/2615", "the loss was not divided by the accumulation"),
     ("trl-0.12", "chat_tokens"): ("", "its collator pairs turns of user and assistant; a tool breaks them"),
     ("trl-1.16", "grpo_bnpo"): ("", "documented: the mean is over the tokens of the local batch"),

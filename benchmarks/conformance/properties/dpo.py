@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,12 +51,17 @@ def _beside_formula(run: Run, case: PairCase) -> Sight:
     seen = run(case)
     loss, gradient = plain(seen, case)
     words = f"{seen.losses[0]:.4f} for {loss:.4f}"
-    return Sight(
-        [
-            worst("logged loss beside the formula", {words: abs(seen.losses[0] / loss - 1)}),
-            worst("update beside the formula's gradient", {"4x2": off(_moved(seen), gradient)}),
-        ]
-    )
+    views = [
+        worst("logged loss beside the formula", {words: abs(seen.losses[0] / loss - 1)}),
+        worst("update beside the formula's gradient", {"8x1": off(_moved(seen), gradient)}),
+    ]
+    if seen.reference_seed == 0:  # at the reference every margin is 0, and the first loss says little
+        later = run(replace(case, steps=2))
+        second = Seen(weights=[seen.weights[-1]], pairs=[later.pairs[1]], reference_seed=0)
+        expected = plain(second, case)[0]
+        words = f"{later.losses[1]:.4f} for {expected:.4f}"
+        views.append(worst("second step's loss beside the formula", {words: abs(later.losses[1] / expected - 1)}))
+    return Sight(views)
 
 
 def dpo_accumulation(run: Run, extra: Mapping[str, Any]) -> Sight:
