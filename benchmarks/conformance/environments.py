@@ -32,7 +32,8 @@ class Environment:
 
 FUNCTIONS = (
     "ray[default]==2.55.0 tensordict==0.10.0 transformers==5.10.4 deepspeed==0.19.6 codetiming hydra-core torchdata "
-    "loralib optimum optree pylatexenc peft datasets accelerate colorlog aiofiles uvloop tenacity cachetools"
+    "loralib optimum optree pylatexenc peft datasets accelerate colorlog aiofiles uvloop tenacity cachetools "
+    "werkzeug lark"
 ).split()
 ENVIRONMENTS = {
     "trl116": Environment(["trl==1.16.0", "peft"]),

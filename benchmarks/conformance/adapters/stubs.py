@@ -11,13 +11,20 @@ from types import ModuleType
 from typing import Any
 
 
+class _Thing:
+    """Any class or decorator: called, it gives back what it was given, or something that does."""
+
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        return given[0] if len(given) == 1 and callable(given[0]) else lambda function: function
+
+
 class _Empty(ModuleType):
     __path__: Sequence[str] = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        return type(name, (_Thing,), {})
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
