@@ -83,8 +83,9 @@ def _cell(cell: Mapping[str, Any] | None) -> str:
     if cell["answer"] == YES and cell["settings"]:
         return f"yes with `{cell['settings']}`"
     if cell["answer"] == NO:
-        worst = next(view for view in cell["views"] if not view["holds"])
-        return f"**no**: {worst['figure'].split(' (')[0]}"
+        against = [view for view in cell["views"] if not view["holds"]]
+        shown = next((view for view in against if view["method"].startswith(("gradient", "update"))), against[0])
+        return f"**no**: {shown['figure'].split(' (')[0]}"
     return cell["answer"]
 
 
@@ -108,15 +109,15 @@ def _detail(trainer: str, name: str, cell: Mapping[str, Any]) -> list[str]:
     words = []
     if cell["answer"] in (NO, DISPUTED):
         words.append(f"{cell['answer']}: {_seen(cell['views'])}")
-    if cell["by_default"]:
+        words += [f"seen with {cell['settings']}"] if cell["settings"] else []
+    if cell["by_default"] and cell["answer"] == YES:
         words.append(f"by default {_seen(cell['by_default'])}")
     if cell["note"]:
         words.append(cell["note"])
     if (trainer, name) in THREADS:
         address, said = THREADS[trainer, name]
         words.append(f"{said} ([thread]({address}))" if address else said)
-    command = f"`--trainer {trainer} --property {name}`"
-    return [f"- {command}: {'. '.join(words)}."] if words else []
+    return [f"- `{trainer}` `{name}`: {'. '.join(words)}."] if words else []
 
 
 def _seen(views: list[dict[str, Any]]) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 HF = "https://github.com/huggingface/transformers"
 TRL = "https://github.com/huggingface/trl"
-ACCUMULATED = "the mean over micro-batches of their means: `model_accepts_loss_kwargs` is set to False for a Llama"
-SHIFTED = "the count of tokens has one more for each row, mended in transformers 5"
-SMOOTHED = "the smoothed loss ignores the count of the step, mended in transformers 5"
+ACCUMULATED = "the mean over micro-batches of their means; its trainer sets `model_accepts_loss_kwargs` to False here"
+SHIFTED = "the count of tokens has one more for each row, mended since"
+SMOOTHED = "the smoothed loss ignores the count of the step, mended since"
 AVERAGED = "averages log-likelihoods over tokens, on the word of the paper's authors"
 PAIR_MEANS = "the mean over micro-batches of their means over pairs"
 IPO = ("threestep", "trl-1.16", "trl-0.24", "trl-0.16", "trl-0.12")
 THREADS: dict[tuple[str, str], tuple[str, str]] = {
-    **{("axolotl", name): ("", ACCUMULATED) for name in ("accumulation", "objective", "last_partial_batch")},
-    ("axolotl", "padding_width"): ("", "its rows are padded to sequence_len, and longer ones were dropped"),
+    **{
+        ("axolotl", name): ("", ACCUMULATED)
+        for name in ("accumulation", "objective", "whole_texts", "label_smoothing", "last_partial_batch")
+    },
+    ("axolotl", "packing"): ("", "eight conversations do not fill what its sampler packs"),
     ("trl-0.24", "whole_texts"): (f"{HF}/pull/46204", SHIFTED),
     ("trl-0.24", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
     ("trl-0.12", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
@@ -21,6 +24,10 @@ THREADS: dict[tuple[str, str], tuple[str, str]] = {
     ("trl-1.16", "dpo_label_smoothing"): ("", "the setting is documented for `robust` and `exo_pair` alone"),
     ("trl-1.16", "dpo_last_partial_batch"): ("", PAIR_MEANS),
     ("trl-0.24", "dpo_last_partial_batch"): ("", PAIR_MEANS),
+    ("threestep", "dpo_last_partial_batch"): (
+        "",
+        "a step takes its pairs exactly: those that fill no whole step are left out",
+    ),
     ("threestep", "last_partial_batch"): (
         "",
         "a step takes its sequences exactly: the rows that fill no whole step are left out",

@@ -98,6 +98,7 @@ def dpo_last_partial_batch(run: Run, extra: Mapping[str, Any]) -> Sight:
     return Sight(
         [
             View("pairs of the epoch", met == 11, f"{met} of 11"),
+            View("steps of the epoch", last == 1, f"{last + 1} of 2"),
             worst(
                 "last update beside their mean", {f"{len(seen.pairs[last])} pairs": off(_moved(seen, last), gradient)}
             ),

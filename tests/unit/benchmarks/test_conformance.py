@@ -112,7 +112,7 @@ def test_the_page_says_how_much_a_no_is_and_what_a_yes_takes():
         "ranks": "not run: no launcher",
         "resume": "yes",
     }
-    detail = [line for line in lines if line.startswith("- `--trainer")]
+    detail = [line for line in lines if line.startswith("- `trl")]
     assert len(detail) == 2 and "logged loss: 3 % off (4x2)" in detail[0] and "by default" in detail[1]
 
 
