@@ -112,8 +112,18 @@ def padding_width(run: Run, extra: Mapping[str, Any]) -> Sight:
 
 
 def padding_side(run: Run, extra: Mapping[str, Any]) -> Sight:
-    rows = chats(8)
-    return _same(run, {side: SftCase(rows, padding_side=side, extra=extra) for side in ("right", "left")})
+    """Not run where rows that should be padded on the left begin with a token all the same."""
+    rows, seen = chats(8), []
+
+    def kept(case: SftCase) -> Seen:
+        seen.append(run(case))
+        return seen[-1]
+
+    sight = _same(kept, {side: SftCase(rows, padding_side=side, extra=extra) for side in ("right", "left")})
+    masks = [micro.mask for micro in seen[1].batches[0] if micro.mask is not None]
+    if masks and all(bool(mask[:, 0].all()) for mask in masks):
+        raise NotImplementedError("pads on the right, whatever the tokenizer says")
+    return Sight(sight.views, sight.note if masks else "no mask was seen, so the side is the tokenizer's word alone")
 
 
 def packing(run: Run, extra: Mapping[str, Any]) -> Sight:
