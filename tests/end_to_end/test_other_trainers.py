@@ -101,16 +101,20 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return start.save(tmp_path_factory.mktemp("start"))
 
 
-def findings_of(begun: Path, folder: Path, environment: str, words: str) -> list[list[Finding]]:
-    """Of both steps."""
+def run(environment: str, module: str, *words: object) -> None:
     python = Path(ENVIRONMENTS, environment, "bin", "python")
     if not python.exists():
         pytest.skip(f"{ENVIRONMENTS} has no environment {environment}")
-    kind, name, *changes = words.split()
-    program = [str(python), "-m", f"tests.other_trainers.{kind}_trainers", name, str(begun), str(folder), *changes]
+    program = [str(python), "-m", f"tests.other_trainers.{module}", *map(str, words)]
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
     ran = subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
+
+
+def findings_of(begun: Path, folder: Path, environment: str, words: str) -> list[list[Finding]]:
+    """Of both steps."""
+    kind, name, *changes = words.split()
+    run(environment, f"{kind}_trainers", name, begun, folder, *changes)
     return [judge(AuditedStep(read_record(folder / f"step_{step:06}"))) for step in (1, 2)]
 
 
@@ -130,3 +134,19 @@ def test_a_fault_is_named_untold(begun: Path, tmp_path: Path, case: str):
     wrong = first_wrong(findings)
     assert wrong is not None and wrong.difference is not None and wrong.name == quantity, verdict(findings)
     assert any(cause in sentence for sentence in wrong.difference.causes), verdict(findings)
+
+
+@pytest.mark.parametrize("name", ["verl", "openrlhf", "areal"])
+def test_functions_of_rollouts(tmp_path: Path, name: str):
+    run("verl", "policy_functions", name, tmp_path)
+    records = sorted(tmp_path.iterdir())
+    assert len(records) in (3, 9)
+    for record in records:
+        findings = judge(AuditedStep(read_record(record)))
+        wrong = first_wrong(findings)
+        if name == "openrlhf" and record.name.startswith("gae"):
+            assert wrong is not None and wrong.name == "rollout_advantages" and wrong.difference is not None
+            assert wrong.difference.causes == ("the variance of whitening has the denominator n",)
+        else:
+            assert wrong is None, (record.name, verdict(findings))
+            assert "rollout_advantages" in {finding.name for finding in findings if finding.state == AGREES}

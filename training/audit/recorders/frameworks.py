@@ -56,8 +56,8 @@ def openrlhf_record(experiences: Sequence[Any], samples: int, settings: Mapping[
         ("rollout_advantages", "advantages"),
         ("rollout_returns", "returns"),
     ):
-        parts = [getattr(one, theirs, None) for one in experiences]
-        columns[name] = None if any(part is None for part in parts) else _joined(parts, width)
+        parts = [part for one in experiences if (part := getattr(one, theirs, None)) is not None]
+        columns[name] = _joined(parts, width) if len(parts) == len(experiences) else None
     more: _Tensors = {}
     if all(one.index is not None for one in experiences):
         more["rollout_groups"] = torch.tensor([place for one in experiences for place in one.index]) // samples
