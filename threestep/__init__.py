@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from threestep.apart import keep_apart, loaded_name
 
 if TYPE_CHECKING:
+    from threestep import audit
     from threestep.training_calls import Result, ThreestepError, dpo, new_model, ppo, reward, sft
     from training import __version__
 
-__all__ = ["Result", "ThreestepError", "__version__", "dpo", "new_model", "ppo", "reward", "sft"]
+__all__ = ["Result", "ThreestepError", "__version__", "audit", "dpo", "new_model", "ppo", "reward", "sft"]
 
 
 keep_apart()
@@ -26,6 +27,8 @@ keep_apart()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'threestep' has no attribute '{name}'")
+    if name == "audit":
+        return importlib.import_module("threestep.audit")
     home = importlib.import_module(loaded_name("training") if name == "__version__" else "threestep.training_calls")
     return getattr(home, name)
 

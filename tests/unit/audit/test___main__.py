@@ -27,7 +27,7 @@ def test_a_right_step(tmp_path, capsys):
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert first == "sft, step 4, 2 ranks, plain"
     assert [line.split()[:2] for line in lines][2:4] == [["loss_mask", "agrees"], ["logprobs", "agrees"]]
-    assert last == "no difference: 11 of 13 quantities are judged, and agree with their references"
+    assert last == "no difference: 11 of 14 quantities are judged, and agree with their references"
 
 
 def test_a_wrong_step_ends_with_1_and_has_a_page(tmp_path, capsys):

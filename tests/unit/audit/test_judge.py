@@ -74,6 +74,7 @@ def test_what_a_record_lacks_is_named():
         "logprobs": "the model's configuration",
         "gradients": "the model's configuration",
         "micro_losses": "the tensor micro_losses",
+        "backward_loss": "the figure backward_loss",
         "token_losses": "the tensor token_losses",
         "clipped_gradients": "the setting max_grad_norm",
     }

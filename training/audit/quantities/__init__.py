@@ -3,11 +3,14 @@ one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from training.audit.quantities import backward, ids, optimizer, pairs, policies, rollouts, tokens
 from training.audit.quantities.quantity import Cause, Quantity
 
 __all__ = ["QUANTITIES", "Cause", "Quantity"]
 
+_LOSSES = (*tokens.LOSSES, *pairs.QUANTITIES, *policies.LOSSES)
 QUANTITIES: tuple[Quantity, ...] = (
     *ids.SAMPLER,
     *rollouts.QUANTITIES,
@@ -19,6 +22,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     *ids.REFERENCES,
     *pairs.QUANTITIES,
     *policies.LOSSES,
+    *(replace(each, name="backward_loss") for each in _LOSSES if each.name == "loss"),
     *backward.GRADIENTS,
     *optimizer.QUANTITIES,
 )

@@ -140,7 +140,17 @@ def _log_ratio(step: AuditedStep, old: str = "old_logprobs") -> np.ndarray:
     if not step.has("old_logprobs"):
         return np.zeros(len(step.sequence_T))
     ratio_T = step.tensor("logprobs") - (_sampling(step) if old == "sampling" else step.tensor(old))
-    return np.where(step.tensor("loss_mask"), ratio_T, 0.0)
+    return _levelled(step, np.where(step.tensor("loss_mask"), ratio_T, 0.0), str(step.settings.get("ratio", "token")))
+
+
+def _levelled(step: AuditedStep, ratio_T: np.ndarray, level: str) -> np.ndarray:
+    """Log-ratios of tokens, or at each token that of its sequence: the sum (RLOO), or the mean (GSPO)."""
+    if level == "token":
+        return ratio_T
+    sums_S = step.sequence_sums(ratio_T)
+    if level == "sequence mean":
+        sums_S = sums_S / np.maximum(step.sequence_sums(step.tensor("loss_mask").astype(np.float64)), 1.0)
+    return sums_S[step.sequence_T]
 
 
 def _bounds(step: AuditedStep) -> tuple[float, float]:
@@ -181,6 +191,8 @@ def tokens_of(step: AuditedStep, **changes: Any) -> Tokens:
     """The minibatch as a loss reads it. changes: of a `Tokens`."""
     counted_T, new_T = step.tensor("loss_mask"), step.tensor("logprobs")
     old_T = step.tensor("old_logprobs") if step.has("old_logprobs") else new_T
+    if step.settings.get("ratio", "token") != "token":
+        old_T = new_T - _log_ratio(step)
     selected_T = _selected(step) if _loss_name(step) in ("kl_cov", "clip_cov") else None
     found = Tokens(new_T, new_T, old_T, step.tensor("advantages"), counted_T, step.sequence_T, selected_T)
     return replace(found, **changes)
@@ -233,10 +245,12 @@ def _other_bounds(step: AuditedStep, low: float, high: float) -> np.ndarray:
     return _corrected(step, POLICIES[_loss_name(step)](tokens_of(step), own))
 
 
-def _of_sequences(step: AuditedStep) -> np.ndarray:
-    """Return [T], each sequence's mean log-ratio (GSPO)."""
-    counts_S = np.maximum(step.sequence_sums(step.tensor("loss_mask").astype(np.float64)), 1.0)
-    return (step.sequence_sums(_log_ratio(step)) / counts_S)[step.sequence_T]
+def _of_level(step: AuditedStep, level: str) -> np.ndarray:
+    """Return [T], the surrogate with the ratio of another level."""
+    if not step.has("old_logprobs"):
+        return _policy(step)
+    ratio_T = np.where(step.tensor("loss_mask"), step.tensor("logprobs") - step.tensor("old_logprobs"), 0.0)
+    return _policy(step, _levelled(step, ratio_T, level), name="ppo")
 
 
 _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
@@ -250,7 +264,9 @@ _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ("both bounds of the clip are the lower one", lambda step: _other_bounds(step, _bounds(step)[0], _bounds(step)[0])),
     ("the dual clip is left out", lambda step: _other_bounds(step, *_bounds(step))),
     ("the ratio is upside down", lambda step: _policy(step, -_log_ratio(step))),
-    ("the ratio is of whole sequences (GSPO)", lambda step: _policy(step, _of_sequences(step), name="ppo")),
+    ("the ratio is of whole sequences (GSPO)", partial(_of_level, level="sequence mean")),
+    ("the ratio is of whole sequences, their sum", partial(_of_level, level="sequence sum")),
+    ("the ratio is of tokens, not of whole sequences", partial(_of_level, level="token")),
     ("the ratio is to the sampling log-probabilities", lambda step: _policy(step, _log_ratio(step, "sampling"))),
     ("the ratio is to the reference", lambda step: _policy(step, _log_ratio(step, "ref_logprobs"))),
     ("the ratio is 1: the old policy is the current one", lambda step: _policy(step, np.zeros(len(step.sequence_T)))),
@@ -282,8 +298,12 @@ def _corrections(step: AuditedStep) -> np.ndarray:
     return np.where(weights_T == 0, 1.0, weights_T)
 
 
-def _kl_losses(step: AuditedStep, name: str | None = None) -> np.ndarray:
-    return estimated_kl(step, step.tensor("logprobs"), step.tensor("ref_logprobs"), name)
+def _kl_losses(step: AuditedStep, name: str | None = None, weighted: bool | None = None) -> np.ndarray:
+    """weighted: by the ratio, as the gradient of a KL under the old policy's samples wants it (DeepSeek-V3.2, 2025,
+    section 3.1); default: as the settings say."""
+    values_T = estimated_kl(step, step.tensor("logprobs"), step.tensor("ref_logprobs"), name)
+    weighs = bool(step.settings.get("kl_weighted", False)) if weighted is None else weighted
+    return values_T * np.exp(np.clip(_log_ratio(step), -60.0, 60.0)) if weighs else values_T
 
 
 def _reversed_kl(step: AuditedStep) -> np.ndarray:
@@ -300,6 +320,8 @@ def _unbounded_kl(step: AuditedStep) -> np.ndarray:
 
 _KL_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     *((f"the KL's estimator is {name}", partial(_kl_losses, name=name)) for name in ESTIMATORS),
+    ("the KL is not weighted by the ratio", partial(_kl_losses, weighted=False)),
+    ("the KL is weighted by the ratio, though it should not be", partial(_kl_losses, weighted=True)),
     ("the KL is of the reference to the policy", _reversed_kl),
     ("the KL is of the old policy, which has no gradient", _old_kl),
     ("the KL is not bounded", _unbounded_kl),
@@ -389,6 +411,11 @@ def _both(step: AuditedStep) -> reductions.Units:
     return step.token_units(_policy(step) + (float(step.setting("kl_coef")) * _kl_losses(step) if has_kl else 0.0))
 
 
+def _over_rollout(step: AuditedStep) -> float:
+    units = _both(step)
+    return float((units.weights_U * units.values_U).sum() / step.tensor("rollout_lengths").sum())
+
+
 def _whole(compute: Callable[[AuditedStep], np.ndarray], of_kl: bool) -> Callable[[AuditedStep], float]:
     """The loss with a mistake in one of its parts, where parts are not recorded."""
 
@@ -423,6 +450,7 @@ LOSSES = (
                 "the KL has no coefficient",
                 lambda step: _part(step, "policy_loss") + _part(step, "kl_loss"),
             ),
+            Cause("the count of the whole rollout, not of this step's part of it", _over_rollout),
             *wrong_reductions(_both, right_reduction),
             *(Cause(sentence, _whole(compute, of_kl=False)) for sentence, compute in _POLICY_MISTAKES),
             *(Cause(f"of the KL: {sentence}", _whole(compute, of_kl=True)) for sentence, compute in _KL_MISTAKES),

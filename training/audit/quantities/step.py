@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.audit.references.kl import ESTIMATORS
 from training.audit.references.logprobs import logprobs
 from training.audit.references.reductions import Units
 from training.audit.references.rewards import at_ends
@@ -278,10 +279,13 @@ def _read_logits(step: AuditedStep) -> np.ndarray:
 
 
 def _scores_at_ends(step: AuditedStep) -> np.ndarray:
-    """Rewards without a KL in them."""
-    if step.setting("kl_in") == "reward":
-        raise LackingError("the tensor rollout_rewards")
-    return at_ends(step.recorded("rollout_scores"), step.tensor("rollout_lengths"))
+    """Rewards by their scores, and the KL if it is in them."""
+    scores_R = at_ends(step.recorded("rollout_scores"), step.tensor("rollout_lengths"))
+    if step.setting("kl_in") != "reward":
+        return scores_R
+    estimate = ESTIMATORS[str(step.setting("kl_estimator"))]
+    kl_R = estimate(step.recorded("rollout_old_logprobs"), step.recorded("rollout_ref_logprobs"))
+    return scores_R - float(step.setting("kl_coef")) * kl_R
 
 
 # Tensors that follow from others, for records that lack them; `models` adds the logits.

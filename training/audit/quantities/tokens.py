@@ -25,11 +25,39 @@ _ALL = ("sft", "dpo", "policy")
 def _mask(step: AuditedStep) -> np.ndarray:
     data_T = step.tensor("data_mask")
     right_T = masks.loss_mask(data_T, step.real_T, step.place_T == 0)
+    if step.head.objective == "dpo" and {"longest_row", "cut"} <= step.settings.keys():
+        right_T &= _kept(step, step.sequence_sums(step.real_T.astype(np.float64)))
     if step.head.objective != "policy" or not step.has("rollout_counts", "rollout_numbers", "numbers"):
         return right_T
     counts = dict(zip(step.tensor("rollout_numbers").tolist(), step.tensor("rollout_counts").tolist(), strict=True))
     counts_S = np.array([counts.get(number, True) for number in step.tensor("numbers").tolist()], dtype=bool)
     return right_T & counts_S[step.sequence_T]
+
+
+def _kept(step: AuditedStep, lengths_S: np.ndarray) -> np.ndarray:
+    """bool [T], the tokens that a cut of rows of these lengths leaves, but for a new first one."""
+    longest = float(step.setting("longest_row"))
+    if step.setting("cut") == "end":
+        return np.asarray(step.place_T < longest)
+    begin_T = np.maximum(lengths_S - longest, 0.0)[step.sequence_T]
+    return np.asarray((step.place_T > begin_T) | (begin_T == 0))
+
+
+def _cut_with_padding(step: AuditedStep) -> np.ndarray:
+    right_T = masks.loss_mask(step.tensor("data_mask"), step.real_T, step.place_T == 0)
+    return right_T & _kept(step, step.tensor("lengths").astype(np.float64))
+
+
+def _longest_cut(step: AuditedStep) -> np.ndarray:
+    """Without the last token of the longest rows of each micro-batch in which the recorded mask is wrong."""
+    right_T, recorded_T = _mask(step), step.recorded("loss_mask")
+    lengths_S = step.sequence_sums(step.real_T.astype(np.float64))
+    micro_S = step.micro_S if step.has("micro_batches") else step.rank_S
+    most_M = np.zeros(int(micro_S.max(initial=0)) + 1)
+    np.maximum.at(most_M, micro_S, lengths_S)
+    is_wrong_M = np.bincount(micro_S[step.sequence_T], right_T != recorded_T, minlength=len(most_M)) > 0
+    is_cut_S = (lengths_S == most_M[micro_S]) & is_wrong_M[micro_S]
+    return right_T & ~(is_cut_S[step.sequence_T] & (step.place_T == lengths_S[step.sequence_T] - 1))
 
 
 def _moved(step: AuditedStep, by: int) -> np.ndarray:
@@ -64,6 +92,8 @@ MASKS = (
                 "the first token of each response carries no loss",
                 lambda step: _mask(step) & ~masks.run_begins(_mask(step), step.sequence_T),
             ),
+            Cause("the last token of the longest rows of a micro-batch is cut off, not in all of them", _longest_cut),
+            Cause("rows are cut after they were padded: short ones lose tokens, and keep padding", _cut_with_padding),
             Cause("the mask is one token early", lambda step: _moved(step, -1)),
             Cause("the mask is one token late", lambda step: _moved(step, 1) & step.real_T),
             Cause("the mask is one token late, and reaches into padding", lambda step: _moved(step, 1)),

@@ -148,6 +148,15 @@ def _head(content: Mapping[str, Any], path: str) -> RecordHead:
     return head
 
 
+def checked_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the settings; ThreestepError for a name or a value that a record does not have."""
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise ThreestepError(f"{where} has the unknown name '{name}'{nearest_names(name, SETTINGS)}")
+        check_setting(name, value, where)
+    return dict(settings)
+
+
 def check_setting(name: str, value: Any, where: str) -> None:
     """ThreestepError for a value that the setting cannot have."""
     kind, _ = SETTINGS[name]

@@ -125,6 +125,8 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "ld_alpha": (float, "weight of tokens beyond a prompt's shortest response (LD-DPO); absent: 1"),
     "desirable_weight": (float, "of good responses, in kto"),
     "undesirable_weight": (float, "of bad ones"),
+    "longest_row": (float, "the most tokens of a row; longer ones are cut"),
+    "cut": (("begin", "end"), "which of their ends is cut off"),
     "label_smoothing": (float, "of the pairs' loss"),
     "margin_scale": (float, "factor of the margins, of reward"),
     "center_coef": (float, "weight of (chosen + rejected)^2, of reward"),
@@ -165,8 +167,10 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "kl_estimator": (("k1", "k2", "k3", "abs"), "of the KL to the reference"),
     "kl_gradient": (("+",), "the gradient is k2's, whatever the value is"),
     "kl_bound": (float, "the largest k3 of a token; absent: any"),
+    "kl_weighted": (bool, "the KL in the loss is multiplied by the ratio"),
     "kl_in": (("reward", "loss", "none"), "where the KL counts"),
     "kl_coef": (float, "its coefficient"),
+    "ratio": (("token", "sequence sum", "sequence mean"), "of a token, a whole response, or its mean; absent: token"),
     "clip_low": (float, "the ratio is held above 1 - clip_low"),
     "clip_high": (float, "the ratio is held below 1 + clip_high"),
     "dual_clip": (float, "where the advantage is negative, the loss is at most this times its size; absent: not held"),
@@ -197,6 +201,7 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
 }
 FIGURES = {
     "loss": "the loss of the step: over all ranks and micro-batches",
+    "backward_loss": "the same, as the backward pass began with it",
     "denominator": "what the sum of the losses was divided by",
     "beta": "of dpo, as the loss was given it",
     "reference_point": "that marked responses are compared with: z of kto, d of bco",

@@ -1,4 +1,4 @@
-"""The recorders on stand-ins for TRL's trainers; tests/end_to_end/test_trl_recorder.py has the real ones."""
+"""The recorders on stand-ins for other trainers; tests/end_to_end/test_other_trainers.py has the real ones."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Stand:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, weight_decay=0.0)
         self.state = SimpleNamespace(global_step=0, max_steps=2)
         self.accelerator = SimpleNamespace(
-            process_index=0, num_processes=1, is_main_process=True, device="cpu", gather=lambda value: value
-        )
+            process_index=0, num_processes=1, is_main_process=True, device="cpu", gather=lambda value: value,
+            backward=lambda loss: loss.backward(),
+        )  # fmt: skip
         common = {
             "max_grad_norm": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "weight_decay": 0.0,
             "lr_scheduler_type": "constant", "learning_rate": 1e-2, "gradient_accumulation_steps": 2,
@@ -63,8 +64,11 @@ class Stand:
 
     def training_step(self, model: Any, inputs: Any, items: Any = None) -> torch.Tensor:
         loss = self.compute_loss(model, inputs, num_items_in_batch=items)
-        loss.backward()
+        self.accelerator.backward(loss)
         return loss.detach()
+
+    def train(self, batches: list[Any], items: Any = None) -> None:
+        self.step(batches, items)
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
         return nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
@@ -92,7 +96,7 @@ class SFTTrainer(Stand):
 
 class DPOTrainer(Stand):
     def __init__(self, sign: float = 1.0) -> None:
-        super().__init__(loss_type="sigmoid", beta=0.5, label_smoothing=0.0)
+        super().__init__(loss_type="sigmoid", beta=0.5, label_smoothing=0.0, max_length=None)
         self.sign, self.ref_model = sign, Model()
 
     def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -154,8 +158,9 @@ def test_sft_and_what_is_put_back(tmp_path: Path):
     with training.audit.recorded(trainer, tmp_path, steps=(1, 2)):
         for _ in range(2):
             trainer.step(batches, torch.tensor(7))
+    judged = {"denominator", "loss", "micro_losses", "backward_loss", *OPTIMIZER}
     for step in (1, 2):
-        assert agreeing(findings_of(tmp_path, step)) == {"token_ids", "denominator", "loss", "micro_losses", *OPTIMIZER}
+        assert agreeing(findings_of(tmp_path, step)) == {"token_ids", *judged}
     trainer.step(batches, torch.tensor(7))
     assert not trainer.callbacks and not trainer.model._forward_hooks and "compute_loss" not in vars(trainer)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
@@ -180,7 +185,8 @@ def test_dpo(tmp_path: Path, sign: float, cause: str):
         trainer.step([batch, batch])
     findings = findings_of(tmp_path)
     if sign > 0:
-        assert agreeing(findings) == {"token_ids", "data_mask", "loss_mask", "loss", *OPTIMIZER}
+        judged = {"token_ids", "data_mask", "loss_mask", "loss", "backward_loss"}
+        assert agreeing(findings) == {*judged, *OPTIMIZER}
     else:
         wrong = first_wrong(findings)
         assert wrong.name == "loss" and cause in wrong.difference.causes
@@ -192,21 +198,116 @@ def test_grpo(tmp_path: Path):
         made = trainer._generate_and_score_completions(None)
         rows = [{name: value if value.ndim == 0 else value[[row]] for name, value in made.items()} for row in (1, 0)]
         trainer.step(rows)
-    assert agreeing(findings_of(tmp_path)) == {
-        "rollout_advantages",
-        "advantages",
-        "token_ids",
-        "loss_mask",
-        "loss",
-        *OPTIMIZER,
-    }
+    judged = {"rollout_advantages", "advantages", "token_ids", "loss_mask", "loss", "backward_loss"}
+    assert agreeing(findings_of(tmp_path)) == {*judged, *OPTIMIZER}
+
+
+class RewardTrainer(Stand):
+    def __init__(self) -> None:
+        super().__init__(center_rewards_coefficient=0.01)
+        self.model = Scores()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, weight_decay=0.0)
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        chosen, rejected = model(inputs["input_ids"], inputs["attention_mask"]).logits.squeeze(-1).chunk(2)
+        losses = -functional.logsigmoid(chosen - rejected - inputs["margin"])
+        return (losses.mean() + 0.01 * ((chosen + rejected) ** 2).mean()) / 2
+
+
+class Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 8), nn.Linear(8, 1)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        means = (self.embed(input_ids) * attention_mask.unsqueeze(-1)).sum(1)
+        return SimpleNamespace(logits=self.head(means))
+
+
+def test_rewards(tmp_path: Path):
+    trainer = RewardTrainer()
+    batch = {"input_ids": IDS, "attention_mask": REAL, "margin": torch.tensor([0.5])}
+    with training.audit.recorded(trainer, tmp_path):
+        trainer.step([batch, {**batch, "margin": torch.tensor([1.5])}])
+    assert agreeing(findings_of(tmp_path)) == {"token_ids", "loss", "backward_loss", *OPTIMIZER}
+
+
+class RLOOTrainer(GRPOTrainer):
+    """The reference is the policy of the start; the response is one action."""
+
+    def __init__(self, level: str = "sequence sum") -> None:
+        super().__init__()
+        self.level = level
+        vars(self.args).update(beta=0.5, reward_clip_range=None, normalize_advantages=False, learning_rate=2e-3)
+        self.optimizer.param_groups[0]["lr"] = 2e-3  # a ratio that is not clipped
+        self.ref_model = Model()
+        self.reward_funcs = [None]
+
+    def _get_per_token_logps_and_entropies(self, model: Any, ids: torch.Tensor) -> tuple[torch.Tensor]:
+        return (model(ids, ids).log_probs[:, -2:],)
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+        made = super()._generate_and_score_completions(inputs)
+        with torch.no_grad():
+            old, ref = (
+                self._get_per_token_logps_and_entropies(model, IDS[:, :3])[0] for model in (self.model, self.ref_model)
+            )
+        sums, kl = ((part * REAL[:, 1:3]).sum(1) for part in (old, old - ref))
+        outcome = torch.tensor([1.0, 3.0]) - 0.5 * kl
+        return {**made, "advantages": outcome - outcome.flip(0), "old_logps": sums}
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        logprobs = model(ids, ids).log_probs[:, -2:]
+        ratio = torch.exp((logprobs * inputs["completion_mask"]).sum(1) - inputs["old_logps"])
+        ratio = ratio if self.level == "sequence sum" else ratio ** (1.0 / inputs["completion_mask"].sum(1))
+        held = ratio.clamp(0.8, 1.2)
+        return -torch.minimum(ratio * inputs["advantages"], held * inputs["advantages"]).mean() / 2
+
+
+@pytest.mark.parametrize("level", ["sequence sum", "sequence mean"])
+def test_rloo(tmp_path: Path, level: str):
+    trainer = RLOOTrainer(level)
+    with training.audit.recorded(trainer, tmp_path, steps=(1, 2)):
+        made = trainer._generate_and_score_completions(None)
+        rows = [{name: value if value.ndim == 0 else value[[row]] for name, value in made.items()} for row in (1, 0)]
+        for _ in range(2):
+            trainer.step(rows)
+    judged = {"rollout_ref_logprobs", "rollout_advantages", "advantages", "old_logprobs", "token_ids", "loss_mask"}
+    judged |= {"loss", "backward_loss"}
+    assert agreeing(findings_of(tmp_path)) == {*judged, *OPTIMIZER}
+    if level == "sequence sum":
+        assert agreeing(findings_of(tmp_path, 2)) == {*judged, *OPTIMIZER}
+    else:
+        wrong = first_wrong(findings_of(tmp_path, 2))
+        assert wrong.name == "loss" and "the ratio is of whole sequences (GSPO)" in wrong.difference.causes
+
+
+def test_a_gradient_of_another_loss_than_the_reported_one(tmp_path: Path):
+    trainer = SFTTrainer()
+    batches = [{"input_ids": IDS, "attention_mask": REAL, "labels": IDS.masked_fill(REAL == 0, -100)}] * 2
+    with training.audit.recorded(trainer, tmp_path):
+        recorded = trainer.accelerator.backward
+        trainer.accelerator.backward = lambda loss: recorded(2 * loss)
+        trainer.step(batches, torch.tensor(8))
+    wrong = first_wrong(findings_of(tmp_path))
+    assert wrong.name == "backward_loss"
+    assert any("not divided by the number of micro-batches" in cause for cause in wrong.difference.causes)
+
+
+def test_trainers_that_a_program_makes(tmp_path: Path):
+    train = SFTTrainer.train
+    batches = [{"input_ids": IDS, "attention_mask": REAL, "labels": IDS.masked_fill(REAL == 0, -100)}]
+    with training.audit.recorded(SFTTrainer, tmp_path):
+        SFTTrainer().train(batches, torch.tensor(4))
+    assert SFTTrainer.train is train and "train" not in vars(SFTTrainer)
+    assert first_wrong(findings_of(tmp_path)) is None
 
 
 def test_other_trainers_are_refused():
+    known = "SFTTrainer, DPOTrainer, RewardTrainer, GRPOTrainer, RLOOTrainer, Trainer of TRL and transformers"
     with (
-        pytest.raises(
-            ThreestepError, match="recorded expects one of TRL's SFTTrainer, DPOTrainer, GRPOTrainer, got Stand"
-        ),
+        pytest.raises(ThreestepError, match=f"recorded expects one of {known}, or a class made of one, got Stand"),
         training.audit.recorded(Stand(), "record"),
     ):
         pass

@@ -1,0 +1,1 @@
+"""Trainers, one per file; each runs in its trainer's environment."""

@@ -1,0 +1,1 @@
+"""Properties, by kind of training; each runs in a trainer's environment."""

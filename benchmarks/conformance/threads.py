@@ -1,0 +1,45 @@
+"""Where the maintainers of a trainer speak of a cell that is no: (trainer, property) to the thread and what it says."""
+
+from __future__ import annotations
+
+HF = "https://github.com/huggingface/transformers"
+TRL = "https://github.com/huggingface/trl"
+ACCUMULATED = "the mean over micro-batches of their means; its trainer sets `model_accepts_loss_kwargs` to False here"
+SHIFTED = "the count of tokens has one more for each row, mended since"
+SMOOTHED = "the smoothed loss ignores the count of the step, mended since"
+AVERAGED = "averages log-likelihoods over tokens, on the word of the paper's authors"
+PAIR_MEANS = "the mean over micro-batches of their means over pairs"
+IPO = ("threestep", "trl-1.16", "trl-0.24", "trl-0.16", "trl-0.12")
+THREADS: dict[tuple[str, str], tuple[str, str]] = {
+    **{
+        ("axolotl", name): ("", ACCUMULATED)
+        for name in ("accumulation", "objective", "whole_texts", "label_smoothing", "last_partial_batch")
+    },
+    ("axolotl", "packing"): ("", "eight conversations do not fill what its sampler packs"),
+    ("trl-0.24", "whole_texts"): (f"{HF}/pull/46204", SHIFTED),
+    ("trl-0.24", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
+    ("trl-0.12", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
+    ("llamafactory", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
+    **{(name, "dpo_ipo"): (f"{TRL}/pull/1265", AVERAGED) for name in IPO},
+    ("trl-1.16", "dpo_label_smoothing"): ("", "the setting is documented for `robust` and `exo_pair` alone"),
+    ("trl-1.16", "dpo_last_partial_batch"): ("", PAIR_MEANS),
+    ("trl-0.24", "dpo_last_partial_batch"): ("", PAIR_MEANS),
+    ("threestep", "dpo_last_partial_batch"): (
+        "",
+        "a step takes its pairs exactly: those that fill no whole step are left out",
+    ),
+    ("threestep", "last_partial_batch"): (
+        "",
+        "a step takes its sequences exactly: the rows that fill no whole step are left out",
+    ),
+    ("trl-0.12", "dpo_accumulation"): (f"{TRL}/pull/2615", "the loss was not divided by the accumulation"),
+    ("trl-0.12", "chat_tokens"): ("", "its collator pairs turns of user and assistant; a tool breaks them"),
+    ("trl-1.16", "grpo_bnpo"): ("", "documented: the mean is over the tokens of the local batch"),
+    ("trl-0.24", "grpo_bnpo"): ("", "documented: the mean is over the tokens of the local batch"),
+    ("trl-0.16", "grpo_sequence_mean"): ("", "its one loss is the mean over the tokens of a micro-batch"),
+    ("llamafactory", "truncated_rows"): ("", "prompt and answer are cut each: no beginning of the uncut row"),
+    ("verl", "equal_rewards"): (
+        "https://github.com/verl-project/verl/pull/4597",
+        "the mean in float32 is not the reward",
+    ),
+}
