@@ -12,8 +12,8 @@ from tests.examined.plain_faults import PLAIN_FAULTS
 from tests.examined.scoring import judged, of_plain_fault, right_setups, write_plain
 
 SHORT = (
-    "sft mean of means", "sft end untrained", "sft norms decay", "reward margin added", "grpo clip on the wrong side",
-    "ppo reward one early",
+    "dpo reference is the policy", "sft end untrained", "sft norms decay", "reward margin added",
+    "grpo clip on the wrong side", "ppo reward one early",
 )  # fmt: skip
 
 

@@ -208,7 +208,8 @@ PLAIN_FAULTS = [
     ),
     _fault(
         "sft last accumulation", "3 micro-batches are left at the end of the epoch, and 4 are divided by", "loss",
-        "the last, partial accumulation is divided by the whole one's count", "partial accumulation",
+        "the last, partial accumulation is divided by the whole one's count",
+        "partial accumulation|micro-batches of a whole",
         reduced=_partial, setup={"settings": {"accumulation_steps": 4, "reduction": "sequence mean"}},
     ),
     _fault(

@@ -120,7 +120,7 @@ def _explains(recorded: np.ndarray, computed: np.ndarray, tolerance: np.ndarray)
     """True if a cause gives the recorded numbers. NaN: the record lacks what it needs there; most must be known."""
     known = ~np.isnan(computed)
     own = np.fmax(tolerance, FLOAT32 * np.abs(computed))  # a wrong number may be a large one
-    judged = known & np.isfinite(tolerance)
+    judged = known & ~np.isposinf(tolerance)  # NaN: where any number would be wrong
     return bool(2 * known.sum() > known.size and judged.any() and not (_wrong(recorded, computed, own) & known).any())
 
 

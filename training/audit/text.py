@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from training.audit.judge import AGREES, DIFFERS, NOT_JUDGED, Difference, Finding, first_wrong
@@ -31,7 +32,16 @@ def verdict(findings: Sequence[Finding]) -> str:
             return "nothing is judged: the record lacks what every quantity is computed from"
         return f"no difference: {judged} of {len(findings)} quantities are judged, and agree with their references"
     difference = wrong.difference
-    return f"the first wrong quantity is {wrong.name}: {_numbers(wrong.name, difference)}; {_cause(difference)}"
+    words = f"the first wrong quantity is {wrong.name}: {_numbers(wrong.name, difference)}; {_cause(difference)}"
+    return words if difference.causes else words + _of_another(findings)
+
+
+def _of_another(findings: Sequence[Finding]) -> str:
+    """The cause of the first quantity that has one, where the first wrong one has none."""
+    for finding in findings:
+        if finding.difference is not None and finding.difference.causes:
+            return f"; {finding.name} differs too, {_cause(finding.difference)}"
+    return ""
 
 
 def _cause(difference: Difference) -> str:
@@ -49,11 +59,12 @@ _MARKS = ("token_ids", "data_mask")
 def _numbers(name: str, difference: Difference) -> str:
     if name in _MARKS:
         return f"wrong in {difference.entries:,} of {difference.of:,} sequences, first {difference.first}"
-    most = f"recorded {difference.recorded:.6g}, expected {difference.right:.6g}"
+    right = "another number" if math.isnan(difference.right) else f"{difference.right:.6g}"
+    most = f"recorded {difference.recorded:.6g}, expected {right}"
     if not difference.where:
         if difference.of > 1:
             return f"{difference.entries:,} of {difference.of:,} numbers differ, the most {most}"
-        ratio = f", {difference.recorded / difference.right:.6g} times" if difference.right else ""
+        ratio = f", {difference.recorded / difference.right:.6g} times" if abs(difference.right) > 0 else ""
         return f"{most}{ratio}"
     return (
         f"{difference.entries:,} of {difference.of:,} differ, first at {difference.first}; most at {difference.where}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,15 @@ def test_marks_of_sequences_are_counted_in_words():
     marks = Difference(8, 9, 3.0, 0.0, "sequence 2", "sequence 1", ("no response ends",))
     assert verdict([Finding("token_ids", DIFFERS, 9, difference=marks)]) == (
         "the first wrong quantity is token_ids: wrong in 8 of 9 sequences, first sequence 1; cause: no response ends"
+    )
+
+
+def test_a_quantity_without_a_cause_names_the_next_with_one():
+    first = Finding("loss", DIFFERS, 1, difference=Difference(1, 1, 2.0, math.nan, "", "", ()))
+    second = Finding("grad_norm", DIFFERS, 1, difference=Difference(1, 1, 2.0, 1.0, "", "", ("the square",)))
+    assert verdict([first, second]) == (
+        "the first wrong quantity is loss: recorded 2, expected another number; no known cause gives the "
+        "recorded numbers; grad_norm differs too, cause: the square"
     )
 
 
