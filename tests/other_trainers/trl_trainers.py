@@ -96,7 +96,7 @@ def rows_of(kind: str, start: Path, tokenizer: Any) -> Any:
         elif kind in ("grpo", "rloo"):
             yield {"prompt": pair["prompt"]}
         elif kind == "sft":
-            yield {"prompt": pair["prompt"], "completion": pair["chosen"], "text": pair["prompt"] + pair["chosen"]}
+            yield {"prompt": pair["prompt"], "completion": pair["chosen"]}
         else:
             ids = tokenizer(pair["prompt"] + pair["chosen"] + tokenizer.eos_token)["input_ids"]
             yield {"input_ids": ids[:8], "labels": ids[:8], "attention_mask": [1] * len(ids[:8])}

@@ -152,6 +152,7 @@ def test_blocks_that_are_compiled_wrong_end_the_run_at_its_start():
         check_padded(model, lambda rows: read(rows).logprobs_M, torch.device("cpu"))
 
 
+@pytest.mark.long
 def test_compiled_blocks_give_the_same_scores_and_gradients():
     """By the compiler itself; the smallest model that has a block."""
     try:
