@@ -158,19 +158,20 @@ class DigestedStep(StepRecording):
 @dataclass(frozen=True)
 class StepRecords:
     """The steps that are recorded, and the folder. steps: counted as in metrics.jsonl. digests: of all steps, if they
-    are written. keeps_values: of states too."""
+    are written. keeps_values: of states too. on_gpus: digests also on a GPU, for which a step then waits."""
 
     steps: frozenset[int] = frozenset()
     folder: Path = Path()
     digests: DigestLog | None = None
     keeps_values: bool = False
+    on_gpus: bool = False
 
     def of_step(self, step: int, ranks: Ranks, update: int | None = None) -> StepRecording:
         """Return the recording of a step. update: the number of its optimizer step, from 1, if it has several."""
         part = "" if update is None else f"_update{update}"
         folder = self.folder / f"step_{step:06}{part}" if step in self.steps else None
         recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks, self.keeps_values)
-        if self.digests is None:
+        if self.digests is None or (ranks.device.type == "cuda" and not self.on_gpus):
             return recording
         return DigestedStep(recording, StepDigest(self.digests, ranks, step, update=update, record=folder))
 
@@ -178,8 +179,8 @@ class StepRecords:
 def records_of(run: RunArguments, program: str = "") -> StepRecords:
     """Return the records and digests that the flags ask for. program: that trains, as `python -m` takes it."""
     folder = Path(run.output_dir)
-    digests = DigestLog(folder / DIGESTS, program) if run.digests else None
-    return StepRecords(frozenset(run.record_steps), folder / "records", digests, run.record_values)
+    digests = None if run.digests is False else DigestLog(folder / DIGESTS, program)
+    return StepRecords(frozenset(run.record_steps), folder / "records", digests, run.record_values, run.digests is True)
 
 
 def _in_numpy(values: torch.Tensor) -> np.ndarray:

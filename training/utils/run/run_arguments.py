@@ -57,10 +57,10 @@ class RunArguments:
         "steps >= 1",
         may_change=True,
     )
-    digests: bool = flag(
-        True,
+    digests: bool | None = flag(
+        None,
         "Write sums and hashes of every step to OUTPUT_DIR/digests.jsonl, by which `threestep audit RUN_A RUN_B` finds "
-        "the first step that differs.",
+        "the first step that differs; default: on a CPU. On a GPU each step then waits for the device.",
         may_change=True,
     )
     record_values: bool = flag(
