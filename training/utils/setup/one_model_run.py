@@ -93,7 +93,7 @@ def run_one_model(
         media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read=read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
-        loop = replace(loop, eval_interval=run.plan.settings["eval_interval"])
+        loop = replace(loop, eval_interval=run.plan.settings["eval_interval"], name=flags.step.label)
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
@@ -225,7 +225,6 @@ def loop_settings(
         )
 
     return LoopSettings(
-        name=flags.step.label,
         total_steps=steps[0],
         items_per_step=steps[1],
         train_plan=replace(plan(engine.per_device_train_batch_size), least_shared_tokens=engine.share_beginnings),

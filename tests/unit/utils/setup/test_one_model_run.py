@@ -68,7 +68,7 @@ def test_the_loop_is_the_flags(packed, capsys):
     rest = {
         "eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(),
         "records": records_of(run, "training.x"),
-        "log_pace": LogPace(5, 2.0), "name": "SFT",
+        "log_pace": LogPace(5, 2.0),
     }  # fmt: skip
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)
     run.shuffle = False
