@@ -93,19 +93,20 @@ def run_one_model(
         media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read=read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
-        loop = replace(loop, eval_interval=run.plan.settings["eval_interval"], name=flags.step.label)
+        records = records_of(flags.run, flags.step.program)
+        loop = replace(loop, eval_interval=run.plan.settings["eval_interval"], name=flags.step.label, records=records)
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
         digests = start_digests({"model_name_or_path": read_again}, data.cache.cache_dir)
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
-        with run.recorded(parts, read_data, digests) as records:
+        with run.recorded(parts, read_data, digests) as files:
             training = TrainingRun(
                 engine,
                 rows.train,
                 rows.eval,
                 loop,
-                *records,
+                *files,
                 guests,
                 _samples(flags, run.folder, rows, tokenizer, ends=ends),
                 media,
@@ -236,6 +237,5 @@ def loop_settings(
         shuffle=flags.run.shuffle,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
         traces=flags.run.traces(),
-        records=records_of(flags.run, flags.step.program),
         log_pace=flags.report.pace(),
     )

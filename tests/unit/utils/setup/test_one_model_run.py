@@ -15,13 +15,10 @@ from training.utils.engine.config.arguments import EngineArguments
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.models.flops import model_shape
-from training.utils.recording.recorder import records_of
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import RunArguments
 from training.utils.setup.one_model_run import loop_settings
 from training.utils.setup.training_run import LoopSettings
-
-STEP = SimpleNamespace(program="training.x", label="SFT")
 
 
 def ranks(world_size: int = 1) -> Ranks:
@@ -56,7 +53,7 @@ def test_the_loop_is_the_flags(packed, capsys):
     )  # fmt: skip
     run = RunArguments(seed=2, profile_steps=[3], record_steps=[2])
     report = ReportArguments(logging_steps=5, logging_seconds=2.0)
-    flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report, step=STEP)
+    flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report)
     loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1)
     said = capsys.readouterr().out
     assert said == ("" if packed else "--share_beginnings: padded rows have one sequence each, and share nothing\n")
@@ -67,7 +64,6 @@ def test_the_loop_is_the_flags(packed, capsys):
     evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
     rest = {
         "eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(),
-        "records": records_of(run, "training.x"),
         "log_pace": LogPace(5, 2.0),
     }  # fmt: skip
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)
@@ -80,7 +76,7 @@ def test_the_loop_is_the_flags(packed, capsys):
 def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     model = tiny_causal_lm("llama")
     groups = {"run": RunArguments(seed=2), "engine": EngineArguments(), "report": ReportArguments()}
-    flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=20), step=STEP)
+    flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=20))
     loop = loop_settings(flags, (1, 16), model, True, ranks=ranks(), pad_token_id=1)
     assert loop.meter is not None and loop.meter.shape == model_shape(model)
     rate = loop.meter.peak_flops_per_second
