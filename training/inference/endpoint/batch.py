@@ -28,6 +28,7 @@ class Batch:
         self._make_rows, self._rows = rows, rows()
         self._most_rows, self._most_waiting = most_rows, most_waiting
         self._waiting: deque[Line] = deque()
+        self._joining: list[Line] = []
         self._changed = threading.Condition()
         self._refusing = self._closed = False
         self._thread = threading.Thread(target=self._run, name="drawing", daemon=True)
@@ -60,7 +61,7 @@ class Batch:
     def drawing(self) -> int:
         """The number of answers that are being drawn, or wait."""
         with self._changed:
-            return sum(not line.is_over for line in (*self._rows.lines, *self._waiting))
+            return sum(not line.is_over for line in (*self._rows.lines, *self._joining, *self._waiting))
 
     def close(self, seconds: float) -> None:
         """Take no more requests; wait for those that are there, so long at most, and fail the others."""
@@ -81,6 +82,7 @@ class Batch:
                 self._rows.leave()
                 if joining:
                     self._rows.join(joining)
+                    self._joining = []
                 if any(not line.is_over for line in self._rows.lines):
                     self._rows.step()
             except Exception as problem:  # noqa: BLE001 - the server outlives whatever a forward raises
@@ -102,6 +104,7 @@ class Batch:
                     break
                 line = self._waiting.popleft()
                 joining += [] if line.is_over else [line]
+            self._joining = joining
             return joining
 
     def _fail(self, lines: Sequence[Line], problem: Exception) -> None:

@@ -110,3 +110,26 @@ def test_what_is_not_drawn_in_time_fails_at_the_end():
     closing.join(10)
     failed = [event.failed for event in events_of(events, events.qsize()) if event.failed is not None]
     assert failed and all("the server is ending" in str(problem) for problem in failed)
+
+
+reading = threading.Event()
+
+
+class SlowToJoin(Rows):
+    """Has the lines only once their prompts are read."""
+
+    def join(self, lines) -> None:
+        reading.set()
+        Rows.gate.wait(10)
+        super().join(lines)
+
+
+def test_lines_whose_prompts_are_being_read_are_waited_for():
+    reading.clear()
+    batch = Batch(SlowToJoin, most_rows=2, most_waiting=3)
+    _, events = batch.submit([ORDER])
+    batch.start()
+    assert reading.wait(10)
+    threading.Timer(0.2, Rows.gate.set).start()
+    batch.close(10)
+    assert events.qsize() and all(event.failed is None for event in events_of(events, events.qsize()))
