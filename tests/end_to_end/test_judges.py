@@ -71,9 +71,11 @@ def test_two_ranks_ask_each_response_once_and_a_replay_ends_with_the_same_weight
     assert len(trained) == 2 and all(line["reward/lengths"] == line["rollout/score"] for line in trained)
     # Nobody listens any more, and there is no key.
     again = [*flags, "--reward", f"judge:{place / 'lengths.yaml'}", "--reward_replay", folder]
-    ran = run_step(3, [*again, "--output_dir", place / "replayed"], ranks=2)
+    ran = run_step(3, [*again, "--output_dir", place / "judged_again"], ranks=2)
     assert ran.code == 0, ran.words
-    assert weights(place / "replayed") == weights(folder) != b"" and figures(place / "replayed") == figures(folder)
+    assert weights(place / "judged_again") == weights(folder) != b"" and figures(place / "judged_again") == figures(
+        folder
+    )
 
 
 @pytest.mark.long

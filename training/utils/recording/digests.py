@@ -69,15 +69,17 @@ class DigestLog:
     path: Path
     program: str = ""
     layers: dict[str, list[str]] = field(default_factory=dict, compare=False)  # of each model
-    _begun: set[str] = field(default_factory=set, compare=False)
+    _beginning: list[str] = field(default_factory=list, compare=False)  # models whose sums are not written yet
     _begin: Sums | None = field(default_factory=Sums, compare=False)
     _log: RunLog | None = field(default=None, compare=False)
 
     def begin(self, name: str, engine: TrainingEngine) -> None:
-        """Sum the weights with which the run begins or goes on, at the first call for the model `name`."""
-        if name in self._begun or self._begin is None:
+        """Sum the weights with which the run begins or goes on, at the first call for the model `name`: that of an
+        actor comes later than the critic's with `--critic_warmup`."""
+        if name in self.layers:
             return
-        self._begun.add(name)
+        self._begin = self._begin or Sums()
+        self._beginning.append(name)
         layers = self.layers[name] = [*dict.fromkeys(layer_of(each) for each, _ in engine.module.named_parameters())]
         with torch.no_grad():
             pieces = [*trained_pieces(engine), *frozen_pieces(engine)]
@@ -92,6 +94,7 @@ class DigestLog:
         if self._begin is not None:
             lines.insert(0, self._first_line(ranks, step))
             self._begin = None
+            self._beginning.clear()
         if ranks.is_main:
             self._log = self._log or RunLog(self.path)
             self._log.append(json.dumps(each, separators=(",", ":")) for each in lines)
@@ -100,7 +103,8 @@ class DigestLog:
         assert self._begin is not None
         hashes, floats = self._begin.totals(ranks.device)
         weights = {}
-        for name, layers in self.layers.items():
+        for name in self._beginning:
+            layers = self.layers[name]
             norms = [_short(math.sqrt(squares)) for squares in floats[f"{name}/squares"]]
             own = zip(hashes[name], map(_short, floats[f"{name}/sums"]), norms, strict=True)
             weights[name] = dict(zip(layers, map(list, own), strict=True))
