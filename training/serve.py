@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from training.inference.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
-from training.inference.endpoint.arguments import EndpointArguments, key_of
+from training.inference.endpoint.arguments import EndpointArguments, ServedModelFlags, key_of, serve_until_asked
 from training.utils.base.console import note
-from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.errors import ThreestepError
 from training.utils.base.keys import KEY_VARIABLE
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments
@@ -41,15 +39,11 @@ if TYPE_CHECKING:
 
 OURS = "ours"
 _ROWS = 32  # of a batch, by default
-_OF_TRAINING = (
-    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
-    "parallel_tags", "parallel_thinking", "train_turns",
-)  # fmt: skip
 _OF_PATHS = ("parallel_paths", "max_path_tokens", "rollout_engine")
 
 
 @dataclass
-class ServeArguments:
+class ServeArguments(ServedModelFlags):
     """The model to serve, what a request leaves open, and the bounds of the server."""
 
     topic: ClassVar[str] = "task"
@@ -88,24 +82,10 @@ class ServeArguments:
     min_p: float = flag_of(SamplingArguments, "min_p of requests that name none; 0 draws from all.", topic="rollout")
     dtype: str | None = flag_of(SamplingArguments)
 
-    def validate(self, mistakes: Mistakes) -> None:
-        mistakes.require(bool(self.model_name_or_path), "expected a model, got none: MODEL before the flags")
-        self.text.validate(mistakes)
-
-    @property
-    def text(self) -> ChatArguments:
-        """The settings by which messages become text."""
-        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
-
     @property
     def sampling(self) -> SamplingArguments:
         """Settings of drawing for what a request leaves open."""
         return settings_of(SamplingArguments, self, defaults=_OF_PATHS)
-
-    @property
-    def name(self) -> str:
-        """The name by which requests ask for the model."""
-        return self.model_name_or_path if self.served_name is None else self.served_name
 
 
 GROUPS = (ServeArguments,)
@@ -205,25 +185,13 @@ def serve_ours(flags: ServeArguments, key: str, is_new: bool) -> None:
         )
     except OSError as problem:
         raise port_refused("--port", flags.port, problem) from problem
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: _end(ending))
+
+    def finish() -> None:
+        note(f"ending: {batch.drawing} answers are being drawn or wait, for at most {flags.grace_seconds:g} s")
+        batch.close(flags.grace_seconds)
+
     batch.start()
-    thread = threading.Thread(target=server.serve_forever, name="serving", daemon=True)
-    thread.start()
-    announce(flags.name, server.port, key, is_new)
-    ending.wait()
-    note(f"ending: {batch.drawing} answers are being drawn or wait, for at most {flags.grace_seconds:g} s")
-    batch.close(flags.grace_seconds)
-    server.shutdown()
-    server.close_when_quiet()
-
-
-def _end(ending: threading.Event) -> None:
-    """Ask the server to end; the second time, at once."""
-    if ending.is_set():
-        raise KeyboardInterrupt
-    ending.set()
+    serve_until_asked(server, lambda: announce(flags.name, server.port, key, is_new), finish)
 
 
 if __name__ == "__main__":

@@ -10,19 +10,17 @@ printed when the server starts, unless --api_key_file or THREESTEP_API_KEY has o
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from training.inference.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
-from training.inference.endpoint.arguments import EndpointArguments, key_of
+from training.inference.endpoint.arguments import EndpointArguments, ServedModelFlags, key_of, serve_until_asked
 from training.utils.base.console import note
 from training.utils.base.keys import KEY_VARIABLE
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag, flag_of, settings_of
+from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments
@@ -31,16 +29,11 @@ from training.utils.serving.door import ADDRESS
 from training.utils.serving.ports import check_port, port_refused
 
 if TYPE_CHECKING:
-    from training.utils.base.errors import Mistakes
-
-_OF_TRAINING = (
-    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
-    "parallel_tags", "parallel_thinking", "train_turns",
-)  # fmt: skip
+    pass
 
 
 @dataclass
-class ServeRewardArguments:
+class ServeRewardArguments(ServedModelFlags):
     """The reward model to serve, and the bounds of the server."""
 
     topic: ClassVar[str] = "task"
@@ -62,20 +55,6 @@ class ServeRewardArguments:
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
     end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
     dtype: str | None = flag_of(SamplingArguments, "Precision of the model: fp32, bf16 or fp16; default: fp32.")
-
-    def validate(self, mistakes: Mistakes) -> None:
-        mistakes.require(bool(self.model_name_or_path), "expected a model, got none: MODEL before the flags")
-        self.text.validate(mistakes)
-
-    @property
-    def text(self) -> ChatArguments:
-        """The settings by which messages become text."""
-        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
-
-    @property
-    def name(self) -> str:
-        """The name by which requests ask for the model."""
-        return self.model_name_or_path if self.served_name is None else self.served_name
 
 
 GROUPS = (ServeRewardArguments,)
@@ -102,19 +81,19 @@ def main(argv: Sequence[str]) -> None:
         server = RewardServer(flags.port, served, key, flags.max_body_mb * 2**20, address=flags.host)
     except OSError as problem:
         raise port_refused("--port", flags.port, problem) from problem
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: ending.set())
-    threading.Thread(target=server.serve_forever, name="serving", daemon=True).start()
     address = f"http://{flags.host}:{server.port}{SCORES}"
-    if flags.host != ADDRESS:
-        note(f"warning: --host {flags.host} is open to other machines, and HTTP hides neither key nor texts on the way")
-    print(f"'{flags.name}' at {address} (Ctrl-C ends)")
-    print(f"key: {key}" if is_new else "key: the given one")
-    print(f"{KEY_VARIABLE}=... threestep ppo --reward http:{address} ...", flush=True)
-    ending.wait()
-    server.shutdown()
-    server.close_when_quiet()
+
+    def announce() -> None:
+        if flags.host != ADDRESS:
+            note(
+                f"warning: --host {flags.host} is open to other machines, and HTTP hides neither key nor texts on the "
+                "way"
+            )
+        print(f"'{flags.name}' at {address} (Ctrl-C ends)")
+        print(f"key: {key}" if is_new else "key: the given one")
+        print(f"{KEY_VARIABLE}=... threestep ppo --reward http:{address} ...", flush=True)
+
+    serve_until_asked(server, announce, finish=lambda: None)
 
 
 if __name__ == "__main__":

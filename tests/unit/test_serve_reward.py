@@ -39,7 +39,7 @@ class Ended(threading.Event):
 def test_it_says_where_it_serves_and_shows_a_new_key_alone(path, monkeypatch, capsys, host):
     served = reward_server.ServedReward("rm", None, None, 64, "")
     monkeypatch.setattr(reward_server, "load_served_reward", lambda *given: served)
-    monkeypatch.setattr(serve_reward.threading, "Event", Ended)
+    monkeypatch.setattr(threading, "Event", Ended)
     monkeypatch.setattr(signal, "signal", lambda *given: None)
     serve_reward.main([path, "--served_name", "rm", "--port", "0", "--host", host])
     said = capsys.readouterr()

@@ -1,15 +1,27 @@
-"""The flags that servers of models share, and the key that they ask for. Cheap to import for `--help`."""
+"""Flags that servers of models share, with the key and the end of a server. Cheap to import for `--help`."""
 
 from __future__ import annotations
 
 import secrets
+import signal
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.keys import KEY_VARIABLE, given_key
-from training.utils.flags.flags import flag
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.flags.flags import flag, settings_of
+
+if TYPE_CHECKING:
+    from training.inference.endpoint.keyed_server import KeyedServer
+    from training.utils.base.errors import Mistakes
 
 _KEY_BYTES = 24
+_OF_TRAINING = (
+    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
+    "parallel_tags", "parallel_thinking", "train_turns",
+)  # fmt: skip
 
 
 @dataclass
@@ -27,6 +39,27 @@ class EndpointArguments:
     max_body_mb: int = flag(4, "Largest body of a request.", "MB >= 1")
 
 
+class ServedModelFlags:
+    """The model of a server's flags."""
+
+    model_name_or_path: str
+    served_name: str | None
+
+    def validate(self, mistakes: Mistakes) -> None:
+        mistakes.require(bool(self.model_name_or_path), "expected a model, got none: MODEL before the flags")
+        self.text.validate(mistakes)
+
+    @property
+    def text(self) -> ChatArguments:
+        """The settings by which messages become text."""
+        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
+
+    @property
+    def name(self) -> str:
+        """The name by which requests ask for the model."""
+        return self.model_name_or_path if self.served_name is None else self.served_name
+
+
 def key_of(file: str | None) -> tuple[str, bool]:
     """The key, and whether it is a new one. ThreestepError for a file that cannot be read, and a key that no header can
     have."""
@@ -34,3 +67,26 @@ def key_of(file: str | None) -> tuple[str, bool]:
     if key is None:
         return f"sk-{secrets.token_hex(_KEY_BYTES)}", True
     return key, False
+
+
+def serve_until_asked(server: KeyedServer, announce: Callable[[], None], finish: Callable[[], None]) -> None:
+    """Serve until the program is asked to end; the second time it ends at once.
+
+    announce: once requests are taken. finish: once it is to end, while requests still are.
+    """
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: _end(ending))
+    threading.Thread(target=server.serve_forever, name="serving", daemon=True).start()
+    announce()
+    ending.wait()
+    finish()
+    server.shutdown()
+    server.close_when_quiet()
+
+
+def _end(ending: threading.Event) -> None:
+    """Ask the server to end; the second time, at once."""
+    if ending.is_set():
+        raise KeyboardInterrupt
+    ending.set()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.utils.engine.training_engine import TrainingEngine
 
 _MOMENT = "exp_avg"
-# This rank's share of the float32 weights, by parameter group: of stages 1 and 2, and of bf16 at stage 1.
+# Of DeepSpeed's optimizer for stages 1 and 2, and of that for stage 1 in bf16 with float32 gradients.
 _FLAT_WEIGHTS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition")
 
 
@@ -71,11 +71,17 @@ def _place(engine: TrainingEngine, wrapper: Any, weight: Any) -> tuple[torch.Ten
         count = _real(engine, weight)
         return (wrapper.fp32_partitioned_groups_flat[group], start, count) if count else None
     mapping = getattr(weight, "_hp_mapping", None)
-    flats = next((getattr(wrapper, name) for name in _FLAT_WEIGHTS if hasattr(wrapper, name)), None)
+    flats = flat_weights(wrapper)
     if mapping is None or flats is None:
         return None
     address = mapping.get_hp_fragment_address()
     return flats[mapping.param_group_index], address.start, address.numel
+
+
+def flat_weights(wrapper: Any) -> list[torch.Tensor] | None:
+    """This rank's share of the float32 weights, by parameter group, at stages 1 and 2; None for an optimizer of
+    DeepSpeed's that is not known here."""
+    return next((getattr(wrapper, name) for name in _FLAT_WEIGHTS if hasattr(wrapper, name)), None)
 
 
 def _real(engine: TrainingEngine, weight: Any) -> int:

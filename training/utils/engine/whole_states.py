@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from training.utils.base.errors import ThreestepError
+from training.utils.engine.local_pieces import flat_weights
 
 if TYPE_CHECKING:
     from training.utils.engine.training_engine import TrainingEngine
@@ -65,7 +66,11 @@ def _reader(engine: TrainingEngine) -> Callable[[Any, str], torch.Tensor]:
         pairs = zip(sum(wrapper.fp16_groups, []), sum(wrapper.fp32_groups, []), strict=True)
         masters = {weight: master for weight, master in pairs}
         return lambda weight, kind: _plain(wrapper.optimizer, weight, masters[weight], kind=kind)
-    raise ThreestepError(f"values expects an optimizer of DeepSpeed's that is known, got {type(wrapper).__name__}")
+    raise _unknown(wrapper)
+
+
+def _unknown(wrapper: Any) -> ThreestepError:
+    return ThreestepError(f"values expects an optimizer of DeepSpeed's that is known, got {type(wrapper).__name__}")
 
 
 def _plain(optimizer: Any, weight: Any, master: Any, *, kind: str) -> torch.Tensor:
@@ -81,12 +86,12 @@ def _of_partitions(wrapper: Any, weight: Any, kind: str, *, scale: float) -> tor
         return weight.get_full_hp_grad() / scale
     if kind == "weight":
         return weight.get_full_hp_param()
+    flats = flat_weights(wrapper)
+    if flats is None:
+        raise _unknown(wrapper)
     flat_W = torch.zeros(weight.numel(), device=weight.device)
     part = weight._hp_mapping
     if part is not None:
-        # Of DeepSpeed's optimizer for stage 1 in bf16 with float32 gradients, and of all others.
-        name = "fp32_groups_flat_partition"
-        flats = getattr(wrapper, name) if hasattr(wrapper, name) else wrapper.single_partition_of_fp32_groups
         state = wrapper.optimizer.state[flats[part.param_group_index]][kind]
         source, target = part.hp_fragment_address, part.lp_fragment_address
         flat_W[target.start : target.start + target.numel].copy_(state[source.start : source.start + source.numel])

@@ -125,7 +125,7 @@ class StateWatch:
         config = getattr(getattr(self.engine.module, "model", None), "config", None)
         if config is None:
             return {}
-        scales = {scale for scale in _adapter_scales(self.engine.module)}
+        scales = set(_adapter_scales(self.engine.module))
         return json.loads(config.to_json_string()) | ({"lora_scale": scales.pop()} if len(scales) == 1 else {})
 
 

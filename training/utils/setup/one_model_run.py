@@ -93,8 +93,12 @@ def run_one_model(
         media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read=read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
-        records = records_of(flags.run, flags.step.program)
-        loop = replace(loop, eval_interval=run.plan.settings["eval_interval"], name=flags.step.label, records=records)
+        loop = replace(
+            loop,
+            eval_interval=run.plan.settings["eval_interval"],
+            name=flags.step.label,
+            records=records_of(flags.run, flags.step.program),
+        )
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
