@@ -70,10 +70,10 @@ def scoring_server(answer: Answer, **how: Any) -> Iterator[ScoringServer]:
                 while not ending.wait(0.05):
                     self.wfile.write(b" ")
                 return
-            self.wfile.write(content)
-            if not status:
+            if not status:  # counted before it is sent: who has the answer may look at once
                 with state._lock:
                     state.answered.append(body)
+            self.wfile.write(content)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
