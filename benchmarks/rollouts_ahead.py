@@ -1,6 +1,6 @@
 """The cost and the gain of drawing rollouts ahead of training (`--rollouts_ahead K`).
 
-    python -m benchmarks.rollouts_ahead --model runs/quickstart/step1_sft/model [--seeds 1 2 3] [--ahead 0 1 2]
+    python -m benchmarks.rollouts_ahead --model runs/quickstart/step1_sft/model [--seeds 1 2 3] [--ahead 0 1 2 free]
     python -m benchmarks.rollouts_ahead --table           of the runs that are done
     python -m benchmarks.rollouts_ahead --simulate        throughput and waiting, without a model
 
@@ -43,10 +43,10 @@ LENGTHS: dict[str, Callable[[random.Random], float]] = {
 
 
 class Run(NamedTuple):
-    """One training run. correction: of --mismatch_correction."""
+    """One training run. ahead: K, or free. correction: of --mismatch_correction."""
 
     seed: int
-    ahead: int
+    ahead: str
     correction: str
 
 
@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="runs/quickstart/step1_sft/model", help="the quickstart's SFT model")
     parser.add_argument("--folder", type=Path, default=Path("runs/rollouts_ahead"), help="of results.jsonl")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--ahead", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--ahead", nargs="+", default=["0", "1", "2", "free"])
+    parser.add_argument("--corrections", nargs="+", default=["truncate", "none"], help="of K above 0 and free")
     parser.add_argument("--steps", type=int, default=24, help="rollouts, each with one optimizer step")
     parser.add_argument("--learning_rate", type=float, default=3e-4)
     parser.add_argument("--table", action="store_true", help="make no runs")
@@ -84,7 +85,7 @@ def _make_missing(given: argparse.Namespace, results: Path) -> None:
     done = {run for run, _ in _read(results)}
     for seed in given.seeds:
         for ahead in given.ahead:
-            for correction in ("truncate", "none") if ahead else ("none",):
+            for correction in given.corrections if ahead != "0" else ["none"]:
                 run = Run(seed, ahead, correction)
                 if run not in done:
                     print(*run, flush=True)
@@ -136,20 +137,21 @@ def _train(words: Sequence[str], log: Path) -> None:
 def _read(results: Path) -> list[tuple[Run, dict[str, Any]]]:
     lines = results.read_text().splitlines() if results.exists() else []
     found = [json.loads(line) for line in lines]
-    return [(Run(each["seed"], each["ahead"], each["correction"]), each) for each in found]
+    return [(Run(each["seed"], str(each["ahead"]), each["correction"]), each) for each in found]
 
 
 def table(found: Sequence[tuple[Run, dict[str, Any]]]) -> str:
     """Return the checker's score after training: the mean over seeds, its standard error, each seed's in brackets."""
     lines = ["| K | correction | after training | difference to K = 0 |", "| --- | --- | --- | --- |"]
-    base = {run.seed: each["checker_after"] for run, each in found if run.ahead == 0}
+    base = {run.seed: each["checker_after"] for run, each in found if run.ahead == "0"}
     for ahead, correction in dict.fromkeys((run.ahead, run.correction) for run, _ in found):
         scores = {run.seed: each["checker_after"] for run, each in found if run[1:] == (ahead, correction)}
         gains = [score - base[seed] for seed, score in scores.items() if seed in base]
         each = ", ".join(f"{scores[seed]:.3f}" for seed in sorted(scores))
-        gain = f"{statistics.mean(gains):+.3f} ± {_error(gains):.3f}" if ahead and gains else ""
+        gain = f"{statistics.mean(gains):+.3f} ± {_error(gains):.3f}" if ahead != "0" and gains else ""
         mean = f"{statistics.mean(scores.values()):.3f} ± {_error(list(scores.values())):.3f}"
-        lines.append(f"| {ahead} | {correction if ahead else ''} | {mean} ({each}) | {gain} |")
+        named = correction if ahead != "0" else ""
+        lines.append(f"| {ahead} | {named} | {mean} ({each}) | {gain} |")
     return "\n".join(lines)
 
 

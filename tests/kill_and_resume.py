@@ -5,7 +5,8 @@
 
 Of step 3 with an environment (`acting`, and with guesses of a head, `acting_mtp`) each answer takes up to --delay
 seconds, at random, and with --rollouts_ahead (`ahead`, `acting_ahead`) each rollout; --repeats runs that are never
-stopped are compared as well.
+stopped are compared as well. With --rollouts_ahead free (`free`, `acting_free`) timing decides, and what is compared is
+the run again, from the schedule that it left.
 
 tests/end_to_end/test_kill_and_resume.py runs a short form, and in the long form of the tests a longer one. One line of
 a table is printed for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from
@@ -39,6 +40,11 @@ class Case:
     stage: int
     lora: bool = False
     offload: bool = False
+    prompts: int = 2  # of a rollout of a rank, in programs without environments
+
+    @property
+    def is_free(self) -> bool:
+        return self.program.endswith("free")
 
     @property
     def name(self) -> str:
@@ -70,18 +76,21 @@ class Case:
             )
             own += " --mtp_num_layers 1 --speculate 1" if self.program == "acting_mtp" else ""
             own += " --rollouts_ahead 1" if self.program == "acting_ahead" else ""
+            own += " --rollouts_ahead free" if self.is_free else ""
             own += " --actor_lora_dim 4" if self.lora else ""
-        elif self.program in ("ppo", "ahead"):
+        elif self.rolls_out:
             own = (
                 f"--actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer} "
                 f"--actor_zero_stage {self.stage} --critic_zero_stage {self.stage} --actor_dropout 0.1 "
-                "--per_device_generation_batch_size 2 --per_device_training_batch_size 2 --max_answer_seq_len 6 "
+                f"--per_device_generation_batch_size {self.prompts} --per_device_training_batch_size {self.prompts} "
+                "--max_answer_seq_len 6 "
                 "--kl_control adaptive --kl_target 0.1 --kl_horizon 100 --actor_learning_rate 1e-3 "
                 f"--critic_learning_rate 1e-3 --unsupervised_dataset_name jsonl:{files.texts} --enable_ema "
                 "--ema_decay 0.5"
             )
-            if self.program == "ahead":
-                own += f" --rollouts_ahead 2 --rollout_engine {files.engine}:LateRollout"
+            if self.program in ("ahead", "free"):
+                ahead = "free --max_rollout_age 3" if self.is_free else "2"
+                own += f" --rollouts_ahead {ahead} --rollout_engine {files.engine}:LateRollout"
             own += " --actor_lora_dim 4 --critic_lora_dim 2" if self.lora else ""
         else:
             own = (
@@ -178,8 +187,11 @@ def tried(trial: Trial, files: Files, place: Path, steps: int, seed: int) -> Out
     root.mkdir(parents=True)
     flags = case.flags(files, steps, every=2 if steps > 10 else 1)
 
-    def folders(name: str) -> list[str]:
+    def folders(name: str, of: str | None = None) -> list[str]:
+        """of: the run whose schedule this one repeats, where timing decides."""
         own = ["--output_dir", str(root / name), "--data_output_path", str(root / f"cache_{name}")]
+        if case.is_free:
+            return own if of is None else [*own, "--replay_schedule", str(root / of / ROLLOUTS)]
         return [*own, "--rollout_dump", str(root / f"rollouts_{name}")] if case.rolls_out else own
 
     whole = run(case.program, case.ranks, [*flags, *folders("unbroken")], root / "unbroken.txt", None, number)
@@ -189,7 +201,7 @@ def tried(trial: Trial, files: Files, place: Path, steps: int, seed: int) -> Out
     problems: list[str] = []
     for number_of_run in range(1, trial.repeats):
         name = f"repeated_{number_of_run}"
-        repeated = run(case.program, case.ranks, [*flags, *folders(name)], root / f"{name}.txt")
+        repeated = run(case.program, case.ranks, [*flags, *folders(name, "unbroken")], root / f"{name}.txt")
         if any(repeated.codes):
             problems.append(f"{name}: codes {repeated.codes}: {repeated.said[-1500:]}")
         else:
@@ -209,8 +221,13 @@ def tried(trial: Trial, files: Files, place: Path, steps: int, seed: int) -> Out
         starts += 1
         last = run(case.program, case.ranks, again, root / "stopped_last.txt", None, number)
         problems += [f"the last start ended with {last.codes}: {last.said[-1500:]}"] if any(last.codes) else []
+    unbroken = "unbroken"
+    if not problems and case.is_free:
+        unbroken = "repeated_stopped"
+        repeated = run(case.program, case.ranks, [*flags, *folders(unbroken, "stopped")], root / f"{unbroken}.txt")
+        problems += [f"{unbroken}: codes {repeated.codes}: {repeated.said[-1500:]}"] if any(repeated.codes) else []
     if not problems:
-        problems = differences(root / "unbroken", root / "stopped")
+        problems = differences(root / unbroken, root / "stopped")
     return Outcome(case, hits, starts, problems, time.monotonic() - started)
 
 
@@ -242,6 +259,7 @@ SHORT = (
     Trial(Case("ppo", 1, 0), 5, signal.SIGKILL),
     Trial(Case("acting", 1, 0), 2, signal.SIGKILL, repeats=2),
     Trial(Case("acting_mtp", 2, 0), 2, signal.SIGKILL),
+    Trial(Case("free", 1, 0), 2, signal.SIGKILL),
 )
 SHORT_STEPS = 4
 
@@ -256,6 +274,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=240, help="of the data; 3,336 are 1,000 prompts of an epoch")
+    parser.add_argument("--prompts", type=int, default=2, help="of a rollout of a rank, without environments")
     parser.add_argument("--delay", type=float, default=0.3, help="seconds; in the trials of the suite a tenth")
     parser.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
     parser.add_argument("--short", action="store_true", help="the few trials of the suite, in place of those asked for")
@@ -265,7 +285,7 @@ def main(argv: Sequence[str]) -> int:
     import_everything()
     number = getattr(signal, asked.signal)
     trials = SHORT if asked.short else tuple(
-        Trial(Case(program, ranks, stage, asked.lora, asked.offload), asked.kills, number, asked.repeats)
+        Trial(Case(program, ranks, stage, asked.lora, asked.offload, asked.prompts), asked.kills, number, asked.repeats)
         for ranks in asked.ranks
         for stage in asked.stages
         for program in asked.programs
@@ -274,7 +294,7 @@ def main(argv: Sequence[str]) -> int:
         place = asked.place or Path(temporary)
         place.mkdir(parents=True, exist_ok=True)
         delay_seconds = asked.delay / 10 if asked.short else asked.delay
-        files = make_files(place, rows=60 if asked.short else 240, delay_seconds=delay_seconds)
+        files = make_files(place, rows=60 if asked.short else asked.rows, delay_seconds=delay_seconds)
         failed = False
         for trial in trials:
             outcome = tried(trial, files, place, SHORT_STEPS if asked.short else asked.steps, asked.seed)

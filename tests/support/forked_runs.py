@@ -29,6 +29,7 @@ os.environ.update(
 MODULES = {
     "sft": "step1_sft", "reward": "step2_reward", "dpo": "step2_dpo", "ppo": "step3_ppo",
     "acting": "step3_ppo", "acting_mtp": "step3_ppo", "ahead": "step3_ppo", "acting_ahead": "step3_ppo",
+    "free": "step3_ppo", "acting_free": "step3_ppo",
 }  # fmt: skip
 _LIMIT_SECONDS = 240.0
 
@@ -277,6 +278,7 @@ def _tell_parts(writer: int) -> None:
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.trainer import RewardTrainer
+    from training.step3_ppo.ahead.free import FreeRollouts
     from training.step3_ppo.ahead.pipeline import RolloutsAhead
     from training.step3_ppo.parts import inputs
     from training.step3_ppo.parts.evaluation import Evaluator
@@ -302,7 +304,8 @@ def _tell_parts(writer: int) -> None:
         (TrainingEngine, "step", "update"), (SftTrainer, "evaluate", "evaluation"),
         (RewardTrainer, "evaluate", "evaluation"), (DpoTrainer, "evaluate", "evaluation"),
         (Evaluator, "evaluate", "evaluation"), (PpoTrainer, "roll_out", "rollout"),
-        (RolloutsAhead, "_drawn_by", "rollout"), (TrainingEngine, "full_state", "model"),
+        (RolloutsAhead, "_drawn_by", "rollout"), (FreeRollouts, "_draw", "rollout"),
+        (TrainingEngine, "full_state", "model"),
     ]  # fmt: skip
     for owner, name, part in places:
         setattr(owner, name, told(part, getattr(owner, name)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.step3_ppo.ahead.free import GROUPS_AT_ONCE
 from training.step3_ppo.flags.checks import Components, check_models
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import cache_bytes
@@ -67,10 +68,11 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 
     rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, media=forward.media)
     held += asleep
-    if ppo.rollouts_ahead and device.is_cuda:  # drawn before the step, not beside it
+    if ppo.steps_ahead and device.is_cuda:  # drawn before the step, not beside it
         rollout.append(_kept_weights(actor, roles, 1))
-    elif ppo.rollouts_ahead:
-        held += [_kept_weights(actor, roles, ppo.rollouts_ahead), *rollout]
+    elif ppo.steps_ahead:
+        versions = min(ppo.steps_ahead, GROUPS_AT_ONCE) + 1 if ppo.takes_as_they_end else ppo.steps_ahead
+        held += [_kept_weights(actor, roles, versions), *rollout]
         rollout = []
     reused = _reused(trained, ppo, forward)
     moments = [Moment("rolling out", tuple(rollout)), *scoring]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
+from training.step3_ppo.ahead.admission import Admission
 from training.step3_ppo.ahead.events import RolloutEvents
+from training.step3_ppo.ahead.schedule import read_schedule
 from training.step3_ppo.flags.ahead_checks import check_ahead_of_run
 from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.learning.learning import Updates
@@ -28,6 +30,7 @@ from training.utils.setup.opened_run import planned_run, start_digests
 if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.utils.run.run_folder import RunFolder
 
 
 def run(flags: PpoFlags, components: Components) -> None:
@@ -57,6 +60,9 @@ def run(flags: PpoFlags, components: Components) -> None:
             rollouts=inputs.length.rollouts,
             ranks=ranks.world_size,
         )
+        prompts_of_step = ppo.per_device_generation_batch_size * ppo.generation_batches * ranks.world_size
+        if ppo.replay_schedule is not None:  # before a model loads
+            read_schedule(ppo.replay_schedule, Admission(ppo.steps_ahead, prompts_of_step, inputs.length.rollouts))
         opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
         roles = open_roles(opening, opened.model.head_chunk_mb)
         settings = loop_settings(opening, roles, scale)
@@ -73,12 +79,7 @@ def run(flags: PpoFlags, components: Components) -> None:
                 roles, engine, tokenizer, components.checker, settings, held_out, metrics, opened.folder
             )
             updates = Updates(roles, settings, inputs.texts, bad_steps)
-            events = RolloutEvents(
-                opened.folder.run_log(ROLLOUTS) if ranks.is_main else None,
-                ppo.rollout_engine,
-                len(inputs.train.prompts),
-                ppo.per_device_generation_batch_size * ppo.generation_batches * ranks.world_size,
-            )
+            events = _events(opening, opened.folder, prompts_of_step)
             trainer = PpoTrainer(
                 roles, engine, inputs.train, updates, evaluator, settings, metrics, checkpoints, events
             )
@@ -86,3 +87,13 @@ def run(flags: PpoFlags, components: Components) -> None:
         summary = result.summary()
         closing = closing_sentence(summary, opened.folder, ppo.val_only) + result.signs
         opened.finish(parts, roles.actor_guests, {"summary.json": summary}, closing)
+
+
+def _events(opening: PpoOpening, folder: RunFolder, prompts_of_step: int) -> RolloutEvents | None:
+    """Return the log of the rollouts; None where scores choose the prompts, so that there are no epochs."""
+    flags, is_main = opening.flags, opening.ranks.is_main
+    if flags.chooses_prompts:
+        return None
+    log_or_none = folder.run_log(ROLLOUTS) if is_main else None
+    prompts = len(opening.inputs.train.prompts)
+    return RolloutEvents(log_or_none, flags.ppo.rollout_engine, prompts, prompts_of_step)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.ahead.pipeline import Asked, RolloutsAhead, RolloutsOfStep
+from training.step3_ppo.ahead.opening import open_ahead
+from training.step3_ppo.ahead.records import Asked, RolloutsOfStep
 from training.step3_ppo.experience.description import described
 from training.step3_ppo.experience.drawing import draw_responses, request_for
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, with_differing_groups
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from training.step3_ppo.ahead.events import RolloutEvents
+    from training.step3_ppo.ahead.free import FreeRollouts
+    from training.step3_ppo.ahead.pipeline import RolloutsAhead
     from training.step3_ppo.contracts.records import Experience, LeftOut, Samples
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.learning.learning import Updates
@@ -70,20 +73,10 @@ class PpoTrainer:
         self.clock = PhaseClock(gpu_wait(self.ranks.device))
         self._warned_of_cut = False
         self._divergence = DivergenceWatch()
-        self.ahead = self._opened_ahead() if self.settings.drawing.rollouts_ahead else None
-        self._drawn_ahead: RolloutsOfStep | None = None
-
-    def _opened_ahead(self) -> RolloutsAhead:
-        """Return what draws the rollouts of later steps while one trains."""
-        engine = self.rollout_engine
-        return RolloutsAhead(
-            self.settings.drawing.rollouts_ahead,
-            engine,
-            self.roles.whole_actor,
-            self._asked,
-            last_step=self.settings.total_rollouts,
-            in_background=engine.takes_weights or self.ranks.device.type == "cpu",
+        self.ahead = open_ahead(
+            self.settings, self.rollout_engine, self.roles.whole_actor, self._asked, ask_alone=self._asked_alone
         )
+        self._drawn_ahead: RolloutsOfStep | None = None
 
     def train(self) -> PpoResult:
         """Run all rollouts with their updates; return the held-out evaluations."""
@@ -109,7 +102,7 @@ class PpoTrainer:
                 figures = self.learn(experiences, iteration, rows)  # 7
                 figures |= described(experiences, settings.experience)
                 figures |= counts.figures() if settings.drawing.dynamic_sampling_tries else {}
-                self.note_drawn()
+                self.note_drawn(iteration)
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
@@ -175,17 +168,26 @@ class PpoTrainer:
             yield prompts, self.roll_out(prompts, seeds)
 
     @timed("2_rollout")
-    def _from_ahead(self, ahead: RolloutsAhead, iteration: int) -> Iterable[tuple[PromptBatch, Rollout]]:
+    def _from_ahead(self, ahead: RolloutsAhead | FreeRollouts, iteration: int) -> Iterable[tuple[PromptBatch, Rollout]]:
         self._drawn_ahead = drawn = ahead.take(iteration)
         return zip(drawn.prompts, drawn.rollouts, strict=True)
 
     def _asked(self, iteration: int) -> Asked:
         """Return the prompts of an iteration, and what is asked for them."""
-        drawing = self.settings.drawing
-        batches = [self.next_prompts(iteration, batch) for batch in range(drawing.generation_batches)]
+        batches = range(self.settings.drawing.generation_batches)
+        return self._asked_for([self.next_prompts(iteration, batch) for batch in batches])
+
+    def _asked_alone(self, position: int) -> Asked:
+        """Return the prompt at a position of the run, and what is asked for it."""
+        rows = self.prompt_source.take(position, 1)
+        prompts = collate_prompts(rows, self.settings.drawing.sampling.pad_token_id)
+        return self._asked_for([(prompts, [derived_seed(self.settings.seed, "rollout", position)])])
+
+    def _asked_for(self, batches: Sequence[tuple[PromptBatch, list[int]]]) -> Asked:
         layout, device = self.settings.experience.layout, self.ranks.device
+        sampling = self.settings.drawing.sampling
         requests = [
-            request_for(prompts, drawing.sampling, self._sample_seeds(seeds), layout, device=device)
+            request_for(prompts, sampling, self._sample_seeds(seeds), layout, device=device)
             for prompts, seeds in batches
         ]
         return Asked([prompts for prompts, _ in batches], requests)
@@ -263,14 +265,15 @@ class PpoTrainer:
         """Part 7: epochs of minibatches, each one optimizer step of actor and critic. rows: this rank's prompts."""
         return self.updates.learn(experiences, iteration, self.kl_control.kl_coef, rows)
 
-    def note_drawn(self) -> None:
-        """With --rollouts_ahead: note what was drawn, and what became of each prompt. A collective."""
-        if self._drawn_ahead is not None and self.events is not None:
-            self.events.trained(self._drawn_ahead, self.updates.outcomes)
+    def note_drawn(self, iteration: int) -> None:
+        """Note what was drawn, and what became of each prompt. A collective."""
+        if self.events is not None:
+            drawn = self._drawn_ahead or RolloutsOfStep(iteration, iteration - 1, (), ())
+            self.events.trained(drawn, self.updates.outcomes)
 
     def _note_unused(self) -> None:
         if self.ahead is not None and self.events is not None:
-            self.events.unused(self.ahead.pending(), "the run ended before their step")
+            self.ahead.note_unused(self.events, "the run ended before their step")
 
     def report(self, iteration: int, figures: dict[str, float], bar: tqdm) -> None:
         """Part 8: write the figures, and show some."""

@@ -28,9 +28,9 @@ def test_the_table_has_means_errors_and_differences_within_a_seed():
     found = [
         (Run(seed, ahead, correction), {"checker_after": score})
         for seed, ahead, correction, score in (
-            (1, 0, "none", 0.8), (2, 0, "none", 0.9), (1, 1, "truncate", 0.7), (2, 1, "truncate", 0.9)
+            (1, "0", "none", 0.8), (2, "0", "none", 0.9), (1, "free", "truncate", 0.7), (2, "free", "truncate", 0.9)
         )
     ]  # fmt: skip
     *_, first, second = table(found).splitlines()
     assert first == "| 0 |  | 0.850 ± 0.050 (0.800, 0.900) |  |"
-    assert second == "| 1 | truncate | 0.800 ± 0.100 (0.700, 0.900) | -0.050 ± 0.050 |"
+    assert second == "| free | truncate | 0.800 ± 0.100 (0.700, 0.900) | -0.050 ± 0.050 |"

@@ -114,5 +114,6 @@ def test_rollouts_ahead_hold_the_weights_of_their_steps(said):
     """On a CPU beside training; on a GPU hf draws before the step."""
     beside = said("--rollouts_ahead", "2", "--device", "cpu")
     assert "rollouts ahead: the actor's weights, 2 x" in beside and "+ rollout: key-value cache" not in beside
+    assert "the actor's weights, 3 x" in said("--rollouts_ahead", "free", "--device", "cpu")
     before = said("--rollouts_ahead", "2", "--device", "cuda", "--device_memory_gb", "80")
     assert "+ rollouts ahead: the actor's weights, 1 x" in before and "+ rollout: key-value cache" in before

@@ -1,14 +1,22 @@
-"""The log of rollouts that are drawn ahead: for each step one line of rollouts.jsonl (`run.rollout_account` reads it).
+"""The log of rollouts: for each step one line of rollouts.jsonl (`run.rollout_account` reads it).
 
     step, version         the step that trained on them; steps that the weights had taken which drew them
     engine                what drew them
-    asked, began, ended   seconds since 1970, of each rank: `pipeline.Times`; none where a checkpoint had the rollouts
+    asked, began, ended   seconds since 1970, of each rank: `pipeline.Times`; none where a checkpoint had the rollouts,
+                          or nothing is drawn ahead
     waited                seconds that the loop waited for them
     first, rows           the position of its first prompt in the run; the row of each prompt
     prompts               of the data: positions of an epoch
     left_out              rows that were not learned from, by the reason
 
-Steps that nothing trained on, since the run ended, have `unused` with the reason, and no rows.
+With `--rollouts_ahead free` a step has, in place of `version` and `first`, the schedule from which `--replay_schedule`
+repeats it:
+
+    positions, versions   of each prompt: its position in the run, and the weights that drew its samples, from the first
+                          token to the last
+    pending               positions that are drawn, or are to be drawn, for the steps to come
+
+Prompts that nothing trained on, since the run ended, have `unused` with the reason, and no rows.
 """
 
 from __future__ import annotations
@@ -18,11 +26,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.ahead.pipeline import Times
+from training.step3_ppo.ahead.records import Times
 from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:
-    from training.step3_ppo.ahead.pipeline import RolloutsOfStep
+    from training.step3_ppo.ahead.records import RolloutsOfStep
     from training.step3_ppo.learning.outcomes import PromptOutcome
     from training.utils.run.run_log import RunLog
 
@@ -47,7 +55,7 @@ class RolloutEvents:
         clock = {name: [getattr(own, name) for own in times] for name in Times._fields} if times else {}
         self._write(
             {
-                **self._step(drawn.step, drawn.version),
+                **(self._scheduled(drawn) if drawn.groups else self._step(drawn.step, drawn.version)),
                 **clock,
                 "waited": drawn.waited,
                 "rows": [row_id for row_id, _ in outcomes],
@@ -60,9 +68,28 @@ class RolloutEvents:
         for step, version in pending:
             self._write({**self._step(step, version), "unused": reason})
 
+    def unused_groups(self, step: int, positions: Sequence[int], reason: str) -> None:
+        """Note groups on which nothing will be trained after `step`. positions: this rank's. A collective."""
+        found = sorted(position for own in gathered([*positions]) for position in own)
+        if found:
+            self._write({**self._run(step), "positions": found, "unused": reason})
+
+    def _scheduled(self, drawn: RolloutsOfStep) -> dict[str, Any]:
+        """A collective. Ranks hold every world_size-th prompt."""
+        groups, pending = zip(*gathered(([*drawn.groups], [*drawn.pending])), strict=True)
+        every = [group for place in zip(*groups, strict=True) for group in place]
+        return {
+            **self._run(drawn.step),
+            "positions": [position for position, _ in every],
+            "versions": [version for _, version in every],
+            "pending": sorted(position for own in pending for position in own),
+        }
+
     def _step(self, step: int, version: int) -> dict[str, Any]:
-        first = (step - 1) * self.per_step
-        return {"step": step, "version": version, "engine": self.engine, "first": first, "prompts": self.prompts}
+        return {**self._run(step), "version": version, "first": (step - 1) * self.per_step}
+
+    def _run(self, step: int) -> dict[str, Any]:
+        return {"step": step, "engine": self.engine, "prompts": self.prompts}
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.log is not None:

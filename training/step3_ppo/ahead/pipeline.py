@@ -17,49 +17,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.step3_ppo.ahead.records import Asked, RolloutsOfStep, Times
 from training.step3_ppo.ahead.saved import rollouts_of, saved_rollouts
 from training.utils.contracts.rollout_engine import rolled_out
 from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:
+    from training.step3_ppo.ahead.events import RolloutEvents
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import Lender, RolloutEngine, RolloutRequest
     from training.utils.data.rows.collate import PromptBatch
     from training.utils.engine.whole_model import WholeModel
-
-
-class Asked(NamedTuple):
-    """The prompts of a step's rollouts on this rank, one entry for each of them, and what is asked for them."""
-
-    prompts: Sequence[PromptBatch]
-    requests: Sequence[RolloutRequest]
-
-
-class Times(NamedTuple):
-    """Seconds since 1970: when a step's rollouts were asked for, and when drawing began and ended on this rank."""
-
-    asked: float
-    began: float
-    ended: float
-
-
-@dataclass(frozen=True)
-class RolloutsOfStep:
-    """The rollouts of a step on this rank. version: steps that the weights had taken. waited: seconds of the loop.
-    times: None where a checkpoint had the rollouts."""
-
-    step: int
-    version: int
-    prompts: Sequence[PromptBatch]
-    rollouts: Sequence[Rollout]
-    waited: float = 0.0
-    times: Times | None = None
 
 
 class _Draw:
@@ -198,6 +171,10 @@ class RolloutsAhead:
         for draw in self._pending:
             if isinstance(draw, _Draw):
                 draw.wait()
+
+    def note_unused(self, events: RolloutEvents, reason: str) -> None:
+        """Note what is drawn and not trained on, at the end of a run."""
+        events.unused(self.pending(), reason)
 
     def pending(self) -> list[tuple[int, int]]:
         """Return step and version of what is drawn and not yet trained on."""

@@ -37,10 +37,10 @@ def rollouts_of(
     """Return this rank's rollouts, one for each request, of those of the ranks that saved them. Prompts are dealt to
     ranks one by one, now as then."""
     if len(saved_of_ranks) == ranks.world_size:
-        return [_rollout(saved, ranks.device) for saved in saved_of_ranks[ranks.rank]]
+        return [loaded_rollout(saved, ranks.device) for saved in saved_of_ranks[ranks.rank]]
     found = []
     for place, request in enumerate(requests):
-        parts = [_rollout(saved[place], ranks.device) for saved in saved_of_ranks]
+        parts = [loaded_rollout(saved[place], ranks.device) for saved in saved_of_ranks]
         found.append(_dealt(parts, request, ranks))
     return found
 
@@ -58,6 +58,7 @@ def _dealt(parts: Sequence[Rollout], request: RolloutRequest, ranks: Ranks) -> R
     return joined_rollouts(parts, taken_B, request.sampling.pad_token_id)
 
 
-def _rollout(saved: Saved, device: torch.device) -> Rollout:
+def loaded_rollout(saved: Saved, device: torch.device) -> Rollout:
+    """Return the rollout of which `saved_rollouts` gave this."""
     tensors = {name: tensor.to(device) for name, tensor in load(base64.b64decode(saved["tensors"])).items()}
     return rollout_of(tensors, saved["conversations"], float(saved["seconds"]))

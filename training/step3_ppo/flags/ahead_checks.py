@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def check_ahead(flags: PpoFlags, algorithm: Algorithm, mistakes: Mistakes) -> None:
     """Note every flag that does not go with --rollouts_ahead."""
     ppo = flags.ppo
-    if not ppo.rollouts_ahead:
+    if not ppo.steps_ahead:
         return
     tries, advantage = algorithm.flags.dynamic_sampling_tries, algorithm.flags.advantage
     for name, given, why in (
@@ -50,10 +50,10 @@ def check_ahead_of_run(
     flags: PpoFlags, engine: type[RolloutEngine], media: RunMedia | None, *, rollouts: int, ranks: int
 ) -> None:
     """ThreestepError for a run whose rollouts cannot be drawn ahead. rollouts: of the run. media: of its prompts."""
-    ahead = flags.ppo.rollouts_ahead
-    if not ahead:
+    ahead, is_free = flags.ppo.rollouts_ahead, flags.ppo.takes_as_they_end
+    if not flags.ppo.steps_ahead:
         return
-    if rollouts <= ahead:
+    if rollouts <= flags.ppo.steps_ahead and not is_free:
         raise ThreestepError(
             f"--rollouts_ahead {ahead} expects a run of more rollouts than that, got {rollouts}: all of them would be "
             "drawn by the first weights; give less, or more data or epochs"
@@ -62,6 +62,11 @@ def check_ahead_of_run(
         raise ThreestepError(
             f"--rollouts_ahead {ahead} does not go with prompts that have images: their features are read by the model "
             "in training; leave it out"
+        )
+    if engine.takes_weights and is_free:
+        raise ThreestepError(
+            f"--rollouts_ahead {ahead} draws several prompts at a time, each by the weights with which it began, and "
+            f"--rollout_engine {flags.ppo.rollout_engine} holds one version of them; use hf, or give a number of steps"
         )
     if engine.takes_weights and ranks > 1:
         raise ThreestepError(

@@ -172,7 +172,7 @@ def mismatch_settings(algorithm: Algorithm, ppo: PpoArguments) -> MismatchSettin
 def _default_correction(ppo: PpoArguments) -> str:
     """Rollouts are corrected if another program than the trained model computes their log-probabilities, or older
     weights do."""
-    is_exact = engine_class(ppo.rollout_engine).logprobs_are_trained_models and not ppo.rollouts_ahead
+    is_exact = engine_class(ppo.rollout_engine).logprobs_are_trained_models and not ppo.steps_ahead
     return "none" if is_exact else "truncate"
 
 

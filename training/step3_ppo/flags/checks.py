@@ -71,7 +71,7 @@ def checked_components(flags: PpoFlags) -> Components:
     if speculation is not None:
         flag = speculation.name.removeprefix("--")
         wanted[flag] = getattr(ppo, flag)
-    wanted["rollouts_ahead"] = ppo.rollouts_ahead
+    wanted["rollouts_ahead"] = ppo.rollouts_ahead if ppo.steps_ahead else None
     wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     checker = None

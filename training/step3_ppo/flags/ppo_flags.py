@@ -47,6 +47,12 @@ class PpoFlags(NamedTuple):
         return self.data.rows.max_prompt_seq_len + self.ppo.max_answer_seq_len
 
     @property
+    def chooses_prompts(self) -> bool:
+        """Scores choose the prompts, so that there are no epochs in which each comes once."""
+        ppo = self.ppo
+        return bool(ppo.prompt_sampler or ppo.prompt_dataset or self.algorithm.dynamic_sampling_tries)
+
+    @property
     def guests(self) -> GuestSettings:
         """Settings of the guests, which train beside actor and critic or add to their losses."""
         return GuestSettings(self.roles.router_aux_loss_coef, self.mtp.settings())

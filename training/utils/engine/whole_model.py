@@ -78,6 +78,10 @@ class WholeModel:
         weights = {name: tensor.detach().clone() for name, tensor in self.tensors()}
         return KeptModel(self._empty(), weights, self.updates, self.engine.ranks.is_main)
 
+    def another_copy(self) -> PreTrainedModel:
+        """Return a further copy without weights, as which kept ones may be lent beside others."""
+        return _empty_copy(self.model, self.engine)
+
     def _filled_copy(self) -> PreTrainedModel:
         """Return a copy with the whole weights. A collective."""
         plain = self._empty()
@@ -104,6 +108,10 @@ class KeptModel:
     ) -> None:
         self.model, self.updates = model, updates
         self._weights, self._is_main_rank = weights, is_main_rank
+
+    def lent_as(self, plain: PreTrainedModel) -> KeptModel:
+        """Return the same weights, lent as another copy."""
+        return KeptModel(plain, self._weights, self.updates, self._is_main_rank)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._weights.items()

@@ -13,6 +13,8 @@ from typing import Any
 from training.utils.run.run_folder import ROLLOUTS
 
 NOT_DRAWN = "not drawn: the run ended before"
+WAITING = "are drawn, or being drawn, for a step to come"
+_NAMES = {"step", "prompts"}
 
 
 @dataclass
@@ -43,33 +45,33 @@ class EpochAccount:
 
 def rollout_account(lines: Iterable[Mapping[str, Any]]) -> list[EpochAccount]:
     """Return the account of each epoch that the run has reached. lines: of rollouts.jsonl."""
-    trained = dict[int, list[tuple[int, str | None]]]()  # by position: row and reason
-    unused, prompts = dict[int, str](), 0
     steps = list(lines)
+    trained = dict[int, list[tuple[int, str | None]]]()  # by position: row and reason
+    open_positions = dict[int, str]()  # by position: the reason
     width = max((len(line["rows"]) for line in steps if "rows" in line), default=0)
     for line in steps:
-        prompts, first = int(line["prompts"]), int(line["first"])
+        positions = line["positions"] if "positions" in line else range(line["first"], line["first"] + width)
         if "unused" in line:
-            unused |= {first + place: str(line["unused"]) for place in range(width)}
+            open_positions |= dict.fromkeys(positions, str(line["unused"]))
             continue
-        reasons = {(row, reason) for reason, rows in line["left_out"].items() for row in rows}
-        for place, row in enumerate(line["rows"]):
-            reason = next((reason for of_row, reason in reasons if of_row == row), None)
-            trained.setdefault(first + place, []).append((row, reason))
-    if not prompts or not trained:
+        if "pending" in line:
+            open_positions = dict.fromkeys(line["pending"], WAITING)
+        reasons = {row: reason for reason, rows in reversed(line["left_out"].items()) for row in rows}
+        for position, row in zip(positions, line["rows"], strict=False):
+            trained.setdefault(position, []).append((row, reasons.get(row)))
+    if not trained:
         return []
-    reached = max(trained) + 1
+    prompts, reached = int(steps[-1]["prompts"]), max(trained) + 1
     epochs = [EpochAccount(epoch + 1, prompts) for epoch in range(-(-reached // prompts))]
     for account in epochs:
-        positions = range((account.epoch - 1) * prompts, account.epoch * prompts)
         rows = Counter[int]()
-        for position in positions:
+        for position in range((account.epoch - 1) * prompts, account.epoch * prompts):
             taken = trained.get(position, [])
             rows.update(row for row, _ in taken)
             account.learned += sum(reason is None for _, reason in taken)
             account.left_out.update(reason for _, reason in taken if reason is not None)
-            if not taken and position in unused:
-                account.left_out[unused[position]] += 1
+            if not taken and position in open_positions:
+                account.left_out[open_positions[position]] += 1
             elif not taken and position >= reached:
                 account.left_out[NOT_DRAWN] += 1
             elif not taken:
@@ -78,9 +80,9 @@ def rollout_account(lines: Iterable[Mapping[str, Any]]) -> list[EpochAccount]:
     return epochs
 
 
-def read_rollouts(folder: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a run's rollouts.jsonl; none where there is no such file."""
-    path = folder / ROLLOUTS
+def read_rollouts(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a rollouts.jsonl, or of that in a run's folder; none where there is no such file."""
+    path = path / ROLLOUTS if path.is_dir() else path
     if not path.is_file():
         return []
     found = []
@@ -89,11 +91,13 @@ def read_rollouts(folder: Path) -> list[dict[str, Any]]:
             value = json.loads(line)
         except ValueError:
             continue
-        found += [value] if isinstance(value, dict) and {"step", "first", "prompts"} <= value.keys() else []
+        found += [value] if isinstance(value, dict) and _NAMES <= value.keys() else []
     return found
 
 
 def _why(reason: str) -> str:
+    if reason == WAITING:
+        return reason
     return f"were not: {reason}" if not reason.startswith("not drawn") else f"were {reason}"
 
 

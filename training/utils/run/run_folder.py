@@ -19,7 +19,7 @@ BAD_STEPS = "bad_steps.jsonl"
 METRICS = "metrics.jsonl"
 DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
 DIGESTS = "digests.jsonl"  # of every step, for `threestep audit`
-ROLLOUTS = "rollouts.jsonl"  # what --rollouts_ahead drew, by which weights, and what became of each prompt
+ROLLOUTS = "rollouts.jsonl"  # which weights drew what, and what became of each prompt
 LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE, DIGESTS, ROLLOUTS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from training.step3_ppo.ahead.events import RolloutEvents
-from training.step3_ppo.ahead.pipeline import RolloutsOfStep, Times
+from training.step3_ppo.ahead.records import RolloutsOfStep, Times
 from training.utils.run.rollout_account import rollout_account
 from training.utils.run.run_log import RunLog
 

@@ -56,15 +56,23 @@ def last_tokens(rows) -> torch.Tensor:
 
 
 def made_trainer(
-    ahead: int, engine: Any = None, *, rank: int = 0, ranks: int = 1, total: int = STEPS, **mismatch: Any
+    ahead: int,
+    engine: Any = None,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    total: int = STEPS,
+    mismatch_correction: str | None = None,
+    **drawing: Any,
 ) -> PpoTrainer:
-    """GRPO on two samples of four prompts in all, two passes over them in one minibatch each."""
+    """GRPO on two samples of four prompts in all, two passes over them in one minibatch each. drawing: of
+    DrawingSettings."""
     ppo = PpoArguments(
         num_samples_per_prompt=SAMPLES, per_device_generation_batch_size=4 // ranks, clip_reward=100.0,
-        per_device_training_batch_size=8 // ranks, ppo_epochs=2, rollouts_ahead=ahead, max_answer_seq_len=MOST,
+        per_device_training_batch_size=8 // ranks, ppo_epochs=2, rollouts_ahead=str(ahead), max_answer_seq_len=MOST,
     )  # fmt: skip
     flags = AlgorithmArguments(advantage="grpo", kl_coef=0.0)
-    algorithm = selected_algorithm(flags, MismatchArguments(**mismatch), ppo, Mistakes())
+    algorithm = selected_algorithm(flags, MismatchArguments(mismatch_correction=mismatch_correction), ppo, Mistakes())
     assert algorithm is not None
     roles, _ = plain_roles(last_tokens, False, False, Ranks(rank, rank, ranks, torch.device("cpu")), RATE)
     settings = made_settings(
@@ -72,7 +80,7 @@ def made_trainer(
         sequences_per_minibatch=ppo.sequences_per_minibatch, ppo_epochs=2, critic_warmup=0,
         dynamic_sampling_tries=0, eval_interval=0, seed=7, sampling=Sampling(MOST, 1.0, 0, 1.0, 0, 1),
         rollouts_ahead=ahead, experience=experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1)),
-        learning=learning_settings(algorithm, ppo), evaluates_first=False,
+        learning=learning_settings(algorithm, ppo), evaluates_first=False, **drawing,
     )  # fmt: skip
     settings = changed_settings(settings)
     engine = engine or TransformersRollout()

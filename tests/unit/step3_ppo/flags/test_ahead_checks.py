@@ -8,7 +8,7 @@ from tests.support.ppo_flags import ppo_flags
 from training.step3_ppo.flags.ahead_checks import check_ahead_of_run
 from training.step3_ppo.flags.algorithm import experience_settings
 from training.step3_ppo.flags.checks import checked_components
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.images.models.pictured import RowImages
 from training.utils.layout.planner import PlanSettings
@@ -75,3 +75,33 @@ def test_runs_that_cannot_be_ahead():
     with pytest.raises(ThreestepError, match="--rollouts_ahead 1 sends kept weights to --rollout_engine hf from the"):
         check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=2)
     check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=1)
+
+
+def test_free_has_settings_of_its_own():
+    assert flags_of(rollouts_ahead="free").ppo.steps_ahead == 2
+    assert flags_of(rollouts_ahead="free", max_rollout_age=5).ppo.steps_ahead == 5
+    assert settings_of(rollouts_ahead="free").mismatch.correction == "truncate"
+    check_ahead_of_run(flags_of(rollouts_ahead="free"), TransformersRollout, None, rollouts=1, ranks=2)
+    with pytest.raises(
+        ThreestepError, match="--rollouts_ahead free draws several prompts at a time, each by the weights"
+    ):
+        check_ahead_of_run(flags_of(rollouts_ahead="free"), Sent, None, rollouts=2, ranks=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"rollouts_ahead": "soon"}, "--rollouts_ahead expects a number of steps, 0 or more, or free, got 'soon'"),
+        ({"max_rollout_age": 3}, "--max_rollout_age 3 is of --rollouts_ahead free, got --rollouts_ahead 1; leave one"),
+        (
+            {"replay_schedule": "a"},
+            "--replay_schedule a is of --rollouts_ahead free, got --rollouts_ahead 1; leave one",
+        ),
+        ({"rollouts_ahead": "free", "rollout_dump": "a"}, "--rollout_dump numbers rollouts in the order in which they"),
+    ],
+)
+def test_flags_of_free_and_of_no_other(given, why):
+    mistakes = Mistakes()
+    flags_of(**given).ppo.validate(mistakes)
+    with pytest.raises(ThreestepError, match=why):
+        mistakes.raise_if_any()

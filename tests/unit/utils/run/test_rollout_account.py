@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from training.utils.run.rollout_account import NOT_DRAWN, read_rollouts, rollout_account
+from training.utils.run.rollout_account import NOT_DRAWN, WAITING, read_rollouts, rollout_account
 from training.utils.run.run_folder import LOGS, ROLLOUTS
 
 
@@ -27,6 +27,25 @@ def test_what_the_end_of_a_run_leaves_out_has_its_reason():
     (first,) = rollout_account(lines[:1])
     assert first.is_whole and dict(first.left_out) == {NOT_DRAWN: 1}
     assert first.sentence().endswith(f"1 were {NOT_DRAWN}")
+
+
+def groups(positions: list[int], pending: list[int], rows: list[int] | None = None) -> dict:
+    line = {"step": 1, "prompts": 4, "positions": positions, "versions": [0] * len(positions), "pending": pending}
+    return {**line, "rows": rows or positions, "left_out": {}}
+
+
+def test_groups_that_are_taken_as_they_end_wait_or_are_lost():
+    (open_run,) = rollout_account([groups([0, 3], [1, 2])])
+    assert open_run.is_whole and open_run.left_out == {WAITING: 2} and "2 are drawn, or being" in open_run.sentence()
+    (over,) = rollout_account([groups([0, 3], [1, 2]), groups([1, 2], [])])
+    assert over.is_whole and over.learned == 4
+    (lost,) = rollout_account([groups([0, 3], [1]), groups([1], [])])
+    assert lost.lost == [2] and not lost.is_whole
+    (twice,) = rollout_account([groups([0, 3], [1, 2]), groups([1, 2], [], [1, 0])])
+    assert twice.twice == [0] and not twice.is_whole
+    unused = {"step": 1, "prompts": 4, "positions": [1, 2], "unused": "it ended"}
+    (ended,) = rollout_account([groups([0, 3], [1, 2]), unused])
+    assert ended.is_whole and ended.left_out == {"it ended": 2}
 
 
 def test_what_was_lost_or_taken_twice_is_named():

@@ -152,8 +152,8 @@ def clipped(text: str, most: int = _LONGEST_TEXT) -> str:
 
 
 def left_out(step: StepRun) -> list[tuple[str, str]]:
-    """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit; with
-    --rollouts_ahead the account of the prompts of each epoch."""
+    """(what, count) of rows dropped or cut, optimizer steps skipped and responses cut at the length limit; the
+    account of the prompts of each epoch of step 3."""
     rows = []
     for split, name in (("train", "training rows"), ("eval", "held-out rows")):
         report = step.reports.data_report.get(split)
@@ -170,7 +170,7 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
     if skipped:
         rows.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
     for account in rollout_account(read_rollouts(step.path)):
-        rows.append(("prompts, drawn ahead", account.sentence()))
+        rows.append(("prompts", account.sentence()))
     for label, samples in step.samples:
         if not any("reward" in sample for sample in samples):
             continue  # what is drawn for the report alone is short on purpose

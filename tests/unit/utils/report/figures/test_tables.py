@@ -122,7 +122,7 @@ def test_the_account_of_prompts_that_were_drawn_ahead(ppo_run):
     line = {"step": 1, "version": 0, "first": 0, "prompts": 3, "rows": [2, 0], "left_out": {"cut": [0]}}
     (folder / "rollouts.jsonl").write_text(json.dumps(line) + "\n")
     ((step,),) = (run.steps for run in read_runs([folder]))
-    said = dict(left_out(step))["prompts, drawn ahead"]
+    said = dict(left_out(step))["prompts"]
     assert said == (
         "epoch 1: 1 of 3 prompts were learned from once; 1 were not: cut; 1 were not drawn: the run ended before"
     )

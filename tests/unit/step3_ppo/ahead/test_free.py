@@ -1,0 +1,231 @@
+"""Rollouts that are learned from as they end: whatever the timing each prompt once, by weights of a bounded age, and
+the same run again from its schedule. A tiny real model draws and trains."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.step3_ppo.ahead.test_pipeline import (
+    PROMPTS,
+    STEPS,
+    FailingRollout,
+    made_trainer,
+    same,
+    weights,
+)
+from training.step3_ppo.ahead.admission import Admission
+from training.step3_ppo.ahead.events import RolloutEvents
+from training.step3_ppo.ahead.schedule import read_schedule
+from training.step3_ppo.trainer import PpoTrainer
+from training.utils.base.errors import ThreestepError
+from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.run.rollout_account import WAITING, read_rollouts, rollout_account
+from training.utils.run.run_log import RunLog
+
+GROUPS = 4  # of a step, of all ranks
+
+
+class LateGroups(TransformersRollout):
+    """Some groups take long, which ones no seed decides; `at_once` counts those that are drawn at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawing = self.at_once = 0
+        self.lock = threading.Lock()
+
+    def roll_out(self, model, request):
+        with self.lock:
+            self.drawing += 1
+            self.at_once = max(self.at_once, self.drawing)
+        dice = random.SystemRandom()
+        time.sleep(dice.choice([0.0, 0.0, 0.0, 0.05]) + dice.uniform(0.0, 0.01))
+        rollout = super().roll_out(model, request)
+        with self.lock:
+            self.drawing -= 1
+        return rollout
+
+
+class FirstIsLast(TransformersRollout):
+    """The first prompt of the run is drawn for as long as the bound on its age allows."""
+
+    def __init__(self, late):
+        super().__init__()
+        self.late = late
+
+    def roll_out(self, model, request):
+        if request.rows[0].row_id == self.late:
+            time.sleep(0.5)
+        return super().roll_out(model, request)
+
+
+def free_trainer(folder: Path, engine=None, *, oldest=2, schedule=None, total=STEPS, **given) -> PpoTrainer:
+    trainer = made_trainer(
+        oldest, engine or LateGroups(), total=total, takes_as_they_end=True, replay_schedule=schedule, **given
+    )
+    trainer.events = RolloutEvents(RunLog(folder / "rollouts.jsonl"), "hf", len(PROMPTS), GROUPS)
+    return trainer
+
+
+def train(trainer: PpoTrainer, steps: range) -> list[float]:
+    """Take these steps, with a line of the log for each; return the greatest age of each."""
+    ages = []
+    for step in steps:
+        for prompts, rollout in trainer.rollouts(step):
+            trainer.learn([trainer.experience_of(trainer.score(prompts, rollout))], step, prompts.rows)
+        trainer.note_drawn(step)
+        ages.append(trainer.ahead.figures()["rollout/age_max"])
+    return ages
+
+
+def lines_of(folder: Path) -> list[dict]:
+    clock = ("asked", "began", "ended", "waited")
+    return [{name: own for name, own in line.items() if name not in clock} for line in read_rollouts(folder)]
+
+
+@pytest.mark.parametrize("oldest", [1, 3])
+def test_each_prompt_is_learned_from_once_by_weights_that_are_not_too_old(tmp_path, oldest):
+    engine = LateGroups()
+    trainer = free_trainer(tmp_path, engine, oldest=oldest)
+    for step in range(1, STEPS + 1):
+        ages = train(trainer, range(step, step + 1))
+        assert max(ages) <= oldest
+        (account,) = rollout_account(read_rollouts(tmp_path))
+        assert account.is_whole and account.learned == step * GROUPS
+        pending = read_rollouts(tmp_path)[-1]["pending"]
+        assert account.left_out.get(WAITING, 0) == len(pending) == min(oldest, STEPS - step) * GROUPS
+    assert 1 < engine.at_once <= 4
+    assert train(made_trainer(1, LateGroups(), takes_as_they_end=True), range(1, 2)) == [0.0]
+
+
+def test_the_schedule_repeats_the_run_to_the_bit(tmp_path):
+    (tmp_path / "first").mkdir()
+    first = free_trainer(tmp_path / "first")
+    train(first, range(1, STEPS + 1))
+    schedule = str(tmp_path / "first" / "rollouts.jsonl")
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        again = free_trainer(tmp_path / str(number), schedule=schedule)
+        train(again, range(1, STEPS + 1))
+        assert same(weights(again), weights(first))
+        assert lines_of(tmp_path / str(number)) == lines_of(tmp_path / "first")
+    (tmp_path / "other").mkdir()
+    other = free_trainer(tmp_path / "other", FirstIsLast(lines_of(tmp_path / "first")[0]["rows"][0]))
+    train(other, range(1, STEPS + 1))
+    assert not same(weights(other), weights(first))  # another order is another run
+
+
+def test_a_slow_group_is_overtaken_until_it_would_be_too_old(tmp_path):
+    row = made_trainer(0).next_prompts(1, 0)[0].rows[0].row_id
+    trainer = free_trainer(tmp_path, FirstIsLast(row))
+    train(trainer, range(1, STEPS + 1))
+    steps = [line["step"] for line in read_rollouts(tmp_path) if 0 in line["positions"]]
+    assert steps in ([2], [3])  # drawn by the weights 0, which are two steps old in step 3
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_resumed_run_goes_on_with_the_groups_that_were_drawn(tmp_path, replays):
+    """A run that is stopped has an account as whole as any, and is repeated from its schedule without a stop; one that
+    replays may be stopped too."""
+    (tmp_path / "whole").mkdir()
+    schedule = None
+    if replays:
+        train(free_trainer(tmp_path / "whole"), range(1, STEPS + 1))
+        schedule = str(tmp_path / "whole" / "rollouts.jsonl")
+    first = free_trainer(tmp_path, schedule=schedule)
+    train(first, range(1, 4))
+    saved = json.loads(json.dumps(first.state_dict()))
+    second = free_trainer(tmp_path, schedule=schedule)
+    second.roles.actor_model.load_state_dict(first.roles.actor_model.state_dict())
+    second.load_state_dict(saved)
+    train(second, range(4, STEPS + 1))
+    (account,) = rollout_account(read_rollouts(tmp_path))
+    assert account.is_whole and account.learned == len(PROMPTS)
+    (tmp_path / "again").mkdir()
+    again = free_trainer(tmp_path / "again", schedule=str(tmp_path / "rollouts.jsonl"))
+    train(again, range(1, STEPS + 1))
+    assert same(weights(again), weights(second))
+
+
+def test_a_run_that_ends_early_names_what_it_leaves(tmp_path):
+    trainer = free_trainer(tmp_path)
+    train(trainer, range(1, 3))
+    trainer._note_unused()
+    (account,) = rollout_account(read_rollouts(tmp_path))
+    assert account.is_whole and account.learned == 8
+    assert account.left_out == {"the run ended before their step": 8, "not drawn: the run ended before": 4}
+
+
+def test_other_numbers_of_ranks_deal_groups_anew(tmp_path):
+    """Of what one rank saved, two and four hold every group once, equally many each."""
+    first = free_trainer(tmp_path, oldest=3)
+    train(first, range(1, 2))
+    saved = first.state_dict()["rollouts_ahead"]
+    every = sorted([each["position"] for each in saved["drawn_of_ranks"][0]] + saved["waiting_of_ranks"][0])
+    assert len(every) == 3 * GROUPS and saved["admitted"] == 4 * GROUPS
+    for ranks in (2, 4):
+        found = []
+        for rank in range(ranks):
+            trainer = made_trainer(3, rank=rank, ranks=ranks, takes_as_they_end=True)
+            trainer.ahead.load_state_dict(saved)
+            own = trainer.ahead._pending()
+            assert len(own) == 3 * GROUPS // ranks
+            for group in trainer.ahead._ended:
+                assert group.rollout.prompt_of(0)[0] == group.asked.prompts[0].rows[0].flipped_prompt_ids[-1]
+            found += own
+        assert sorted(found) == every
+
+
+def test_what_drawing_raises_ends_the_loop(tmp_path):
+    trainer = free_trainer(tmp_path, FailingRollout())
+    with pytest.raises(ValueError, match="no responses today"):
+        next(iter(trainer.rollouts(1)))
+
+
+def test_without_threads_a_step_draws_by_its_own_weights(tmp_path):
+    trainer = free_trainer(tmp_path, TransformersRollout())
+    trainer.ahead._in_background = False
+    assert train(trainer, range(1, STEPS + 1)) == [0.0] * STEPS
+    again = free_trainer(tmp_path, TransformersRollout(), schedule=str(tmp_path / "rollouts.jsonl"))
+    again.ahead._in_background = False
+    train(again, range(1, STEPS + 1))
+    assert same(weights(again), weights(trainer))
+
+
+def line(step: int, positions: list[int], versions: list[int], **more) -> dict:
+    return {"step": step, "prompts": 8, "positions": positions, "versions": versions, "rows": positions, **more}
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], "expects the schedule of a run of --rollouts_ahead free, got"),
+        (
+            [{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}],
+            "expects the schedule of a run of --rollouts_ahead f",
+        ),
+        ([line(1, [0, 1], [0, 0])], "expects the steps 1 to 2 of this run in .*, got 1 steps up to 1"),
+        ([line(1, [0, 1], [0, 0]), line(2, [2], [0])], "expects 2 prompts in each step of .*, got 1 in step 2"),
+        ([line(1, [0, 1], [0, 0]), line(2, [1, 2], [0, 0])], "expects 2 prompts in each step of .*, each once"),
+        ([line(1, [0, 1], [0, 0]), line(2, [2, 3], [1, 2])], "--max_rollout_age 1 steps in .*, got ages from -1 to 0"),
+    ],
+)
+def test_files_that_are_no_schedule_of_this_run(tmp_path, lines, why):
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    with pytest.raises(ThreestepError, match=f"--replay_schedule .*{why}"):
+        read_schedule(tmp_path / "rollouts.jsonl", Admission(1, 2, 2))
+
+
+def test_other_data_than_the_schedule_had(tmp_path):
+    lines = [line(step, [4 * step - 4 + place for place in range(4)], [0] * 4) for step in range(1, 3)]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    trainer = free_trainer(tmp_path, schedule=str(tmp_path / "rollouts.jsonl"), total=2)
+    with pytest.raises(
+        ThreestepError, match="--replay_schedule expects the data and the seed of the run that wrote it"
+    ):
+        next(iter(trainer.rollouts(1)))

@@ -1,0 +1,67 @@
+"""The schedule of a run of `--rollouts_ahead free`, read back from its rollouts.jsonl (`--replay_schedule`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.utils.base.errors import ThreestepError
+from training.utils.run.rollout_account import read_rollouts
+
+if TYPE_CHECKING:
+    from training.step3_ppo.ahead.admission import Admission
+
+
+@dataclass(frozen=True)
+class GroupSchedule:
+    """batches: positions of the prompts that each step trains on, from step 1 on. versions, rows: by position, the
+    weights that draw it and the row that stands there."""
+
+    batches: Sequence[Sequence[int]]
+    versions: Mapping[int, int]
+    rows: Mapping[int, int]
+
+    def begun_by(self, version: int) -> list[int]:
+        """Return the positions that these weights draw, ascending."""
+        return sorted(position for position, own in self.versions.items() if own == version)
+
+    def untrained(self, step: int, admitted: int) -> list[int]:
+        """Return the positions below `admitted` that are not trained on by the end of `step`."""
+        trained = {position for batch in self.batches[:step] for position in batch}
+        return [position for position in range(admitted) if position not in trained]
+
+
+def read_schedule(path: str | Path, admission: Admission) -> GroupSchedule:
+    """Return the schedule in a rollouts.jsonl, up to the last step of the run. ThreestepError if it is none of such a
+    run. admission: of all ranks."""
+    flag, path = "--replay_schedule", Path(path)
+    remedy = "name the rollouts.jsonl of a run of --rollouts_ahead free with these settings"
+    lines = [line for line in read_rollouts(path) if "rows" in line]
+    if not lines or not all({"positions", "versions"} <= line.keys() for line in lines):
+        raise ThreestepError(f"{flag} expects the schedule of a run of --rollouts_ahead free, got {path}; {remedy}")
+    steps = [line["step"] for line in lines]
+    if steps[: admission.steps] != list(range(1, admission.steps + 1)):
+        raise ThreestepError(
+            f"{flag} expects the steps 1 to {admission.steps:,} of this run in {path}, got {len(steps):,} steps up to "
+            f"{max(steps):,}; give --max_train_steps, or {remedy}"
+        )
+    batches, versions, rows = list[list[int]](), dict[int, int](), dict[int, int]()
+    for line in lines[: admission.steps]:
+        positions, drew = line["positions"], line["versions"]
+        if len(positions) != admission.groups or set(positions) & versions.keys():
+            raise ThreestepError(
+                f"{flag} expects {admission.groups:,} prompts in each step of {path}, each once, got "
+                f"{len(positions):,} in step {line['step']:,}; {remedy}"
+            )
+        ages = [line["step"] - 1 - version for version in drew]
+        if not 0 <= min(ages) <= max(ages) <= admission.oldest:
+            raise ThreestepError(
+                f"{flag} expects weights of at most --max_rollout_age {admission.oldest} steps in {path}, got ages "
+                f"from {min(ages)} to {max(ages)} in step {line['step']:,}; give the age of the run that wrote it"
+            )
+        batches.append(positions)
+        versions |= zip(positions, drew, strict=True)
+        rows |= zip(positions, line["rows"], strict=True)
+    return GroupSchedule(batches, versions, rows)
