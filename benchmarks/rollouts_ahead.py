@@ -11,13 +11,16 @@ FOLDER/results.jsonl; one that is there already is not made again.
 The second simulates a trainer and 1 to 64 servers. A step draws `--responses` responses; each takes a time in
 proportion to its length, drawn from a distribution of lengths; a server draws `--slots` at a time, and the weights of
 step s - 1 - K draw step s. Servers take new weights together, when all have drawn the step before, as in the queue of
-step 3; or, in a second table, each by itself, when it has drawn its own part. A step of training takes the time in
-which all slots would draw a step if none of them ever waited. It measures the order of the queue, and no machine.
+step 3; or, in a second table, each by itself, when it has drawn its own part. With `free` a slot that is free begins
+the next response at once, a group of `--group` responses has one version, and a step takes the groups that ended first,
+as `ahead.admission` lets it. A step of training takes the time in which all slots would draw a step if none of them
+ever waited. It measures the order of the queue, and no machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import heapq
 import json
 import math
@@ -33,6 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.mismatch_stress import FLAGS, import_all
+from training.step3_ppo.ahead.admission import Admission
 
 LENGTHS: dict[str, Callable[[random.Random], float]] = {
     "equal": lambda dice: 1.0,
@@ -64,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--simulate", action="store_true", help="train nothing")
     parser.add_argument("--servers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--responses", type=int, default=1024, help="of a step")
+    parser.add_argument("--group", type=int, default=8, help="responses to a prompt; of free")
     parser.add_argument("--slots", type=int, default=16, help="responses that a server draws at a time")
     given = parser.parse_args(argv)
     if given.simulate:
@@ -197,6 +202,59 @@ def simulated(
     return Simulated(rate, waited / total, 1.0 - busy / (total * servers * slots))
 
 
+def simulated_free(
+    oldest: int, lengths: Sequence[Sequence[float]], slots: int, training_seconds: float, *, group: int
+) -> Simulated:
+    """Return the rate and the waiting where a step takes groups as they end. oldest: of weights, in steps. slots: of
+    all servers. group: responses of a group."""
+    responses = [seconds for step in lengths for seconds in step]
+    admission = Admission(oldest, len(lengths[0]) // group, len(lengths))
+    free = [0.0] * slots
+    takes: list[float] = []  # when each step begins
+    pending: list[tuple[float, float]] = []  # of each group: when its first response begins, and its last one ends
+    trained = waited = 0.0
+    begun = 0
+    for step in range(1, len(lengths) + 1):
+        takes.append(trained)
+        for number in range(begun, admission.admitted(step)):
+            spans = [_span(free, seconds, trained) for seconds in responses[number * group : (number + 1) * group]]
+            pending.append((min(begin for begin, _ in spans), max(end for _, end in spans)))
+        begun = admission.admitted(step)
+        pending.sort(key=lambda each: each[1])
+        places, start = _first_batch(admission, step, takes, pending)
+        waited += start - trained
+        pending = [each for place, each in enumerate(pending) if place not in places]
+        trained = start + training_seconds
+    return Simulated(
+        len(lengths) * training_seconds / trained, waited / trained, 1.0 - sum(responses) / (trained * slots)
+    )
+
+
+def _span(free: list[float], seconds: float, earliest: float) -> tuple[float, float]:
+    """Draw a response in the slot that is free first; return when it begins and ends."""
+    begin = max(free[0], earliest)
+    heapq.heapreplace(free, begin + seconds)
+    return begin, begin + seconds
+
+
+def _first_batch(
+    admission: Admission, step: int, takes: Sequence[float], pending: Sequence[tuple[float, float]]
+) -> tuple[set[int], float]:
+    """Return the places of the groups that `step` takes, and when it does. takes: when each step so far began."""
+    versions = [min(bisect.bisect_right(takes, begin), step) - 1 for begin, _ in pending]
+    ends = [end for _, end in pending]
+
+    def taken(count: int) -> list[int] | None:
+        return admission.taken(step, versions[:count], versions[count:])
+
+    fewest, most = bisect.bisect_right(ends, takes[-1]), len(pending)
+    if taken(fewest) is None:
+        most = bisect.bisect_left(range(most + 1), True, lo=fewest, key=lambda count: taken(count) is not None)
+    else:
+        most = fewest
+    return set(taken(most) or ()), max(takes[-1], ends[most - 1])
+
+
 def _drawn(responses: Sequence[float], begin: Sequence[float], slots: int) -> list[float]:
     """Return when each server has drawn its last response; each is begun in the slot that is free first."""
     free = [(time, server) for server, time in enumerate(begin) for _ in range(slots)]
@@ -210,19 +268,18 @@ def _drawn(responses: Sequence[float], begin: Sequence[float], slots: int) -> li
 
 
 def simulated_table(given: argparse.Namespace, together: bool, steps: int = 60) -> str:
-    """Return a row for each distribution and number of servers: the rate of each K, with the shares of their time that
-    the trainer and the slots wait."""
-    ages = range(5)
-    lines = [
-        "| lengths | servers | " + " | ".join(f"K = {ahead}" for ahead in ages) + " |",
-        "| --- | --- |" + " --- |" * len(ages),
-    ]
+    """Return a row for each distribution and number of servers: the rate of each K and of free, with the shares of
+    their time that the trainer and the slots wait."""
+    ages, oldest = range(5), (1, 2, 4)
+    names = [f"K = {ahead}" for ahead in ages] + [f"free, at most {age} old" for age in oldest]
+    lines = ["| lengths | servers | " + " | ".join(names) + " |", "| --- | --- |" + " --- |" * len(names)]
     for name, draw in LENGTHS.items():
         for servers in given.servers:
             dice = random.Random(f"{name} {servers}")
             lengths = [[draw(dice) for _ in range(given.responses)] for _ in range(steps)]
             shape, training = (servers, given.slots), given.responses / (servers * given.slots)
             cells = [simulated(ahead, lengths, shape, training, together=together) for ahead in ages]
+            cells += [simulated_free(age, lengths, math.prod(shape), training, group=given.group) for age in oldest]
             shown = " | ".join(f"{cell.rate:.2f} ({cell.trainer:.0%}, {cell.servers:.0%})" for cell in cells)
             lines.append(f"| {name} | {servers} | {shown} |")
     return "\n".join(lines)

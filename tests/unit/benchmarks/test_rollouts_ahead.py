@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rollouts_ahead import Run, simulated, table
+from benchmarks.rollouts_ahead import Run, simulated, simulated_free, table
 
 
 def test_equal_lengths_hide_drawing_behind_training_but_for_the_first_step():
@@ -22,6 +22,26 @@ def test_servers_that_change_weights_by_themselves_do_not_wait_for_the_longest_r
     together, alone = (simulated(1, lengths, (2, 1), 1.0, together=each) for each in (True, False))
     assert together.rate == pytest.approx(2 / 7) and alone.rate == pytest.approx(2 / 6)
     assert together.trainer == pytest.approx(5 / 7) and alone.servers == pytest.approx(1 - 8 / 12)
+
+
+def test_free_takes_what_ended_first_by_hand():
+    """Two steps of two responses, each a group, on two slots; a step trains for a second, weights are at most one step
+    old. All four are begun by the first weights: 1 and 4 seconds at 0, then 1 and 1 in the first slot. Step 1 takes the
+    two that end at 1 and 2, and trains until 3; step 2 waits for the long one, until 4: over at 5. In strict order,
+    K = 1: step 1 begins at 4, step 2 at 5: over at 6."""
+    lengths = [[1.0, 4.0], [1.0, 1.0]]
+    free = simulated_free(1, lengths, 2, 1.0, group=1)
+    assert free == pytest.approx((2 / 5, 3 / 5, 1 - 7 / 10))
+    assert simulated(1, lengths, (1, 2), 1.0, together=True).rate == pytest.approx(2 / 6)
+
+
+def test_free_waits_for_a_group_that_would_be_too_old():
+    """Four steps of one group, the first of 10 seconds, the others of one, two slots. At most one step old: the first
+    group is due in step 2, which waits for it. At most three: it is due in step 4."""
+    lengths = [[10.0], [1.0], [1.0], [1.0]]
+    strict, loose = (simulated_free(oldest, lengths, 2, 1.0, group=1) for oldest in (1, 3))
+    assert strict.rate == pytest.approx(4 / 13)  # step 1 over at 2, step 2 at 11, two more
+    assert loose.rate == pytest.approx(4 / 11)  # three steps are over at 4, the last at 11
 
 
 def test_the_table_has_means_errors_and_differences_within_a_seed():

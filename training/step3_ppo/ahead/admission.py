@@ -48,7 +48,7 @@ class Admission:
 
     def _took(self, chosen: list[int], ended: Sequence[int], version: int, wanted: int) -> bool:
         """Add to `chosen` until it has so many groups of weights up to `version`; False if too few have ended."""
-        missing = wanted - sum(ended[place] <= version for place in chosen)
-        more = [place for place, own in enumerate(ended) if own <= version and place not in chosen]
+        missing, before = wanted - sum(ended[place] <= version for place in chosen), set(chosen)
+        more = [place for place, own in enumerate(ended) if own <= version and place not in before]
         chosen += more[: max(missing, 0)]
         return len(more) >= missing
