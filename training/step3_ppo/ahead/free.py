@@ -155,7 +155,8 @@ class FreeRollouts:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, on any number of ranks. Positions beyond the last step are left out."""
+        """Restore what `state_dict` returned, on any number of ranks. What a run that is shorter by now does not
+        take is left at its end, and noted."""
         drawn, waiting = state["drawn_of_ranks"], state["waiting_of_ranks"]
         if len(drawn) == self._ranks:
             own_drawn, own_waiting = drawn[self._rank], waiting[self._rank]
@@ -185,7 +186,7 @@ class FreeRollouts:
     def _admit(self, step: int, kept: KeptModel) -> None:
         """Let the groups be begun that `step` allows; by a schedule, those that these weights draw."""
         if self._schedule is not None:
-            positions: Iterable[int] = self._schedule.begun_by(step - 1)[self._rank :: self._ranks]
+            positions: Iterable[int] = self._schedule.begun_by(step - 1, self._rank, self._ranks)
             self._waiting += [_Group(position, self._ask(position), step - 1, kept) for position in positions]
             return
         until = self.admission.admitted(step)

@@ -23,9 +23,10 @@ class GroupSchedule:
     versions: Mapping[int, int]
     rows: Mapping[int, int]
 
-    def begun_by(self, version: int) -> list[int]:
-        """Return the positions that these weights draw, ascending."""
-        return sorted(position for position, own in self.versions.items() if own == version)
+    def begun_by(self, version: int, rank: int, ranks: int) -> list[int]:
+        """Return the positions that these weights draw on a rank, ascending: of those on which it trains."""
+        own = (position for batch in self.batches for position in batch[rank::ranks])
+        return sorted(position for position in own if self.versions[position] == version)
 
     def untrained(self, step: int, admitted: int) -> list[int]:
         """Return the positions below `admitted` that are not trained on by the end of `step`."""

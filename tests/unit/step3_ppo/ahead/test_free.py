@@ -197,6 +197,16 @@ def test_without_threads_a_step_draws_by_its_own_weights(tmp_path):
     assert same(weights(again), weights(trainer))
 
 
+def test_each_rank_begins_the_groups_on_which_it_trains(tmp_path):
+    """Two ranks, which hold even and odd positions; the weights 0 draw three of the even ones and one odd one."""
+    lines = [line(1, [0, 1], [0, 0]), line(2, [2, 3], [0, 1]), line(3, [4, 5], [0, 1])]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    schedule = read_schedule(tmp_path / "rollouts.jsonl", Admission(2, 2, 3))
+    assert [schedule.begun_by(0, rank, 2) for rank in range(2)] == [[0, 2, 4], [1]]
+    assert [schedule.begun_by(1, rank, 2) for rank in range(2)] == [[], [3, 5]]
+    assert schedule.begun_by(0, 0, 1) == [0, 1, 2, 4]
+
+
 def line(step: int, positions: list[int], versions: list[int], **more) -> dict:
     return {"step": step, "prompts": 8, "positions": positions, "versions": versions, "rows": positions, **more}
 
