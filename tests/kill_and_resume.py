@@ -146,7 +146,7 @@ def differences(unbroken: Path, resumed: Path) -> list[str]:
 
 def _drawn(folder: Path) -> list[dict[str, Any]]:
     """The lines of a log of rollouts, without what a clock gave."""
-    clock = ("asked", "began", "ended", "waited")
+    clock = ("asked", "began", "ended", "waited", "trained")
     return [{name: own for name, own in line.items() if name not in clock} for line in read_rollouts(folder)]
 
 

@@ -4,7 +4,7 @@
     engine                what drew them
     asked, began, ended   seconds since 1970, of each rank: `pipeline.Times`; none where a checkpoint had the rollouts,
                           or nothing is drawn ahead
-    waited                seconds that the loop waited for them
+    waited, trained       seconds that the loop waited for them; when it had trained on them, as the times above
     first, rows           the position of its first prompt in the run; the row of each prompt
     prompts               of the data: positions of an epoch
     left_out              rows that were not learned from, by the reason
@@ -22,6 +22,7 @@ Prompts that nothing trained on, since the run ended, have `unused` with the rea
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ class RolloutEvents:
                 **(self._scheduled(drawn) if drawn.groups else self._step(drawn.step, drawn.version)),
                 **clock,
                 "waited": drawn.waited,
+                "trained": time.time(),
                 "rows": [row_id for row_id, _ in outcomes],
                 "left_out": left_out,
             }

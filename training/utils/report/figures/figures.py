@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.report.figures.charts import Chart, ChartLine, HistogramChart, LineChart, ScatterChart, histogram_of
 from training.utils.report.figures.outcome import best_step
 from training.utils.report.figures.reading import StepRun, finite
+from training.utils.run.rollout_account import read_rollouts
 
 if TYPE_CHECKING:
     from training.utils.flags.step import Curve
@@ -31,7 +32,23 @@ def curves_of(steps: Sequence[StepRun]) -> list[LineChart]:
             lines = [line for place, step in enumerate(steps) for line in _lines(step, part, place, len(steps) > 1)]
             if any(line.known for line in lines):
                 charts.append(LineChart(part.title, tuple(lines), part.note))
-    return charts
+    return charts + [chart for step in steps if (chart := rollout_chart(step, len(steps) > 1)) is not None]
+
+
+def rollout_chart(step: StepRun, several: bool = False) -> LineChart | None:
+    """When the rollouts of each step were drawn and trained on, in seconds, where they were drawn ahead."""
+    lines = [line for line in read_rollouts(step.path) if {"began", "ended", "trained"} <= line.keys()]
+    if not lines:
+        return None
+    start = min(min(line["began"]) for line in lines)
+    times: dict[str, list[tuple[float, float | None]]] = {
+        "drawing began": [(line["step"], min(line["began"]) - start) for line in lines],
+        "drawing ended": [(line["step"], max(line["ended"]) - start) for line in lines],
+        "trained": [(line["step"], line["trained"] - start) for line in lines],
+    }
+    title = "Drawn ahead" if not several else f"Drawn ahead: {step.run}"
+    drawn = [ChartLine(label, points, place, is_smooth=True) for place, (label, points) in enumerate(times.items())]
+    return LineChart(title, tuple(drawn), "seconds since the first, of each step's rollouts")
 
 
 def _parts(curve: Curve) -> list[Curve]:

@@ -51,6 +51,22 @@ def test_runs_share_a_chart_and_have_a_colour_each(sft_run, ppo_run):
     assert "Learning rate" in [chart.title for chart in curves_of(steps_of(ppo_run("e")))]
 
 
+def test_rollouts_ahead_show_who_waited_for_whom(ppo_run):
+    """The first of two ranks that began and the last that ended. Rollouts that a checkpoint had have no times."""
+    folder = ppo_run()
+    lines = [
+        {"step": 1, "prompts": 8, "began": [10.0, 11.0], "ended": [12.0, 14.0], "trained": 15.5},
+        {"step": 2, "prompts": 8, "trained": 16.0},
+        {"step": 3, "prompts": 8, "began": [14.0, 14.5], "ended": [17.0, 16.0], "trained": 18.0},
+    ]
+    assert not [chart for chart in curves_of(steps_of(folder)) if chart.title == "Drawn ahead"]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps({"rows": [], **line}) + "\n" for line in lines))
+    (chart,) = [chart for chart in curves_of(steps_of(folder)) if chart.title == "Drawn ahead"]
+    assert {line.label: list(line.points) for line in chart.lines} == {
+        "drawing began": [(1, 0.0), (3, 4.0)], "drawing ended": [(1, 4.0), (3, 7.0)], "trained": [(1, 5.5), (3, 8.0)]
+    }  # fmt: skip
+
+
 def test_scores_of_chosen_and_rejected(sft_run):
     folder = sft_run()
     bins = {"edges": [-1.0, 0.0, 1.0], "chosen": [1, 3], "rejected": [4, 0]}
