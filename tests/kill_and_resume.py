@@ -259,7 +259,6 @@ SHORT = (
     Trial(Case("ppo", 1, 0), 5, signal.SIGKILL),
     Trial(Case("acting", 1, 0), 2, signal.SIGKILL, repeats=2),
     Trial(Case("acting_mtp", 2, 0), 2, signal.SIGKILL),
-    Trial(Case("free", 1, 0), 2, signal.SIGKILL),
 )
 SHORT_STEPS = 4
 

@@ -21,6 +21,12 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine
             marks=[pytest.mark.long, pytest.mark.timeout(10000)],
             id="all",
         ),
+        pytest.param(
+            "--programs ppo ahead free --ranks 1 --stages 0 --kills 10 --steps 40 --prompts 25 --rows 3336".split(),
+            3,
+            marks=[pytest.mark.long, pytest.mark.timeout(10000)],
+            id="account of 1,000 prompts",
+        ),
     ],
 )
 def test_killed_and_resumed_is_as_never_stopped(tmp_path, flags: list[str], trials: int):

@@ -52,16 +52,22 @@ class LateGroups(TransformersRollout):
 
 
 class FirstIsLast(TransformersRollout):
-    """The first prompt of the run is drawn for as long as the bound on its age allows."""
+    """The prompt of one row ends behind eight others."""
 
     def __init__(self, late):
         super().__init__()
-        self.late = late
+        self.late, self.ended = late, 0
+        self.changed = threading.Condition()
 
     def roll_out(self, model, request):
-        if request.rows[0].row_id == self.late:
-            time.sleep(0.5)
-        return super().roll_out(model, request)
+        with self.changed:
+            if request.rows[0].row_id == self.late:
+                assert self.changed.wait_for(lambda: self.ended >= 8, timeout=120)
+        rollout = super().roll_out(model, request)
+        with self.changed:
+            self.ended += 1
+            self.changed.notify_all()
+        return rollout
 
 
 def free_trainer(folder: Path, engine=None, *, oldest=2, schedule=None, total=STEPS, **given) -> PpoTrainer:
