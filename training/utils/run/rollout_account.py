@@ -91,7 +91,8 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
             value = json.loads(line)
         except ValueError:
             continue
-        found += [value] if isinstance(value, dict) and _NAMES <= value.keys() else []
+        is_whole = isinstance(value, dict) and _NAMES <= value.keys() and ("first" in value or "positions" in value)
+        found += [value] if is_whole else []
     return found
 
 

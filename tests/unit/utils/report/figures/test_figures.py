@@ -60,7 +60,9 @@ def test_rollouts_ahead_show_who_waited_for_whom(ppo_run):
         {"step": 3, "prompts": 8, "began": [14.0, 14.5], "ended": [17.0, 16.0], "trained": 18.0},
     ]
     assert not [chart for chart in curves_of(steps_of(folder)) if chart.title == "Drawn ahead"]
-    (folder / "rollouts.jsonl").write_text("".join(json.dumps({"rows": [], **line}) + "\n" for line in lines))
+    (folder / "rollouts.jsonl").write_text(
+        "".join(json.dumps({**line, "first": 0, "rows": [], "left_out": {}}) + "\n" for line in lines)
+    )
     (chart,) = [chart for chart in curves_of(steps_of(folder)) if chart.title == "Drawn ahead"]
     assert {line.label: list(line.points) for line in chart.lines} == {
         "drawing began": [(1, 0.0), (3, 4.0)], "drawing ended": [(1, 4.0), (3, 7.0)], "trained": [(1, 5.5), (3, 8.0)]
