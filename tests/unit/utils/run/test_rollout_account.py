@@ -41,6 +41,8 @@ def test_groups_that_are_taken_as_they_end_wait_or_are_lost():
     assert over.is_whole and over.learned == 4
     (lost,) = rollout_account([groups([0, 3], [1]), groups([1], [])])
     assert lost.lost == [2] and not lost.is_whole
+    (gone,) = rollout_account([groups([0, 3], [1, 2]), groups([1], [])])  # it waited once, and no longer does
+    assert gone.lost == [2]
     (twice,) = rollout_account([groups([0, 3], [1, 2]), groups([1, 2], [], [1, 0])])
     assert twice.twice == [0] and not twice.is_whole
     unused = {"step": 1, "prompts": 4, "positions": [1, 2], "unused": "it ended"}
