@@ -16,7 +16,9 @@ def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:
     from training.step1_sft.trainer import SftTrainer
 
     draw = open_drawing(opened)
-    return SftTrainer(opened.training, sft.neftune_alpha, sft.z_loss_coef, draw).train()
+    return SftTrainer(
+        opened.training, sft.neftune_alpha, sft.z_loss_coef, draw, likelihood_coef=sft.likelihood_coef
+    ).train()
 
 
 main = one_model_program(__name__, STEP, train, rows="sentences", check=check_noise)

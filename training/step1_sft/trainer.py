@@ -139,6 +139,7 @@ class SftTrainer:
 
     neftune_alpha: size of the noise on input embeddings in training (`neftune`)
     z_loss_coef: weight of the z-loss (`loss.z_loss`); 0 leaves either out
+    likelihood_coef: weight of the loss beside those of guests
     draw: makes the responses of an evaluation's samples; None: they have none
     """
 
@@ -148,11 +149,14 @@ class SftTrainer:
         neftune_alpha: float = 0.0,
         z_loss_coef: float = 0.0,
         draw: Draw | None = None,
+        *,
+        likelihood_coef: float = 1.0,
     ) -> None:
         self.run = run
         self.draw = draw
         self.neftune_alpha = neftune_alpha
         self.z_loss_coef = z_loss_coef
+        self.likelihood_coef = likelihood_coef
 
     @property
     def _policy(self) -> Any:
@@ -222,9 +226,10 @@ class SftTrainer:
             nll = sft_loss(logprobs.logprobs_M, prepared.targets)
             figures = {"loss": nll, "right": logprobs.is_greedy_M.sum()}
             if not self.z_loss_coef:
-                return MicroLoss(nll, figures, logprobs)
+                return MicroLoss(self.likelihood_coef * nll, figures, logprobs)
             drift = z_loss(logprobs.log_normalizers_M, prepared.targets)
-            return MicroLoss(nll + self.z_loss_coef * drift, {**figures, "z_loss": drift}, logprobs)
+            loss = self.likelihood_coef * nll + self.z_loss_coef * drift
+            return MicroLoss(loss, {**figures, "z_loss": drift}, logprobs)
 
         micro_batches = [
             MicroBatch(batch.rows, partial(loss_of, batch), batch.for_guests, partial(read, batch))

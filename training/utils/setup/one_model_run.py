@@ -60,6 +60,7 @@ def run_one_model(
         check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
+        flags.guests.check_words(tokenizer)
         run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
         log(style.sentence, ranks.is_main and not style.is_open)
         reader = reader_of_start(flags, tokenizer)

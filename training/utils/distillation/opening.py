@@ -1,0 +1,113 @@
+"""Opens the teacher of a run, checked before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from training.utils.base.console import log
+from training.utils.base.errors import ThreestepError
+from training.utils.distillation.guest import Distillation
+from training.utils.distillation.teacher import Teacher
+from training.utils.engine.frozen import FrozenModel
+from training.utils.loading.configurations import check_positions
+from training.utils.loading.models import load_causal_lm
+from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
+from training.utils.models.layout_check import check_padded, why_not_packed
+from training.utils.models.settings import ModelSettings
+from training.utils.models.tensors.sharding import whole_shape
+from training.utils.models.token_model import PolicyModel
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.utils.contracts.token_rows import TokenRows
+    from training.utils.distillation.settings import TeacherSettings
+    from training.utils.engine.config.arguments import EngineSettings
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.models.target_head import TargetHead
+
+# Loads a model under these settings of its engine, given what loads it in a precision; a collective.
+LoadUnder = Callable[["EngineSettings", Callable[[Any], Any]], Any]
+
+
+def check_same_words(settings: TeacherSettings, student: PreTrainedTokenizerBase) -> None:
+    """ThreestepError if the teacher would read other words than the student writes, or fewer of them."""
+    name = settings.name_or_path
+    assert name is not None
+    teacher = load_tokenizer(name, end_may_pad=True, trust_remote_code=settings.trust_remote_code)
+    if not same_tokenizer(student, teacher):
+        raise ThreestepError(
+            f"the tokenizers of --teacher_model_name_or_path '{name}' ({len(teacher)} tokens) and of the model in "
+            f"training '{student.name_or_path}' ({len(student)} tokens) differ, and their distributions cannot be "
+            "compared token by token; take a teacher of the same family"
+        )
+    check_positions(model_settings(settings), settings.longest_tokens, "the flags of lengths")
+
+
+def open_teacher(settings: TeacherSettings, policy: TrainingEngine, load_under: LoadUnder) -> Distillation | None:
+    """Return the guest of the model that `policy` trains; None without a teacher. A collective.
+
+    Raises ThreestepError for a teacher, or a student, that cannot be compared so.
+    """
+    if settings.name_or_path is None:
+        return None
+    ranks = policy.ranks
+    engine = engine_settings(settings, policy.settings)
+    loading: Any = {"longest_tokens": settings.longest_tokens, "device": ranks.device}
+
+    def load(dtype: torch.dtype) -> PreTrainedModel:
+        return load_causal_lm(model_settings(settings), dtype, 0, **loading)
+
+    plain = PolicyModel(load_under(engine, load))
+    student: Any = policy.module
+    head, own = (_linear_head(each, name) for each, name in ((plain, settings.name_or_path), (student, "the student")))
+    frozen = FrozenModel(plain, engine, ranks)
+    _check_layout(settings, frozen, ranks.device)
+    widths = [whole_shape(each.weight)[0] for each in (head, own)]
+    if settings.top_k >= min(widths):
+        raise ThreestepError(
+            f"--teacher_top_k {settings.top_k} expects less than the vocabulary of {min(widths):,} tokens; 0 compares "
+            "all of them"
+        )
+    of_what = f"its {settings.top_k} likeliest tokens and the rest" if settings.top_k else f"{min(widths):,} tokens"
+    log(f"teacher: '{settings.name_or_path}', {settings.divergence} divergence over {of_what}", ranks.is_main)
+    teacher = Teacher(frozen, head, settings.compared_by, min(widths))
+    return Distillation(teacher.compare, settings.coef, covers_all=not settings.top_k)
+
+
+def engine_settings(settings: TeacherSettings, student: EngineSettings) -> EngineSettings:
+    """Return the settings of the teacher's engine: of ZeRO its own stage, else those of the student's."""
+    stage = student.zero_stage if settings.zero_stage is None else settings.zero_stage
+    return replace(student, zero_stage=stage, offload=settings.offload, deepspeed_config=None)
+
+
+def model_settings(settings: TeacherSettings) -> ModelSettings:
+    """Return settings for loading the teacher."""
+    assert settings.name_or_path is not None
+    return ModelSettings(settings.name_or_path, trust_remote_code=settings.trust_remote_code)
+
+
+def _linear_head(policy: PolicyModel, name: str) -> TargetHead:
+    if policy.target_head is None:
+        raise ThreestepError(
+            f"distillation compares output layers chunk by chunk, and the logits of {name} "
+            f"({type(policy.model).__name__}) are not one linear layer on its last states; take another family"
+        )
+    return policy.target_head
+
+
+def _check_layout(settings: TeacherSettings, frozen: FrozenModel, device: torch.device) -> None:
+    """ThreestepError unless the teacher reads the rows of the run as its own forward reads single sequences."""
+
+    def read(rows: TokenRows) -> torch.Tensor:
+        return frozen(rows).logprobs_M
+
+    check_padded(frozen.model, read, device)
+    if settings.padded:
+        return
+    reason = why_not_packed(frozen.model, read, settings.longest_tokens, device)
+    if reason is not None:
+        raise ThreestepError(f"the teacher '{settings.name_or_path}' cannot read packed rows: {reason}; give --padded")
