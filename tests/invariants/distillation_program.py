@@ -1,7 +1,7 @@
 """Launched on one or two ranks: SFT beside a teacher.
 
 Arguments: the folder of the models, a folder for the weights, and "long" for every case. Report: {case: {"losses",
-"divergences", "masses", "norms", "evaluated"}}.
+"divergences", "masses", "norms", "evaluated"}}. In cases with a file the teacher writes it first.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Shape(NamedTuple):
     divergence: str = "js"
     beta: float = 0.3
     top_k: int = 0
+    file: str | None = None
 
 
 CASES = {
@@ -35,6 +36,7 @@ CASES = {
         "reverse_parts": Shape(2, 0, True, 0, "reverse", 0.5),
         "z3_z3": Shape(2, 3, True, 3),
         "padded_z2": Shape(2, 2, False, 0, "forward", 0.5, 7),
+        "file_z3": Shape(2, 3, True, 0, "forward", 0.5, 7, "teacher.jsonl"),
     },
     2: {
         "z0_parts": Shape(1, 0, True, 0),
@@ -42,9 +44,10 @@ CASES = {
         "z3_parts_z0": Shape(1, 3, True, 0, "reverse", 0.5, 7),
         "z1_z3": Shape(2, 1, False, 3, "forward", 0.5),
         "z2_parts": Shape(1, 2, True, 0, "js", 0.3, 7),
+        "file_z2_z3": Shape(1, 2, True, 3, "js", 0.3, 7, "teacher.parquet"),
     },
 }
-ORDINARY = {1: ("reverse_parts", "padded_z2"), 2: ("z0_parts", "z3_z3")}
+ORDINARY = {1: ("reverse_parts", "padded_z2"), 2: ("z3_z3", "file_z2_z3")}
 
 
 def main(models: Path, out: Path, is_long: bool) -> None:
@@ -65,7 +68,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.invariants.engine_program import LONGEST, PAD, SEED, STEPS, Case, make_engine, rows_of
     from tests.support.data_flags import data_flags
     from training.step1_sft.trainer import SftTrainer
-    from training.utils.distillation.settings import TeacherSettings
+    from training.utils.distillation.settings import DivergenceSettings, TeacherSettings
     from training.utils.engine.config.arguments import EngineArguments
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
@@ -77,7 +80,13 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     shape = CASES[ranks.world_size][name]
     case = Case(name, zero_stage=shape.stage, micro=shape.micro, packed=shape.packed)
     teacher = TeacherSettings(
-        str(models / TEACHER), *shape[4:], COEF, shape.teacher_stage, padded=not shape.packed, longest_tokens=LONGEST
+        str(models / TEACHER),
+        None if shape.file is None else str(out / name / shape.file),
+        compared=DivergenceSettings(*shape[4:7]),
+        coef=COEF,
+        zero_stage=shape.teacher_stage,
+        padded=not shape.packed,
+        longest_tokens=LONGEST,
     )
     engine, model = make_engine(case, models, ranks)
     train_rows, eval_rows = rows_of("sft", "plain", case.per_step)
@@ -90,6 +99,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     loop = replace(loop, eval_interval=0)
     [guests] = GuestSettings(teacher=teacher).open([(engine, model)], str(models / case.model), STEPS, 0)
     folder = out / name
+    folder.mkdir(exist_ok=True)
     with MetricsWriter(folder, ranks.is_main) as metrics:
         run = TrainingRun(engine, train_rows, eval_rows, loop, metrics, guests=guests)
         SftTrainer(run, likelihood_coef=LIKELIHOOD).train()

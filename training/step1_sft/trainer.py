@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.record import sft_record
 from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
-from training.utils.base.transfer import pinned
+from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.rows import SentenceRow
 from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
@@ -166,10 +166,16 @@ class SftTrainer:
         """Take every optimizer step."""
         vocabulary = self._policy.vocabulary
         uniform = Uniform(math.log(vocabulary), f"all {vocabulary:,} tokens")
+        self.run.guests.open_rows((self.run.train_rows, self.run.eval_rows), self._laid_out)
         loop = TrainingLoop(self.run, self.evaluate, lambda saved: SftEvaluation(**saved), uniform)
         for step in loop.steps(self._prepared):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)
+
+    def _laid_out(self, rows: Sequence[SentenceRow]) -> Iterator[TokenRows]:
+        """Yield this rank's share of `rows`, as an evaluation lays them out, on the device."""
+        for part in self._micro_batches(rows, self.run.settings.eval_plan):
+            yield moved(part.rows, self.run.ranks.device)
 
     def evaluate(self, step: int) -> SftEvaluation | None:
         """Return (and record) how the model predicts the evaluation rows, without noise; None without such rows."""

@@ -299,10 +299,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
             flags.mtp.mtp_num_layers > 0,
             "reads embeddings of tokens, which images do not have",
         ),
-        f"--teacher_model_name_or_path {flags.teacher.teacher_model_name_or_path}": (
-            flags.teacher.teacher_model_name_or_path is not None,
-            "is read on texts alone",
-        ),
+        flags.guests.teacher.flag: (flags.guests.teacher.is_there, "is read on texts alone"),
     }
     for name, (given, why) in others.items():
         mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.distillation.settings import DIVERGENCES, TeacherSettings, check_teacher
+from training.utils.distillation.settings import DIVERGENCES, DivergenceSettings, TeacherSettings, check_teacher
 from training.utils.flags.flags import flag
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
-
-_PREFIX = "teacher_"
 
 
 @dataclass
@@ -26,19 +24,25 @@ class TeacherArguments:
         "of a response is compared with the student's (GKD, Agarwal et al. 2024).",
         "model",
     )
+    teacher_url: str | None = flag(
+        None,
+        "Distil from the model behind this address in OpenAI's form, such as http://127.0.0.1:8000/v1, which answers "
+        "with prompt_logprobs as vLLM does; a key is read from THREESTEP_API_KEY.",
+        "address",
+    )
     teacher_divergence: str = flag(
-        TeacherSettings.divergence,
+        DivergenceSettings.kind,
         "What is minimised: reverse, KL(student, teacher); forward, KL(teacher, student); js, the generalised "
         "Jensen-Shannon divergence of --teacher_beta.",
         choices=DIVERGENCES,
     )
     teacher_beta: float = flag(
-        TeacherSettings.beta,
+        DivergenceSettings.beta,
         "With js: weight of the teacher in the mixture that both are compared with (GKD's beta).",
         "0 < share < 1",
     )
     teacher_top_k: int = flag(
-        TeacherSettings.top_k,
+        DivergenceSettings.top_k,
         "Compare the teacher's most likely tokens one by one and all others as one outcome: a lower bound; 0 compares "
         "the whole vocabulary.",
         "tokens >= 0",
@@ -63,6 +67,6 @@ class TeacherArguments:
 
 def teacher_settings(flags: Any, **more: Any) -> TeacherSettings:
     """Return the settings of flags with these names. more: further ones."""
-    named = {field.name: field.name.removeprefix(_PREFIX) for field in fields(TeacherArguments)}
-    named["teacher_model_name_or_path"] = "name_or_path"
-    return TeacherSettings(**{own: getattr(flags, name) for name, own in named.items()}, **more)
+    compared = DivergenceSettings(flags.teacher_divergence, flags.teacher_beta, flags.teacher_top_k)
+    named = {name: getattr(flags, f"teacher_{name}") for name in ("url", "coef", "zero_stage", "offload")}
+    return TeacherSettings(flags.teacher_model_name_or_path, compared=compared, **named, **more)

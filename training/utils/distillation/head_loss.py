@@ -9,12 +9,15 @@ M tokens to be predicted, U different ones of these, C of a chunk, H hidden size
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from training.utils.models.target_head import TargetHead, at_least_float32, plus_product
+
+if TYPE_CHECKING:
+    from training.utils.contracts.token_rows import TokenRows
 
 # Numbers per logit of a chunk that are in memory at once: both models' logits, log-probabilities, their terms.
 NUMBERS_PER_LOGIT = 8
@@ -24,9 +27,9 @@ NUMBERS_PER_LOGIT = 8
 CompareChunk = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]]
 
 
-class ComparedTokens(NamedTuple):
-    """Of a micro-batch, over its M tokens. total: the sum of the divergences, a scalar with a gradient. covered: that
-    of the teacher's probabilities of the tokens that are compared one by one, without."""
+class HeadComparison(NamedTuple):
+    """Sums over the M tokens of a micro-batch. total: of the divergences, a scalar with a gradient. covered: of the
+    teacher's probabilities of the tokens that are compared one by one, without."""
 
     total: torch.Tensor
     covered: torch.Tensor
@@ -34,14 +37,22 @@ class ComparedTokens(NamedTuple):
 
 def compared_at_head(
     hidden_UH: torch.Tensor, head: TargetHead, copies_U: torch.Tensor, compare: CompareChunk, *, rows: int
-) -> ComparedTokens:
+) -> HeadComparison:
     """Return the sums over tokens, each as often as `copies_U` says. head: whole. rows: of a chunk."""
-    return ComparedTokens(*_HeadDivergence.apply(hidden_UH, head.weight, head.bias, copies_U, compare, rows))
+    return HeadComparison(*_HeadDivergence.apply(hidden_UH, head.weight, head.bias, copies_U, compare, rows))
 
 
 def rows_of_chunk(chunk_bytes: int, vocabulary: int) -> int:
     """Return the tokens of a chunk whose numbers take `chunk_bytes`."""
     return max(1, chunk_bytes // (4 * NUMBERS_PER_LOGIT * vocabulary))
+
+
+def copies_of(rows: TokenRows) -> torch.Tensor:
+    """Return int64 [U]: how many sequences have each of the different targets."""
+    _, predictor_U, read_M = rows.reads()
+    if read_M is None:
+        return torch.ones_like(predictor_U)
+    return torch.bincount(read_M, minlength=len(predictor_U))
 
 
 class _HeadDivergence(torch.autograd.Function):

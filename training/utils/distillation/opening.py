@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.distillation.guest import Distillation
+from training.utils.distillation.guest import LiveDistillation, StoredDistillation
+from training.utils.distillation.server import ServerTeacher
+from training.utils.distillation.stored import FileTeacher
 from training.utils.distillation.teacher import Teacher
 from training.utils.engine.frozen import FrozenModel
+from training.utils.engine.ranks.collectives import from_main
 from training.utils.loading.configurations import check_positions
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.contracts.token_rows import TokenRows
+    from training.utils.distillation.guest import Distillation
     from training.utils.distillation.settings import TeacherSettings
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
@@ -36,7 +41,11 @@ LoadUnder = Callable[["EngineSettings", Callable[[Any], Any]], Any]
 def check_same_words(settings: TeacherSettings, student: PreTrainedTokenizerBase) -> None:
     """ThreestepError if the teacher would read other words than the student writes, or fewer of them."""
     name = settings.name_or_path
-    assert name is not None
+    if settings.url is not None:
+        server = ServerTeacher(settings.url, settings.compared.top_k)
+        server.check(lambda text: list(student(text, add_special_tokens=False)["input_ids"]))
+    if name is None:
+        return
     teacher = load_tokenizer(name, end_may_pad=True, trust_remote_code=settings.trust_remote_code)
     if not same_tokenizer(student, teacher):
         raise ThreestepError(
@@ -52,9 +61,29 @@ def open_teacher(settings: TeacherSettings, policy: TrainingEngine, load_under: 
 
     Raises ThreestepError for a teacher, or a student, that cannot be compared so.
     """
-    if settings.name_or_path is None:
+    if not settings.is_there:
         return None
-    ranks = policy.ranks
+    student: Any = policy.module
+    own = _linear_head(student, "the student")
+    compared, covers_all = settings.compared, not (settings.compared.top_k or settings.file)
+    if settings.url is not None:
+        server = ServerTeacher(settings.url, compared.top_k)
+        return StoredDistillation(settings.coef, covers_all, server.top_tokens, compared)
+    path = None if settings.file is None else Path(settings.file)
+    writes = path is not None and not from_main(path.exists() if policy.ranks.is_main else None)
+    teacher = None
+    if settings.name_or_path is not None and (path is None or writes):
+        teacher = _loaded(settings, policy, load_under, whole_shape(own.weight)[0])
+    if path is None:
+        assert teacher is not None, "it is there by one of three flags"
+        return LiveDistillation(settings.coef, covers_all, teacher.compare)
+    file = FileTeacher(path, teacher, policy.ranks)
+    return StoredDistillation(settings.coef, covers_all, file.top_tokens, compared, file.open)
+
+
+def _loaded(settings: TeacherSettings, policy: TrainingEngine, load_under: LoadUnder, width: int) -> Teacher:
+    """Return a teacher in this process. width: of the student's output layer. A collective."""
+    name, ranks, compared = str(settings.name_or_path), policy.ranks, settings.compared
     engine = engine_settings(settings, policy.settings)
     loading: Any = {"longest_tokens": settings.longest_tokens, "device": ranks.device}
 
@@ -62,20 +91,18 @@ def open_teacher(settings: TeacherSettings, policy: TrainingEngine, load_under: 
         return load_causal_lm(model_settings(settings), dtype, 0, **loading)
 
     plain = PolicyModel(load_under(engine, load))
-    student: Any = policy.module
-    head, own = (_linear_head(each, name) for each, name in ((plain, settings.name_or_path), (student, "the student")))
+    head = _linear_head(plain, name)
     frozen = FrozenModel(plain, engine, ranks)
     _check_layout(settings, frozen, ranks.device)
-    widths = [whole_shape(each.weight)[0] for each in (head, own)]
-    if settings.top_k >= min(widths):
+    vocabulary = min(width, whole_shape(head.weight)[0])
+    if compared.top_k >= vocabulary:
         raise ThreestepError(
-            f"--teacher_top_k {settings.top_k} expects less than the vocabulary of {min(widths):,} tokens; 0 compares "
+            f"--teacher_top_k {compared.top_k} expects less than the vocabulary of {vocabulary:,} tokens; 0 compares "
             "all of them"
         )
-    of_what = f"its {settings.top_k} likeliest tokens and the rest" if settings.top_k else f"{min(widths):,} tokens"
-    log(f"teacher: '{settings.name_or_path}', {settings.divergence} divergence over {of_what}", ranks.is_main)
-    teacher = Teacher(frozen, head, settings.compared_by, min(widths))
-    return Distillation(teacher.compare, settings.coef, covers_all=not settings.top_k)
+    of_what = f"its {compared.top_k} likeliest tokens and the rest" if compared.top_k else f"{vocabulary:,} tokens"
+    log(f"teacher: '{name}', {compared.kind} divergence over {of_what}", ranks.is_main)
+    return Teacher(frozen, head, compared, vocabulary)
 
 
 def engine_settings(settings: TeacherSettings, student: EngineSettings) -> EngineSettings:

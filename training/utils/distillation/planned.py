@@ -30,7 +30,8 @@ def plan_teacher(
     """Return a sentence on the teacher of `student` (on the meta device), what it holds of one rank besides its
     activations, and its forward under ZeRO-3; nothing without one. settings: of the student's engine."""
     if teacher.name_or_path is None:
-        return [], [], []
+        where = teacher.file or teacher.url
+        return [] if where is None else [f"teacher: {where}"], [], []
     engine = engine_settings(teacher, settings)
     model = model_on_meta(model_settings(teacher), DTYPES[engine.dtype])
     sizes = [part.numel() for part in model.parameters()]

@@ -13,7 +13,9 @@ import torch
 from torch.nn import functional
 
 from training.utils.distillation.divergence import divergence, with_rest
-from training.utils.distillation.head_loss import ComparedTokens, compared_at_head, rows_of_chunk
+from training.utils.distillation.head_loss import HeadComparison, compared_at_head, copies_of, rows_of_chunk
+from training.utils.distillation.top_tokens import TopTokens
+from training.utils.models.target_head import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
@@ -39,16 +41,9 @@ class Teacher:
     def compare(self, rows: TokenRows, temperature: float) -> AtHead:
         """Read the teacher's states of `rows`; return what compares it with the student, at the temperature of both. A
         collective under ZeRO-3, here and there."""
-        copies_U, predictor_U = copies_of(rows), rows.reads()[1]
-        # The student's pad token may be one that the teacher lacks; no token sees it.
-        known = replace(rows, input_ids_NT=rows.input_ids_NT.clamp(max=self.head_rows - 1))
+        copies_U, states_UH = copies_of(rows), self._states(rows)
 
-        def predicting(policy: PolicyModel, _: TokenRows, hidden_LH: torch.Tensor) -> torch.Tensor:
-            return hidden_LH.index_select(0, predictor_U)
-
-        states_UH = self.frozen(known.without_targets(), after_trunk=predicting).beside
-
-        def at_head(hidden_UH: torch.Tensor, head: TargetHead, chunk_bytes: int) -> ComparedTokens:
+        def at_head(hidden_UH: torch.Tensor, head: TargetHead, chunk_bytes: int) -> HeadComparison:
             def compare(logits_CV: torch.Tensor, here: slice) -> tuple[torch.Tensor, torch.Tensor]:
                 with torch.no_grad():
                     teacher_CV = functional.linear(states_UH[here], self.head.weight, self.head.bias)
@@ -61,6 +56,32 @@ class Teacher:
 
         return at_head
 
+    @torch.no_grad()
+    def top_tokens(self, rows: TokenRows, chunk_bytes: int = CHUNK_BYTES) -> TopTokens:
+        """Return the likeliest tokens after each of the U beginnings, at temperature 1. A collective under ZeRO-3."""
+        states_UH, parts = self._states(rows), list[TopTokens]()
+        with self.frozen.whole(list(self.head.parameters())):
+            rows_C = rows_of_chunk(chunk_bytes, len(self.head.weight))
+            for begin in range(0, max(1, len(states_UH)), rows_C):
+                logits_CV = functional.linear(states_UH[begin : begin + rows_C], self.head.weight, self.head.bias)
+                logprobs_CV = self._logprobs(logits_CV.float(), 1.0)
+                ids_Ck = logprobs_CV.topk(self.settings.top_k, dim=-1).indices
+                found_Ck = with_rest(logprobs_CV, ids_Ck)
+                parts.append(TopTokens(ids_Ck, found_Ck[:, :-1], found_Ck[:, -1]))
+        return TopTokens(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _states(self, rows: TokenRows) -> torch.Tensor:
+        """Return [U, H], the last states that predict the different targets."""
+        predictor_U = rows.reads()[1]
+        # The student's pad token may be one that the teacher lacks; no token sees it.
+        known = replace(rows, input_ids_NT=rows.input_ids_NT.clamp(max=self.head_rows - 1))
+
+        def predicting(policy: PolicyModel, _: TokenRows, hidden_LH: torch.Tensor) -> torch.Tensor:
+            return hidden_LH.index_select(0, predictor_U)
+
+        states_UH: torch.Tensor = self.frozen(known.without_targets(), after_trunk=predicting).beside
+        return states_UH
+
     @property
     def head_rows(self) -> int:
         """Tokens that the teacher can read."""
@@ -69,14 +90,6 @@ class Teacher:
     def _logprobs(self, logits_CV: torch.Tensor, temperature: float) -> torch.Tensor:
         logits_CV = logits_CV[:, : self.vocabulary]
         return torch.log_softmax(logits_CV if temperature == 1.0 else logits_CV / temperature, dim=-1)
-
-
-def copies_of(rows: TokenRows) -> torch.Tensor:
-    """Return int64 [U]: how many sequences have each of the different targets."""
-    _, predictor_U, read_M = rows.reads()
-    if read_M is None:
-        return torch.ones_like(predictor_U)
-    return torch.bincount(read_M, minlength=len(predictor_U))
 
 
 def compared(

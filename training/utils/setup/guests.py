@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from training.utils.base.errors import ThreestepError
 from training.utils.distillation.settings import TeacherSettings, check_teacher
 from training.utils.mtp.settings import MtpSettings, check_beside_adapters
 
@@ -46,10 +47,18 @@ class GuestSettings:
 
     def check_words(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """ThreestepError if another model would read other words than this tokenizer writes; before models load."""
-        if self.teacher.name_or_path is not None:
+        if self.teacher.is_there:
             from training.utils.distillation.opening import check_same_words
 
             check_same_words(self.teacher, tokenizer)
+
+    def check_media(self, media: Any) -> None:
+        """ThreestepError for what reads texts alone, where rows have media; None where no row has some."""
+        if media is not None and self.teacher.is_there:
+            raise ThreestepError(
+                f"{self.teacher.flag} is of a teacher that reads texts alone, and rows of the data have {media.name}; "
+                "leave it out"
+            )
 
     def beside_quantization(self) -> dict[str, str | None]:
         """Flags that do not go with quantized weights, and why where they are set."""

@@ -71,6 +71,7 @@ def run_one_model(
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)
         media = checked_media(flags, rows, kind)
+        flags.guests.check_media(media)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(run.model, trains_adapter_on=not rereads_start)

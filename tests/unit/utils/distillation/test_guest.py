@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from training.utils.contracts.documents import TokenSequence, plain
-from training.utils.distillation.guest import Distillation
-from training.utils.distillation.head_loss import ComparedTokens
+from training.utils.distillation.guest import LiveDistillation
+from training.utils.distillation.head_loss import HeadComparison
 
 
 def read_of(total: float, covered: float, tokens: int) -> SimpleNamespace:
     return SimpleNamespace(
-        compared=ComparedTokens(torch.tensor(total, requires_grad=True), torch.tensor(covered)),
+        compared=HeadComparison(torch.tensor(total, requires_grad=True), torch.tensor(covered)),
         logprobs_M=torch.zeros(tokens),
     )
 
 
 def test_parts_add_up_to_the_mean_of_the_step():
-    guest = Distillation(compare=lambda rows, temperature: None, coefficient=0.5, covers_all=False)
+    guest = LiveDistillation(0.5, covers_all=False, compare=lambda rows, temperature: None)
     documents = [
         plain(TokenSequence(torch.arange(4), torch.tensor([False, True, True, True]))),
         plain(TokenSequence(torch.arange(3), torch.tensor([False, False, True]))),
@@ -38,5 +38,5 @@ def test_parts_add_up_to_the_mean_of_the_step():
 
 
 def test_nothing_that_was_read_has_no_figures():
-    step = Distillation(lambda rows, temperature: None, 1.0, covers_all=True).begin([], None, 3)
+    step = LiveDistillation(1.0, covers_all=True, compare=lambda rows, temperature: None).begin([], None, 3)
     assert step.end("actor", {}) == {}

@@ -11,7 +11,7 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import ThreestepError
 from training.utils.distillation.opening import check_same_words, engine_settings, open_teacher
-from training.utils.distillation.settings import TeacherSettings
+from training.utils.distillation.settings import DivergenceSettings, TeacherSettings
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.settings import ModelSettings
@@ -43,12 +43,16 @@ def folders(tmp_path) -> Any:
 def test_what_is_compared_and_what_is_refused(folders):
     policy = policy_of(folders / "student")
     assert open_teacher(TeacherSettings(), policy, load_under) is None
-    settings = TeacherSettings(str(folders / "teacher"), coef=0.3, top_k=4, longest_tokens=20)
+    settings = TeacherSettings(
+        str(folders / "teacher"), coef=0.3, compared=DivergenceSettings(top_k=4), longest_tokens=20
+    )
     guest = open_teacher(settings, policy, load_under)
     assert guest.coefficient == 0.3 and not guest.covers_all
     assert guest.compare.__self__.vocabulary == 64  # of both
     with pytest.raises(ThreestepError, match="--teacher_top_k 64 expects less than the vocabulary of 64 tokens"):
-        open_teacher(TeacherSettings(str(folders / "teacher"), top_k=64), policy, load_under)
+        open_teacher(
+            TeacherSettings(str(folders / "teacher"), compared=DivergenceSettings(top_k=64)), policy, load_under
+        )
     with pytest.raises(ThreestepError, match="the logits of .*capped .Gemma2ForCausalLM. are not one linear layer"):
         open_teacher(TeacherSettings(str(folders / "capped"), padded=True), policy, load_under)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,15 +31,24 @@ def sequences() -> list[TokenSequence]:
     return found
 
 
-def plainly(student: torch.nn.Module, teacher: torch.nn.Module, settings: DivergenceSettings) -> torch.Tensor:
+def teacher_of(model: Any, settings: DivergenceSettings) -> Teacher:
+    """A teacher of `model`, by 64 tokens."""
+    policy = PolicyModel(model)
+    ranks: Any = SimpleNamespace(rank=0)
+    return Teacher(FrozenModel(policy, EngineSettings(), ranks), policy.target_head, settings, 64)
+
+
+def plainly(
+    student: torch.nn.Module, teacher: torch.nn.Module, settings: DivergenceSettings, temperature: float = TEMPERATURE
+) -> torch.Tensor:
     """The sum over response tokens, one sequence at a time."""
     total = torch.zeros((), dtype=torch.float64)
     for prompt, response in SEQUENCES:
         ids = torch.tensor([[*prompt, *response]])
         here = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
         with torch.no_grad():
-            theirs = torch.log_softmax(teacher(input_ids=ids).logits[0, here] / TEMPERATURE, dim=-1)
-        own = torch.log_softmax(student(input_ids=ids).logits[0, here] / TEMPERATURE, dim=-1)
+            theirs = torch.log_softmax(teacher(input_ids=ids).logits[0, here] / temperature, dim=-1)
+        own = torch.log_softmax(student(input_ids=ids).logits[0, here] / temperature, dim=-1)
         if settings.top_k:
             top = theirs.topk(settings.top_k, dim=-1).indices
             own, theirs = with_rest(own, top), with_rest(theirs, top)
@@ -54,9 +64,7 @@ def plainly(student: torch.nn.Module, teacher: torch.nn.Module, settings: Diverg
 @pytest.mark.parametrize("shared", [None, 0, 1])  # padded; a prompt is shared; beginnings of responses too
 def test_any_layout_equals_single_sequences(settings: DivergenceSettings, shared: int | None):
     student, teacher = (tiny_causal_lm("llama", torch.float64, seed) for seed in (0, 1))
-    policy, plain_teacher = PolicyModel(student), PolicyModel(teacher)
-    frozen = FrozenModel(plain_teacher, EngineSettings(), SimpleNamespace(rank=0))
-    reader = Teacher(frozen, plain_teacher.target_head, settings, 64)
+    policy, reader = PolicyModel(student), teacher_of(teacher, settings)
     packed = shared is not None
     plan = PlanSettings(1, None, 2 if packed else 4, packed, 20 if packed else 0)
     plan = plan if not shared else PlanSettings(1, None, 2, True, 20, least_shared_tokens=shared)
@@ -78,10 +86,8 @@ def test_vocabularies_of_other_widths_compare_what_both_have():
         wide, plain_weights = dict(wider.named_parameters()), dict(teacher.named_parameters())
         for name, weight in plain_weights.items():
             wide[name][: len(weight)] = weight
-    policy, plain_teacher = PolicyModel(student), PolicyModel(wider)
-    frozen = FrozenModel(plain_teacher, EngineSettings(), SimpleNamespace(rank=0))
     settings = DivergenceSettings()
-    reader = Teacher(frozen, plain_teacher.target_head, settings, 64)
+    policy, reader = PolicyModel(student), teacher_of(wider, settings)
     [(_, rows)] = rank_share(sequences(), SequenceLayout(PlanSettings(1, None, 4, False, 0), 63), torch.device("cpu"))
     rows.input_ids_NT[rows.segment_ids_NT < 0] = 63
     got = policy(rows, TEMPERATURE, compare=reader.compare).compared.total
