@@ -71,9 +71,10 @@ images.run: dry_run engine data.build loading images.data models images.models d
     contracts models.families images base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     engine.config contracts flags base
-distillation: dry_run engine loading engine.ranks models models.tensors engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
 rewards.asking: rewards.calling run base
+distillation: dry_run engine loading rewards.asking engine.ranks models models.tensors engine.config contracts flags
+    base
 rewards: rewards.asking rewards.rules rewards.calling contracts flags base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base

@@ -77,7 +77,7 @@ def check_teacher(mistakes: Mistakes, settings: TeacherSettings) -> None:
     mistakes.require(
         settings.url is None or compared.top_k > 0,
         f"{URL_FLAG} gives a teacher's likeliest tokens alone; give --teacher_top_k, at most what the server allows "
-        "(vLLM: --max-logprobs, 20)",
+        "(often 20)",
     )
     mistakes.require(
         settings.file is None or settings.name_or_path is None or compared.top_k > 0,

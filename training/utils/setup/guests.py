@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from training.utils.base.errors import ThreestepError
 from training.utils.distillation.settings import TeacherSettings, check_teacher
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
+
+Media = TypeVar("Media")
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,14 @@ class GuestSettings:
 
             check_same_words(self.teacher, tokenizer)
 
-    def check_media(self, media: Any) -> None:
-        """ThreestepError for what reads texts alone, where rows have media; None where no row has some."""
+    def checked_media(self, media: Media) -> Media:
+        """Return the media of rows, None where no row has some; ThreestepError for what reads texts alone."""
         if media is not None and self.teacher.is_there:
             raise ThreestepError(
-                f"{self.teacher.flag} is of a teacher that reads texts alone, and rows of the data have {media.name}; "
+                f"{self.teacher.flag} is of a teacher that reads texts alone, and rows of the data have media; "
                 "leave it out"
             )
+        return media
 
     def beside_quantization(self) -> dict[str, str | None]:
         """Flags that do not go with quantized weights, and why where they are set."""

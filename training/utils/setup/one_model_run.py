@@ -70,8 +70,7 @@ def run_one_model(
         run = run.styled(settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style)
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)
-        media = checked_media(flags, rows, kind)
-        flags.guests.check_media(media)
+        media = flags.guests.checked_media(checked_media(flags, rows, kind))
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(run.model, trains_adapter_on=not rereads_start)
