@@ -30,7 +30,7 @@ class Distillation(Guest):
     coefficient: float
     covers_all: bool
 
-    why_not_ahead = "a teacher is read with the forward that learns; leave one of them out"
+    why_not_ahead = "a teacher is read with the forward that learns; leave the teacher out"
 
     def tally(self, documents: Sequence[Document]) -> int:
         """Return the tokens to be predicted."""

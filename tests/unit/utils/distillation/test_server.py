@@ -71,10 +71,7 @@ def test_its_numbers_are_the_teachers(plan: Any, fails: Any):
         ({"choices": [{"text": "x"}]}, "expected prompt_logprobs of . tokens, got none"),
         ({"choices": [{"prompt_logprobs": [None]}]}, "expected prompt_logprobs of . tokens, got 1"),
         ({"choices": []}, "the answer has another form: IndexError"),
-        (
-            {"choices": [{"prompt_logprobs": [None] + [{"1": {"logprob": -1.0}}] * 6}]},
-            "the server read other tokens than",
-        ),
+        (None, "the server read other tokens than it was sent"),
     ],
 )
 def test_another_answer_is_never_a_distribution(answer: Any, why: str):
