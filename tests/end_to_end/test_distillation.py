@@ -43,7 +43,7 @@ def test_a_student_on_its_own_rollouts(models, ranks: int):
     ran = run_step(3, [*SHARED, *flags.split()], ranks)
     assert ran.code == 0, ran.words
     found = lines(out, "actor/teacher_divergence")
-    assert len(found) > 2 and found[-1] < found[0]
+    assert len(found) >= 2 and found[-1] < found[0]
     assert set(lines(out, "actor/policy_loss")) == {0.0}
 
 
