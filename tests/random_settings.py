@@ -111,9 +111,11 @@ def make_places(place: Path) -> Places:
 
 def drawn_setting(dice: random.Random, places: Places) -> Setting:
     """Return a setting; it may be one that is refused."""
-    from training.step3_ppo.advantages import ESTIMATORS
+    from training.step3_ppo.advantages import ESTIMATORS, NO_ADVANTAGE
 
-    advantage = dice.choice([*ESTIMATORS, "gae"])  # the one with a critic twice
+    advantage = dice.choice(
+        [*(name for name in ESTIMATORS if name != NO_ADVANTAGE), "gae"]
+    )  # the one with a critic twice
     estimator = ESTIMATORS[advantage]
     samples = dice.choice([2, 3, 4] if estimator.needs_groups else [1, 2, 3])
     flags = [

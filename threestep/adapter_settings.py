@@ -38,7 +38,8 @@ def flags_of_adapters(config: Any, kind: str, settings: Mapping[str, Any]) -> di
     _check(config, kind)
     targets = config.target_modules
     modules = targets if targets == "all-linear" else ",".join(f"{name}{END_OF_NAME}" for name in sorted(targets))
-    values = (config.r, float(config.lora_alpha), float(config.lora_dropout), modules)
+    alpha = config.lora_alpha * config.r**0.5 if config.use_rslora else config.lora_alpha
+    values = (config.r, float(alpha), float(config.lora_dropout), modules)
     return {names[flag]: value for flag, value in zip(_FLAGS, values, strict=True)}
 
 
@@ -61,12 +62,7 @@ def _check(config: Any, kind: str) -> None:
             f"{_NAME}.target_modules expects 'all-linear' or a list of names, got the pattern '{targets}'; write the "
             "names as a list, or lora_module_name='PART,PART' in the place of peft_config"
         )
-    if config.use_rslora:
-        alpha = config.lora_alpha * config.r**0.5
-        raise ThreestepError(
-            f"{_NAME}.use_rslora expects False, got True; its scale is lora_alpha / sqrt(r): write "
-            f"lora_alpha={alpha:g} without it"
-        )
+    config = dataclasses.replace(config, use_rslora=False)  # a scale, which the flags have
     if kind == "reward" and set(config.modules_to_save or ()) == {"score"}:
         config = dataclasses.replace(config, modules_to_save=None)  # the head trains anyway
     plain = type(config)()

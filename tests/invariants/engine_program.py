@@ -34,12 +34,13 @@ PREFERENCES = {
     "robust": ("robust", 0.3, 0.2, 0.0),
     "apo_zero": ("apo_zero", 0.3, 0.0, 0.0),
     "apo_down": ("apo_down", 0.3, 0.0, 0.0),
+    "plackett_luce": ("plackett_luce", 0.3, 0.0, 0.0),
     "orpo": ("orpo", 0.5, 0.0, 0.0),
     "simpo": ("simpo", 2.0, 0.1, 0.3),
     "cpo": ("cpo", 0.3, 0.1, 0.0),
 }
 MARKED = {"kto": (0.3, (1.0, 1.5)), "bco": (0.3, (1.0, 1.0))}  # beta, weights of good and bad responses
-_NEW = ("desensitized", "sigmoid_norm", "robust", "apo_zero", "apo_down", "orpo", "simpo", "cpo")
+_NEW = ("desensitized", "sigmoid_norm", "robust", "apo_zero", "apo_down", "plackett_luce", "orpo", "simpo", "cpo")
 _FREE = ("orpo", "simpo", "cpo")  # of a reference
 
 
@@ -102,7 +103,7 @@ ORDINARY = {
         no_targets_z2 reversed_z3 wide_z0 uneven_z3 packed_sft_z0_micro3 packed_sft_z2_micro1 packed_sft_z3_micro1
         packed_sft_z3_micro3 packed_ranking_z0_micro6 packed_ranking_z2_micro1 packed_ranking_z3_micro1
         packed_options_z0 packed_options_z3 packed_dpo_z1_micro6 packed_dpo_z2_micro1 packed_dpo_z3_micro1 packed_ipo
-        packed_orpo packed_simpo packed_desensitized packed_sigmoid_norm
+        packed_orpo packed_plackett_luce packed_simpo packed_desensitized packed_sigmoid_norm
         packed_dpo_mamba packed_shared_sft_z3 packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3
         packed_regularized_z3 packed_regularized_lora_z0 packed_bf16 packed_one_a_step_z3 packed_dpo_one_a_step
         mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3

@@ -202,6 +202,11 @@ def preference_loss(
                     then = token_logprobs(reference, ids)[-len(response) :].double()
                 ratios.append(measured(now, then, shortest))
                 nll = -now.mean() if nll is None else nll
+            if loss_type == "plackett_luce":
+                scaled = [beta * ratio for ratio in ratios]
+                terms = [log(sum(map(torch.exp, scaled[k:]))) - scaled[k] for k in range(len(scaled) - 1)]
+                per_prompt.append(torch.stack(terms).sum())
+                continue
             losses = torch.stack([of_pair(better, worse) for better, worse in combinations(ratios, 2)])
             likelihood = sft_coef + (1.0 if loss_type in ("orpo", "cpo") else 0.0)
             per_prompt.append(losses.mean() + likelihood * nll)

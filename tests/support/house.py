@@ -68,6 +68,7 @@ CALLED_BY_LIBRARIES = (
     "training.utils.models.attention.varlen_attention VarlenAttention.__call__",
     "training.utils.models.attention_choice _call_of.noting",
     "training.utils.models.target_head _TargetLogprobs.forward",
+    "training.utils.distillation.head_loss _HeadDivergence.forward",
 )
 QUESTIONS = ("What", "How", "Who", "Whether", "Of", "Which", "Where")
 PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")

@@ -73,12 +73,15 @@ mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.
     engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
 rewards.asking: rewards.calling run base
+distillation: dry_run engine loading rewards.asking engine.ranks models models.tensors engine.config contracts flags
+    base
 rewards: rewards.asking rewards.rules rewards.calling contracts flags base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
-setup: outputs mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks data.kinds
-    report models.adapters images.data models data.chat data.cache models.quantized models.attention images.models
-    divergence data.rows run layout engine.config data.sources contracts flags models.families data.files base
+setup: outputs distillation mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks
+    data.kinds report models.adapters images.data models data.chat data.cache models.quantized models.attention
+    images.models divergence data.rows run layout engine.config data.sources contracts flags models.families data.files
+    base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
     data.rows run layout engine.config contracts flags data.files base
 """
@@ -103,6 +106,7 @@ GUESTS = {
         "training.utils.mtp",
         ("training.export", "training.utils.generation.vllm"),
     ),
+    "distillation": (re.compile(r"teacher|distil", re.I), "training.utils.distillation", ()),
 }
 TABLE_OF_GUESTS = "training.utils.setup.guests"
 FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")  # modules of flags, and rooms of them
@@ -140,10 +144,12 @@ MATHS = {
     "training.utils.base.transfer": (),
     "training.utils.images.prompts": (),
     "training.utils.mtp.layout": (),
+    "training.utils.distillation.divergence": (),
 }
 MATHS_MAY_IMPORT = (
     "training.utils.base.errors",
     "training.utils.base.tables",
+    "training.utils.distillation.settings",
     "training.utils.flags.flags",
     "training.utils.preference.arguments",
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from training.step1_sft.neftune import embedding_noise
 from training.step1_sft.record import sft_record
 from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
-from training.utils.base.transfer import pinned
+from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.rows import SentenceRow
 from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
@@ -139,6 +139,7 @@ class SftTrainer:
 
     neftune_alpha: size of the noise on input embeddings in training (`neftune`)
     z_loss_coef: weight of the z-loss (`loss.z_loss`); 0 leaves either out
+    likelihood_coef: weight of the loss beside those of guests
     draw: makes the responses of an evaluation's samples; None: they have none
     """
 
@@ -148,11 +149,14 @@ class SftTrainer:
         neftune_alpha: float = 0.0,
         z_loss_coef: float = 0.0,
         draw: Draw | None = None,
+        *,
+        likelihood_coef: float = 1.0,
     ) -> None:
         self.run = run
         self.draw = draw
         self.neftune_alpha = neftune_alpha
         self.z_loss_coef = z_loss_coef
+        self.likelihood_coef = likelihood_coef
 
     @property
     def _policy(self) -> Any:
@@ -162,10 +166,16 @@ class SftTrainer:
         """Take every optimizer step."""
         vocabulary = self._policy.vocabulary
         uniform = Uniform(math.log(vocabulary), f"all {vocabulary:,} tokens")
+        self.run.guests.open_rows((self.run.train_rows, self.run.eval_rows), self._laid_out)
         loop = TrainingLoop(self.run, self.evaluate, lambda saved: SftEvaluation(**saved), uniform)
         for step in loop.steps(self._prepared):
             loop.record(step.number, self._optimizer_step(step), step.taken)
         return loop.result(closing_figures, closing_sentence)
+
+    def _laid_out(self, rows: Sequence[SentenceRow]) -> Iterator[TokenRows]:
+        """Yield this rank's share of `rows`, as an evaluation lays them out, on the device."""
+        for part in self._micro_batches(rows, self.run.settings.eval_plan):
+            yield moved(part.rows, self.run.ranks.device)
 
     def evaluate(self, step: int) -> SftEvaluation | None:
         """Return (and record) how the model predicts the evaluation rows, without noise; None without such rows."""
@@ -222,9 +232,10 @@ class SftTrainer:
             nll = sft_loss(logprobs.logprobs_M, prepared.targets)
             figures = {"loss": nll, "right": logprobs.is_greedy_M.sum()}
             if not self.z_loss_coef:
-                return MicroLoss(nll, figures, logprobs)
+                return MicroLoss(self.likelihood_coef * nll, figures, logprobs)
             drift = z_loss(logprobs.log_normalizers_M, prepared.targets)
-            return MicroLoss(nll + self.z_loss_coef * drift, {**figures, "z_loss": drift}, logprobs)
+            loss = self.likelihood_coef * nll + self.z_loss_coef * drift
+            return MicroLoss(loss, {**figures, "z_loss": drift}, logprobs)
 
         micro_batches = [
             MicroBatch(batch.rows, partial(loss_of, batch), batch.for_guests, partial(read, batch))

@@ -15,6 +15,7 @@ from training.utils.preference.reference import response_sums
 from training.utils.recording.content import joined, of_sequences, of_targets, step_figures
 from training.utils.recording.files import RecordHead
 from training.utils.recording.recorder import RecordContent
+from training.utils.recording.schema import SETTINGS
 
 _OF_LOSSES = ("label_smoothing", "simpo_gamma", "cpo_alpha", "desirable_weight", "undesirable_weight")
 
@@ -62,7 +63,10 @@ def dpo_record(
     if any(one.loss.needs_reference for one in objectives):
         tensors["ref_logprob_sums"] = joined(references, torch.float32)
     settings: dict[str, Any] = {"beta": objective.beta, "ld_alpha": objective.ld_alpha}
-    if not others and objective.weight == 1.0:
+    known = SETTINGS["preference_loss"][0]
+    if any(one.name not in known for one in objectives):
+        pass  # of a loss that records have no name for nothing is said, so that it is not judged
+    elif not others and objective.weight == 1.0:
         settings["preference_loss"] = objective.name
     else:
         settings["preference_terms"] = ",".join(f"{one.name}:{one.weight!r}" for one in objectives)

@@ -43,6 +43,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         check_models(flags, components.with_critic_tokenizer)
         tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
         tokenizer = tokenizers.actor
+        flags.guests.check_words(tokenizer)
         style = adopt_style(tokenizer, flags.data.chat, planned.plan.began_with("prompt_style"))
         log(style.sentence, ranks.is_main and not style.is_open)
         opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)

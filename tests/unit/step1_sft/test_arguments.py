@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from training.step1_sft import main, samples, trainer
-from training.step1_sft.arguments import SftArguments, check_noise
+from training.step1_sft.arguments import SftArguments, check_flags
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import note_mistakes
@@ -31,20 +31,44 @@ def test_what_is_added_to_the_loss_is_off_and_never_negative(flag):
 
 
 def test_every_setting_is_passed_on(monkeypatch):
-    monkeypatch.setattr(trainer, "SftTrainer", lambda *given: SimpleNamespace(train=lambda: given))
+    monkeypatch.setattr(trainer, "SftTrainer", lambda *given, **_: SimpleNamespace(train=lambda: given))
     monkeypatch.setattr(samples, "open_drawing", lambda opened: "draw")
     opened: Any = SimpleNamespace(training="run")
     assert main.train(opened, SftArguments(neftune_alpha=5.0, z_loss_coef=1e-4)) == ("run", 5.0, 1e-4, "draw")
     assert main.train(opened, SftArguments()) == ("run", 0.0, 0.0, "draw")
 
 
+def test_a_teacher_reads_no_paths():
+    chat = SimpleNamespace(parallel_thinking=True)
+    flags: Any = SimpleNamespace(
+        engine=EngineArguments(), of_step=SftArguments(distill="t.jsonl"), data=SimpleNamespace(chat=chat)
+    )
+    with pytest.raises(
+        ThreestepError, match="--parallel_thinking lays out paths side by side, and --distill is of a t"
+    ):
+        check_flags(flags)
+
+
+def test_the_likelihood_may_be_left_out_beside_a_teacher():
+    mistakes = Mistakes()
+    SftArguments(likelihood_coef=0.0, distill="t.jsonl").validate(mistakes)
+    mistakes.raise_if_any()
+    SftArguments(likelihood_coef=0.0).validate(mistakes)
+    with pytest.raises(
+        ThreestepError, match="--likelihood_coef 0 leaves the model to a teacher, and there is none; give"
+    ):
+        mistakes.raise_if_any()
+
+
 def test_noise_of_each_row_goes_with_no_shared_tokens():
     def flags(shared: int, alpha: float) -> Any:
         return SimpleNamespace(
-            engine=EngineArguments(share_beginnings=shared), of_step=SftArguments(neftune_alpha=alpha)
+            engine=EngineArguments(share_beginnings=shared),
+            of_step=SftArguments(neftune_alpha=alpha),
+            data=SimpleNamespace(chat=SimpleNamespace(parallel_thinking=False)),
         )
 
-    check_noise(flags(0, 5.0))
-    check_noise(flags(64, 0.0))
+    check_flags(flags(0, 5.0))
+    check_flags(flags(64, 0.0))
     with pytest.raises(ThreestepError, match="--share_beginnings 64 computes a token once .* --neftune_alpha 5 gives"):
-        check_noise(flags(64, 5.0))
+        check_flags(flags(64, 5.0))

@@ -10,6 +10,7 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.adapter_settings import flags_of_adapters
 from training.utils.base.errors import ThreestepError
+from training.utils.engine.training_engine import full_tensors
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.settings import ModelSettings
 
@@ -45,6 +46,25 @@ def test_the_adapters_are_pefts(targets):
     assert expected.keys() == made.keys() and expected
     assert all(torch.equal(expected[name], made[name]) for name in expected)
     assert {module.scaling["default"] for module in ours.modules() if hasattr(module, "lora_A")} == {2.0}
+
+
+def test_rslora_is_a_scale_and_merges_as_pefts():
+    """alpha 8 over the root of rank 4."""
+    given = config(use_rslora=True, target_modules=["q_proj", "down_proj"])
+    plain = peft.get_peft_model(tiny_causal_lm("llama"), given).base_model.model
+    ours = add_lora(tiny_causal_lm("llama"), ModelSettings(name_or_path="x", **flags_of_adapters(given, "sft", {})))
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for own, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+            if own.requires_grad:
+                theirs.copy_(torch.randn(own.shape, generator=drawn))
+            own.copy_(theirs)
+    assert {module.scaling["default"] for module in ours.modules() if hasattr(module, "lora_A")} == {4.0}
+    merged = dict(full_tensors(ours, 0))
+    for name, module in plain.named_modules():
+        if hasattr(module, "lora_A"):
+            module.merge()
+            torch.testing.assert_close(merged[f"{name}.weight"], module.base_layer.weight)
 
 
 OTHERS = {
@@ -83,10 +103,6 @@ def test_every_field_that_differs_counts():
             r"^peft_config.target_modules expects .* write it out, such as target_modules=\[",
         ),
         (config(target_modules=".*q"), r"got the pattern '\.\*q'; write the names as a list, or lora_module_name='"),
-        (
-            config(use_rslora=True),
-            r"^peft_config.use_rslora expects False, got True; .*: write lora_alpha=16 without it$",
-        ),
         (config(inference_mode=True), "^peft_config.inference_mode expects False, got True, which trains nothing$"),
         (config(task_type="SEQ_CLS"), "^peft_config.task_type expects CAUSAL_LM in sft, got SEQ_CLS; write task_type="),
         ({"r": 3}, "^peft_config expects a peft.LoraConfig, got dict; other adapters are not trained$"),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 # Of the files, each of which has a LOSS; the last two are on marks.
 _NAMES = """
-sigmoid sigmoid_norm robust ipo hinge apo_zero apo_down orpo simpo cpo sft kto bco
+sigmoid sigmoid_norm robust ipo hinge apo_zero apo_down plackett_luce orpo simpo cpo sft kto bco
 """.split()
 LOSSES: dict[str, PreferenceLoss] = {name: pkgutil.resolve_name(f"{__name__}.{name}:LOSS") for name in _NAMES}
 # A dataclass of the flags that some losses alone have, in the table's order.

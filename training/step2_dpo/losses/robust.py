@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from training.step2_dpo.losses.pairs import Objective, PreferenceLoss
-from training.step2_dpo.losses.smoothing import SmoothingArguments
+from training.step2_dpo.losses.sigmoid import SmoothingArguments
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.step2_dpo.losses.pairs import Objective, PreferenceLoss
-from training.step2_dpo.losses.smoothing import SmoothingArguments, smoothed
+from training.step2_dpo.losses.sigmoid import SmoothingArguments, smoothed
 from training.utils.flags.flags import flag
 
 if TYPE_CHECKING:

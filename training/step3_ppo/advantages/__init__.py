@@ -37,6 +37,7 @@ class Estimator:
 
 
 _OTB = f"{__name__}.optimal_token_baseline"
+NO_ADVANTAGE = "none"  # for a teacher alone
 ESTIMATORS = {
     "gae": Estimator(imported(f"{__name__}.gae:gae"), needs_critic=True, whitens=True),
     "grpo": Estimator(imported(f"{__name__}.grpo:grpo"), needs_groups=True, norms=True),
@@ -55,5 +56,6 @@ ESTIMATORS = {
     "tir_optimal_token_baseline": Estimator(
         imported(f"{_OTB}:tir_optimal_token_baseline"), needs_groups=True, needs_policy=True
     ),
+    NO_ADVANTAGE: Estimator(imported(f"{__name__}.none:none")),
 }
 WITH_CRITIC = either(name for name, estimator in ESTIMATORS.items() if estimator.needs_critic)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC, Estimator
+from training.step3_ppo.advantages import ESTIMATORS, NO_ADVANTAGE, WITH_CRITIC, Estimator
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.settings import (
     ExperienceSettings,
@@ -71,7 +71,7 @@ def selected_algorithm(
     mistakes.require(
         not estimator.needs_groups or samples > 1,
         f"--advantage {flags.advantage} compares the samples of a prompt and --num_samples_per_prompt is {samples}; "
-        f"give 2 or more, or use {either(name for name, entry in ESTIMATORS.items() if not entry.needs_groups)}",
+        f"give 2 or more, or use {either(_without_groups())}",
     )
     mistakes.require(
         flags.dynamic_sampling_tries == 0 or samples > 1,
@@ -91,6 +91,11 @@ def selected_algorithm(
     _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, ppo, mistakes=mistakes)
     kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]
     return Algorithm(flags, mismatch, estimator, policy_loss, kl_estimator)
+
+
+def _without_groups() -> list[str]:
+    """Names of estimators of a reward that compare no samples of a prompt."""
+    return [name for name, entry in ESTIMATORS.items() if not entry.needs_groups and name != NO_ADVANTAGE]
 
 
 def _note_mismatch(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from training.step3_ppo.advantages import WITH_CRITIC
 from training.step3_ppo.flags.ahead_checks import check_ahead
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
+from training.step3_ppo.flags.distillation_checks import check_distillation
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
@@ -77,7 +78,10 @@ def checked_components(flags: PpoFlags) -> Components:
     checker = None
     if ppo.checker:
         checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker")
-    rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
+    rewards: tuple[Reward, ...] = ()
+    if not flags.distils_alone:
+        rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
+    check_distillation(flags, mistakes)
     check_comparisons(rewards, _responses_of_a_prompt(flags), mistakes)
     environments = _checked_environments(flags, engine, mistakes)
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
@@ -295,6 +299,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
             flags.mtp.mtp_num_layers > 0,
             "reads embeddings of tokens, which images do not have",
         ),
+        flags.guests.teacher.flag: (flags.guests.teacher.is_there, "is read on texts alone"),
     }
     for name, (given, why) in others.items():
         mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")

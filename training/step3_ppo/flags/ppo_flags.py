@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from training.step3_ppo.advantages import NO_ADVANTAGE
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
+from training.utils.distillation.arguments import TeacherArguments, teacher_settings
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
@@ -40,6 +42,7 @@ class PpoFlags(NamedTuple):
     mtp: MtpArguments
     environment: EnvironmentArguments
     conversation: ConversationArguments
+    teacher: TeacherArguments
 
     @property
     def longest_tokens(self) -> int:
@@ -55,7 +58,16 @@ class PpoFlags(NamedTuple):
     @property
     def guests(self) -> GuestSettings:
         """Settings of the guests, which train beside actor and critic or add to their losses."""
-        return GuestSettings(self.roles.router_aux_loss_coef, self.mtp.settings())
+        rows = {"padded": self.ppo.padded, "longest_tokens": self.longest_tokens}
+        teacher = teacher_settings(self.teacher, **rows, trust_remote_code=self.roles.trust_remote_code)
+        return GuestSettings(self.roles.router_aux_loss_coef, self.mtp.settings(), teacher)
+
+    @property
+    def distils_alone(self) -> bool:
+        """No reward is needed: the actor learns from a teacher and nothing else."""
+        unset = type(self.reward)()
+        is_unset = (self.reward.reward, self.reward.combination) == (unset.reward, unset.combination)
+        return self.algorithm.advantage == NO_ADVANTAGE and is_unset and not self.roles.critic_model_name_or_path
 
     def settings_of_engine(self, engine: type[RolloutEngine]) -> RolloutSettings:
         """Return the settings of --rollout_engine, which selects `engine`."""

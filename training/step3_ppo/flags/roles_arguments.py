@@ -15,7 +15,7 @@ from training.utils.engine.config.arguments import (
     check_zero3_limits,
 )
 from training.utils.flags.flags import flag, flags_of, settings_of
-from training.utils.models.arguments import ModelArguments
+from training.utils.models.arguments import ModelArguments, check_scale, scaled_alpha
 from training.utils.models.quantized.quantization import (
     NOT_SHARDED,
     check_beside_quantization,
@@ -120,6 +120,7 @@ _FLAGS = (
         ModelArguments,
         {
             "lora_alpha": "",
+            "use_rslora": "",
             "lora_dropout": "",
             "only_optimize_lora": "With LoRA: freeze all other weights.",
             "freeze_vision_tower": "",
@@ -174,6 +175,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_schedule(mistakes, self)
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--actor_lora_dim": self.actor_lora_dim})
+        check_scale(mistakes, self.use_rslora, self.actor_lora_dim, self.critic_lora_dim)
         sharded = {f"--{role}_zero_stage 3": getattr(self, f"{role}_zero_stage") == 3 for role in ROLES}
         check_beside_quantization(
             mistakes,
@@ -209,7 +211,9 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         """role: actor or critic."""
         path = getattr(self, f"{role}_model_name_or_path")
         others = ("attn_implementation", "torch_compile", "trains_adapter_on", "new_head")
-        return settings_of(ModelSettings, self, role, name_or_path=path, takes_media=True, defaults=others)
+        alpha = scaled_alpha(self.lora_alpha, getattr(self, f"{role}_lora_dim"), self.use_rslora)
+        own = {"name_or_path": path, "takes_media": True, "lora_alpha": alpha}
+        return settings_of(ModelSettings, self, role, **own, defaults=others)
 
     def engine(self, role: str) -> EngineSettings:
         return settings_of(EngineSettings, self, role, defaults=("deepspeed_config",))

@@ -368,7 +368,7 @@ HF_FLAGS: dict[str, OldFlag] = {
         "has no counterpart; --only_optimize_lora false trains all other weights beside the adapters", takes_list=True,
         unless=NO_VALUE
     ),
-    "--use_rslora": refused_switch("is not built; --lora_alpha times the root of the rank gives its scale"),
+    "--use_rslora": Same("with LoRA"),
     "--use_dora": refused_switch("is not built; LoRA's adapters are --lora_dim's"),
     "--push_to_hub": Same("at the end of the run, with a model card made from it"),
     "--hub_model_id": Same("default: the name of --output_dir, in the account that is logged in"),

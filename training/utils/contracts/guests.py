@@ -9,7 +9,7 @@ tuple, and that order is part of the result:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.documents import Document
     from training.utils.contracts.rollout_engine import BorrowHead
+
+# Lays rows of a dataset out as this rank's micro-batches of an evaluation, on the device; as many on every rank.
+LayOut = Callable[[Sequence[Any]], Iterable[Any]]
 
 
 class GuestStep:
@@ -56,6 +59,10 @@ class Guest:
     def engines(self) -> Mapping[str, Any]:
         """Training engines of the guest's own, by the names that checkpoints have for them."""
         return {}
+
+    def open_rows(self, splits: Sequence[Sequence[Any]], lay_out: LayOut) -> None:
+        """Look at the rows of a run, before the first of them is evaluated or trained on. Not called for rollouts. A
+        collective."""
 
     def prepare(self, rows: Any) -> Any:
         """Return what the guest reads of a micro-batch's TokenRows, on the CPU: tensors in records and tuples. Pure."""
@@ -106,6 +113,10 @@ class Guests(tuple[Guest, ...]):
     @property
     def engines(self) -> dict[str, Any]:
         return {name: engine for guest in self for name, engine in guest.engines.items()}
+
+    def open_rows(self, splits: Sequence[Sequence[Any]], lay_out: LayOut) -> None:
+        for guest in self:
+            guest.open_rows(splits, lay_out)
 
     def prepare(self, rows: Any) -> tuple[Any, ...]:
         return tuple(guest.prepare(rows) for guest in self)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from training.utils.engine.config.config import deepspeed_config
+from training.utils.engine.gathered import release_gathered
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.zero3_limits import limits_of
 from training.utils.models.tensors.buffers import buffers_kept
@@ -41,6 +44,19 @@ class FrozenModel:
     def model(self) -> PreTrainedModel:
         """The transformers model inside."""
         return self._inside.model  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def whole(self, weights: list[nn.Parameter]) -> Iterator[None]:
+        """Inside, `weights` of the model are whole, to be read. A collective under ZeRO-3; no forward of this model may
+        run inside."""
+        if self._module is self._inside:
+            yield
+            return
+        import deepspeed
+
+        release_gathered(self._module)
+        with deepspeed.zero.GatheredParameters(weights):
+            yield
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

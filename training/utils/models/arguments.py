@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -69,6 +70,11 @@ class ModelArguments:
     )
     lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains all weights instead.", "rank >= 0", topic="lora")
     lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", "number", topic="lora")
+    use_rslora: bool = flag(
+        False,
+        "LoRA's scale is alpha / sqrt(rank), which higher ranks need to learn as fast (rsLoRA, Kalajdzievski 2023).",
+        topic="lora",
+    )
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", "0 <= probability < 1", topic="lora")
     lora_module_name: str = flag(
         "all-linear",
@@ -121,9 +127,25 @@ class ModelArguments:
         )
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})
+        check_scale(mistakes, self.use_rslora, self.lora_dim)
         compiles = "which compiles the layers that it replaces" if self.torch_compile else None
         check_beside_quantization(mistakes, self, {"--torch_compile": compiles})
 
     def settings(self) -> ModelSettings:
         path, others = self.model_name_or_path, ("trains_adapter_on", "new_head", "takes_media")
-        return settings_of(ModelSettings, self, name_or_path=path, defaults=others)
+        alpha = scaled_alpha(self.lora_alpha, self.lora_dim, self.use_rslora)
+        return settings_of(ModelSettings, self, name_or_path=path, lora_alpha=alpha, defaults=others)
+
+
+def scaled_alpha(alpha: float, dim: int, is_by_root: bool) -> float:
+    """Return the alpha whose alpha / rank is the scale. is_by_root: that of rsLoRA, alpha / sqrt(rank)."""
+    return alpha * math.sqrt(dim) if is_by_root else alpha
+
+
+def check_scale(mistakes: Mistakes, is_by_root: bool, *dims: int) -> None:
+    """Note a scale of adapters where there are none. dims: ranks of the models' adapters."""
+    mistakes.require(
+        not is_by_root or any(dims),
+        "--use_rslora scales LoRA's adapters, and there are none; give --lora_dim, in step 3 --actor_lora_dim, or "
+        "leave it out",
+    )

@@ -11,6 +11,7 @@ M tokens to be predicted, H hidden size, V vocabulary, C tokens of a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ class TokenLogprobs(NamedTuple):
     is_greedy_M: bool, the target's logit is larger than every other one; in a tie it is not.
     entropies_M, logits_MV: in nats; of the whole vocabulary; None unless asked for.
     collisions_M: the sum of the squared probabilities, that two draws agree; without a gradient; None unless asked for.
-    beside: what `after_trunk` returned; None without it.
+    beside: what `after_trunk` returned; compared: what `compare` made of the head. None without them.
     """
 
     logprobs_M: torch.Tensor
@@ -47,6 +48,7 @@ class TokenLogprobs(NamedTuple):
     logits_MV: torch.Tensor | None = None
     collisions_M: torch.Tensor | None = None
     beside: Any = None
+    compared: Any = None
 
     def listed(self, read_M: torch.Tensor | None) -> TokenLogprobs:
         """Return the same for each of `TokenRows.target_ids_M`, from the numbers of `TokenRows.reads`. read_M: of the
@@ -58,6 +60,10 @@ class TokenLogprobs(NamedTuple):
             return part.index_select(0, read_M) if isinstance(part, torch.Tensor) else part
 
         return TokenLogprobs(*map(of_owners, self))
+
+
+# Given states, the output layer that reads them, whole, and the bytes of a chunk's logits.
+AtHead = Callable[[torch.Tensor, "TargetHead", int], Any]
 
 
 class TargetHead(nn.Module):
@@ -79,11 +85,14 @@ class TargetHead(nn.Module):
         *,
         with_logits: bool = False,
         with_collisions: bool = False,
+        at_head: AtHead | None = None,
     ) -> TokenLogprobs:
-        """See TokenLogprobs."""
+        """See TokenLogprobs. at_head: makes `compared`."""
+        compared = None if at_head is None else at_head(hidden_MH, self, self._chunk_bytes)
         if with_logits:
             logits_MV = functional.linear(hidden_MH, self.weight, self.bias)
-            return read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions=with_collisions)
+            read = read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions=with_collisions)
+            return read._replace(compared=compared)
         vocabulary = whole_shape(self.weight)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
         asked = (with_entropy, with_collisions)
@@ -95,6 +104,7 @@ class TargetHead(nn.Module):
             is_greedy_M,
             entropies_M if with_entropy else None,
             collisions_M=collisions_M if with_collisions else None,
+            compared=compared,
         )
 
     def read_alone(self, hidden_MH: torch.Tensor, target_ids_M: torch.Tensor) -> TokenLogprobs:
@@ -132,7 +142,7 @@ def read_logits(
     with_collisions: bool = False,
 ) -> TokenLogprobs:
     """Return the same as TargetHead, from logits that are in memory."""
-    logits_MV = logits_MV.to(_at_least_float32(logits_MV.dtype))
+    logits_MV = logits_MV.to(at_least_float32(logits_MV.dtype))
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
     log_norm_M = torch.logsumexp(logits_MV, dim=-1)
@@ -233,22 +243,22 @@ class _TargetLogprobs(torch.autograd.Function):
             if grad_hidden_MH is not None:
                 torch.mm(grad_CV, weight_VH, out=grad_hidden_MH[here])
             if ctx.needs_input_grad[1]:
-                grad_weight_VH = _plus_product(grad_weight_VH, grad_CV.t(), hidden_MH[here])
+                grad_weight_VH = plus_product(grad_weight_VH, grad_CV.t(), hidden_MH[here])
             if ctx.needs_input_grad[2]:
-                part_V = grad_CV.sum(dim=0, dtype=_at_least_float32(grad_CV.dtype))
+                part_V = grad_CV.sum(dim=0, dtype=at_least_float32(grad_CV.dtype))
                 grad_bias_V = part_V if grad_bias_V is None else grad_bias_V.add_(part_V)
         grad_weight_VH = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
         grad_bias_V = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
         return grad_hidden_MH, grad_weight_VH, grad_bias_V, None, None, None, None
 
 
-def _plus_product(total: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def plus_product(total: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return total + left @ right, in place where it can; several products in half precision add up in float32."""
     if total is None:
         return left @ right
-    if total.dtype == left.dtype == _at_least_float32(left.dtype):
+    if total.dtype == left.dtype == at_least_float32(left.dtype):
         return total.addmm_(left, right)
-    return total.to(_at_least_float32(total.dtype)).add_(left @ right)
+    return total.to(at_least_float32(total.dtype)).add_(left @ right)
 
 
 def _logits(
@@ -256,9 +266,9 @@ def _logits(
 ) -> torch.Tensor:
     """Return new logits over the temperature, in float32 (or float64), which the caller may overwrite."""
     logits_CV = functional.linear(hidden_CH, weight_VH, bias_V)
-    logits_CV = logits_CV.to(_at_least_float32(logits_CV.dtype))
+    logits_CV = logits_CV.to(at_least_float32(logits_CV.dtype))
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
 
 
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
-from training.utils.models.target_head import CHUNK_MB, TargetHead, TokenLogprobs, read_logits
+from training.utils.models.target_head import CHUNK_MB, AtHead, TargetHead, TokenLogprobs, read_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,18 +65,20 @@ class PolicyModel(nn.Module):
         with_logits: bool = False,
         with_collisions: bool = False,
         after_trunk: Callable[[PolicyModel, TokenRows, torch.Tensor], Any] | None = None,
+        compare: Callable[[TokenRows, float], AtHead] | None = None,
     ) -> TokenLogprobs:
         """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory.
         after_trunk: makes `beside` of this model, the rows and the trunk's states [L, H]; not called where the output
-        layer is not linear."""
+        layer is not linear. compare: given the rows and the temperature, before the trunk; what it returns makes
+        `compared` where the output layer is whole."""
         asked = (temperature, with_entropy)
+        at_head = None if compare is None else compare(rows, temperature)
         target_ids_U, predictor_U, read_M = rows.reads()  # what several sequences share is read once
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, rows, noise_NTE)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
-            read = self._target_head(
-                hidden_UH, target_ids_U, *asked, with_logits=with_logits, with_collisions=with_collisions
-            ).listed(read_M)
+            more = {"with_logits": with_logits, "with_collisions": with_collisions, "at_head": at_head}
+            read = self._target_head(hidden_UH, target_ids_U, *asked, **more).listed(read_M)
             return read if after_trunk is None else read._replace(beside=after_trunk(self, rows, hidden_LH))
         logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
+from training.utils.distillation.settings import TeacherSettings
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import resolved_settings
 from training.utils.flags.step import Step
@@ -69,7 +70,10 @@ class OneModelFlags:
     @property
     def guests(self) -> GuestSettings:
         """Settings of the guests: losses beside the model's, and a head in steps that can train one."""
-        return GuestSettings(self.model.router_aux_loss_coef, getattr(self.of_step, "mtp", MtpSettings()))
+        teacher = getattr(self.of_step, "teacher", TeacherSettings())  # of steps that can distil
+        rows = {"padded": self.engine.padded, "longest_tokens": self.data.rows.max_seq_len}
+        teacher = replace(teacher, **rows, trust_remote_code=self.model.trust_remote_code)
+        return GuestSettings(self.model.router_aux_loss_coef, getattr(self.of_step, "mtp", MtpSettings()), teacher)
 
 
 # From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.

@@ -1,19 +1,21 @@
 """The table of guests (`contracts.guests`): features that a run's flags let train beside its models. Cheap to import.
 
-Their order is part of a run's results: the routers' balancing loss, then the head for multi-token prediction.
+Their order is part of a run's results: the routers' balancing loss, the head for multi-token prediction, the teacher.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from training.utils.base.errors import ThreestepError
+from training.utils.distillation.settings import TeacherSettings, check_teacher
 from training.utils.mtp.settings import MtpSettings, check_beside_adapters
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.base.errors import Mistakes
     from training.utils.contracts.guests import Guests
@@ -23,14 +25,17 @@ if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
 
+Media = TypeVar("Media")
+
 
 @dataclass(frozen=True)
 class GuestSettings:
     """router_aux_loss_coef: weight of the balancing loss; None takes each model's own. mtp: the head of the first
-    model."""
+    model. teacher: of the first model."""
 
     router_aux_loss_coef: float | None = None
     mtp: MtpSettings = MtpSettings()
+    teacher: TeacherSettings = TeacherSettings()
 
     @property
     def needs_segments(self) -> str | None:
@@ -40,6 +45,23 @@ class GuestSettings:
     def check(self, mistakes: Mistakes, lora_dim: int) -> None:
         """Note what does not go with adapters."""
         check_beside_adapters(mistakes, self.mtp, lora_dim)
+        check_teacher(mistakes, self.teacher)
+
+    def check_words(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """ThreestepError if another model would read other words than this tokenizer writes; before models load."""
+        if self.teacher.is_there:
+            from training.utils.distillation.opening import check_same_words
+
+            check_same_words(self.teacher, tokenizer)
+
+    def checked_media(self, media: Media) -> Media:
+        """Return the media of rows, None where no row has some; ThreestepError for what reads texts alone."""
+        if media is not None and self.teacher.is_there:
+            raise ThreestepError(
+                f"{self.teacher.flag} is of a teacher that reads texts alone, and rows of the data have media; "
+                "leave it out"
+            )
+        return media
 
     def beside_quantization(self) -> dict[str, str | None]:
         """Flags that do not go with quantized weights, and why where they are set."""
@@ -66,12 +88,16 @@ class GuestSettings:
         Raises ThreestepError for a guest that a model cannot have.
         """
         from training.utils.contracts.guests import Guests
+        from training.utils.distillation.opening import open_teacher
         from training.utils.mtp.opening import open_head
         from training.utils.routers.step_loss import router_losses
+        from training.utils.setup.setup import load_under
 
         losses = router_losses(models, self.router_aux_loss_coef)
         head = open_head(self.mtp, path, *models[0], total_steps=total_steps, seed=seed)
-        found = [[loss, *([head] if number == 0 else [])] for number, loss in enumerate(losses)]
+        student = models[0][0]
+        teacher = open_teacher(self.teacher, student, lambda settings, load: load_under(settings, student.ranks, load))
+        found = [[loss, *([head, teacher] if number == 0 else [])] for number, loss in enumerate(losses)]
         return [Guests(guest for guest in guests if guest is not None) for guests in found]
 
     def planned(
@@ -79,6 +105,9 @@ class GuestSettings:
     ) -> tuple[list[str], list[MemoryLine], list[Moment]]:
         """Return sentences on what trains beside `model` (on the meta device), what that holds of one rank besides its
         activations, and its moments."""
+        from training.utils.distillation.planned import plan_teacher
         from training.utils.mtp.planned import plan_head
 
-        return plan_head(model, self.mtp, settings, ranks, device=device)
+        head = plan_head(model, self.mtp, settings, ranks, device=device)
+        teacher = plan_teacher(model, self.teacher, settings, ranks, device=device)
+        return head[0] + teacher[0], head[1] + teacher[1], head[2] + teacher[2]

@@ -60,6 +60,7 @@ def run_one_model(
         check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
+        flags.guests.check_words(tokenizer)
         run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
         log(style.sentence, ranks.is_main and not style.is_open)
         reader = reader_of_start(flags, tokenizer)
@@ -69,7 +70,7 @@ def run_one_model(
         run = run.styled(settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style)
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)
-        media = checked_media(flags, rows, kind)
+        media = flags.guests.checked_media(checked_media(flags, rows, kind))
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(run.model, trains_adapter_on=not rereads_start)

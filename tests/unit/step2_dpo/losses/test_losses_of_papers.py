@@ -85,6 +85,13 @@ def of_paper(name: str, better, worse, b: float, e: float) -> torch.Tensor:
     return smooth(b * pw.sum() - b * pl.sum())
 
 
+def of_ranking(responses, b: float) -> torch.Tensor:
+    """-log of the product over k of exp(b r_k) / sum over j >= k of exp(b r_j)."""
+    scores = [torch.exp(b * (policy.sum() - reference.sum())) for policy, reference in responses]
+    shares = [score / sum(scores[place:]) for place, score in enumerate(scores)]
+    return -sum(torch.log(share) for share in shares)
+
+
 LIKELIHOOD = {"orpo": 1.0, "cpo": 1.0, "sft": 1.0}  # its weight where it is a part of the loss
 SMOOTHED = ("sigmoid", "sigmoid_norm", "robust", "simpo", "cpo")
 
@@ -96,7 +103,10 @@ def of_prompts(name: str, prompts, leaves, b: float, e: float, sft: float = 0.0)
         tokens = [
             (next(rows), torch.tensor(row, dtype=torch.float64)) for _, row in zip(policy, reference, strict=True)
         ]
-        pairs = [of_paper(name, one, other, b, e) for one, other in combinations(tokens, 2)]
+        if name == "plackett_luce":
+            pairs = [of_ranking(tokens, b)]
+        else:
+            pairs = [of_paper(name, one, other, b, e) for one, other in combinations(tokens, 2)]
         best = tokens[0][0]
         total = total + sum(pairs) / len(pairs) - (sft + LIKELIHOOD.get(name, 0.0)) * best.sum() / len(best)
     return total / len(prompts)
@@ -152,6 +162,7 @@ HAND = [
     # sigmoid(0.04) + 1 - sigmoid(0.1); the slopes there, 0.249900 and 0.249376: of the better 0.1 of their difference
     ("apo_down", {}, 0.1, 0.985019, 0.0000524, 0.024938),
     ("sigmoid_norm", {}, 0.1, 0.676619, -0.016389, 0.016389),
+    ("plackett_luce", {}, 0.1, 0.644397, -0.047502, 0.047502),  # of two, DPO
     # means -1 and -3.5/3, P = 0.367879 and 0.311403: log odds -0.541325 and -0.793567, their difference 0.252242, and
     # 0.1 x -log sigmoid of it 0.057496; with 1 for the likelihood, a third of whose slope is -1/3
     ("orpo", {}, 0.1, 1.057496, -1 / 3 - 0.069175 / 3, 0.063502 / 3),

@@ -58,6 +58,7 @@ TABLE = {
     #   t = 2  the second response alone: B = 0, as for all of the second prompt's, whose G is 2.5, 2
     "optimal_token_baseline": [[-0.75, 0, 0], [2.25, 1.2, 3], [-0.75, -0.8, 0], [2.5, 2, 0]],
 }
+TABLE["none"] = [[0, 0, 0]] * 4
 TABLE["tir_optimal_token_baseline"] = TABLE["optimal_token_baseline"]  # nothing is inserted
 
 

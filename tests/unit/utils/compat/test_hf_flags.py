@@ -154,7 +154,7 @@ EVERY_STEP: dict[str, Any] = {
     "--lora_alpha 32": {"lora_alpha": 32.0},
     "--lora_dropout 0.05": {"lora_dropout": 0.05},
     "--lora_modules_to_save lm_head": "--only_optimize_lora false trains all other weights",
-    "--use_rslora": "--lora_alpha times the root of the rank",
+    "--use_rslora": "scales LoRA's adapters, and there are none; give --lora_dim",
     "--use_dora": "is not built",
     "--use_dora false": SAID,
     "--push_to_hub --hub_model_id me/mine": {"push_to_hub": True, "hub_model_id": "me/mine"},

@@ -69,6 +69,12 @@ def test_all_of_them_at_once():
     assert len(mistakes_of(model_name_or_path="", lora_dim=-1, dropout=2.0, lora_dropout=-1.0)) == 4
 
 
+def test_rslora_scales_by_the_root_of_the_rank():
+    settings = ModelArguments(model_name_or_path="m", lora_dim=16, lora_alpha=8.0, use_rslora=True).settings()
+    assert settings.lora_alpha / settings.lora_dim == 8.0 / 4.0
+    assert mistakes_of(use_rslora=True) and not mistakes_of(use_rslora=True, lora_dim=4)
+
+
 def test_every_setting_is_passed_on():
     given = {
         "attn_implementation": "flex_attention", "dropout": 0.1, "gradient_checkpointing": True, "torch_compile": True,

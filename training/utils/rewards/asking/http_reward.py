@@ -61,13 +61,13 @@ class HttpReward(AskedRule):
     def sender(self) -> Send:
         key, body_of = self.key(), self._body
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        opener = _opener(self._http.url)
+        opener = opener_of(self._http.url)
 
         def send(questions: Sequence[AskedQuestion]) -> list[Verdict]:
             body = json.dumps(body_of(questions)).encode()
             request = urllib.request.Request(self._http.url, body, headers)  # noqa: S310 (its scheme is checked)
             return [
-                Verdict(value) for value in _rewards(_posted(opener, request, self._settings.seconds), len(questions))
+                Verdict(value) for value in _rewards(posted(opener, request, self._settings.seconds), len(questions))
             ]
 
         return send
@@ -129,13 +129,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def opener_of(url: str) -> urllib.request.OpenerDirector:
+    """Return what sends requests to this address: no redirects, and no proxy for this machine."""
     direct = [urllib.request.ProxyHandler({})] if is_this_machine(url) else []
     return urllib.request.build_opener(_NoRedirect(), *direct)
 
 
-def _posted(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> bytes:
-    """The body of the answer to a request."""
+def posted(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> bytes:
+    """Return the body of the answer to a request; FailedRequest if there is none."""
     try:
         with opener.open(request, timeout=seconds) as answer:
             content: bytes = answer.read(_MOST_BYTES + 1)
