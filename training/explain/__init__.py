@@ -1,0 +1,1 @@
+"""What one optimizer step did, token by token, from its record: `python -m training.explain`."""
