@@ -5,6 +5,7 @@
 const data = JSON.parse(document.getElementById("explained").textContent);
 const place = document.getElementById("sequences"), controls = document.getElementById("controls");
 const unpacked = new Map();
+const FIRST_TOKENS = 4000;
 
 async function unpack(name, packed, kind) {
   if (!unpacked.has(name)) {
@@ -122,6 +123,12 @@ function draw() {
     groups.get(key).append(card(index));
   }
   place.replaceChildren(content);
+  let written = 0;  // the first screen at once: the watcher is told of it a frame later
+  for (const box of place.querySelectorAll(".tokens")) {
+    if (written > FIRST_TOKENS) break;
+    fill(box);
+    written += box.children.length;
+  }
 }
 
 async function again() {

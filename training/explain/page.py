@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.explain.explanation import Explanation
 
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
-_MOST_LESSONS = 100
+_FIRST_LESSONS, _MOST_LESSONS = 12, 100
 _NOT_COLOURED = ("sequence", "place", "token_id", "text", "role")
 _OWN_STYLE = """
 .controls { position: sticky; top: 0; z-index: 2; background: var(--back); padding: 8px 0; display: flex; flex-wrap: wrap;
@@ -35,7 +35,7 @@ _OWN_STYLE = """
 .scale i { width: 120px; height: 12px; border-radius: 3px; border: 1px solid var(--edge); }
 #told { flex-basis: 100%; min-height: 3em; font-size: 13px; font-variant-numeric: tabular-nums; margin: 0; }
 #told b { font-weight: 600; }
-.beside { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); }
+.beside { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
 .beside + .beside, .sequence + .sequence { margin-top: 14px; } .beside .sequence + .sequence { margin-top: 0; }
 .sequence { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 10px 12px;
   min-width: 0; }
@@ -110,12 +110,19 @@ def _lessons(found: Explanation) -> str:
         f"{number(found.taught.first_order)} by all that moved the weights in these steps, "
         f"{number(found.taught.real)} in truth."
     )
-    count = len(found.named_lessons)
-    shown = [*found.named_lessons[:_MOST_LESSONS]]
-    below = found.named_lessons[-min(5, max(0, count - _MOST_LESSONS)) :] if count > _MOST_LESSONS else []
-    rows = [[number(each.effect), f"{each.step:,}", each.name, each.text[:300]] for each in (*shown, *below)]
     head = ["effect, nats", "step", "sequence", "text"]
-    return f"<h2>Who taught it</h2><p>{escape(told)}</p>{scrolled(table(head, rows), 'who taught it')}"
+    rows = [[number(each.effect), f"{each.step:,}", each.name, each.text[:300]] for each in found.named_lessons]
+    first = scrolled(table(head, rows[:_FIRST_LESSONS]), "who taught it most")
+    parts = [
+        (f"the next {len(rows[_FIRST_LESSONS:_MOST_LESSONS]):,}", rows[_FIRST_LESSONS:_MOST_LESSONS]),
+        ("those that taught the opposite most", [each for each in rows[: -_FIRST_LESSONS - 1 : -1] if each[0][0] == "-"]),
+    ]
+    more = "".join(
+        f"<details><summary>{escape(words)}</summary>{scrolled(table(head, own), words)}</details>"
+        for words, own in parts
+        if own
+    )
+    return f"<h2>Who taught it</h2><p>{escape(told)}</p>{first}{more}"
 
 
 def _legend(found: Explanation) -> str:
