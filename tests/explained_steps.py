@@ -3,11 +3,11 @@
     python -m tests.explained_steps 7              200 steps under seed 7
     python -m tests.explained_steps 7 --count 20   fewer
 
-A step is drawn: SFT, DPO and relatives, a reward model, or a policy's loss with a KL and an entropy bonus; its reduction,
-its clipping, LoRA or not, its micro-batches and ranks. The loss is written here from its paper, and each token's share is
-the derivative of the loss by its log-probability, times the inner product of that log-probability's own gradient and the
-update. `training.explain` has the record alone. The exit code is 1 where a share is further apart than 1e-6 of the sum of
-the shares' sizes, or the shares do not sum to the change along the update.
+A step is drawn: SFT, DPO and relatives, a reward model, or a policy's loss with a KL and an entropy bonus; its
+reduction, its clipping, LoRA or not, its micro-batches and ranks. The loss is written here from its paper, and each
+token's share is the derivative of the loss by its log-probability, times the inner product of that log-probability's
+own gradient and the update. `training.explain` has the record alone. The exit code is 1 where a share is further apart
+than 1e-6 of the sum of the shares' sizes, or the shares do not sum to the change along the update.
 """
 
 from __future__ import annotations

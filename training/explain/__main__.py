@@ -134,7 +134,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--last", type=int, default=1, help="With --held_out: the sequences of so many steps are ordered by effect."
     )
     parser.add_argument(
-        "--with", dest="rules", action="append", default=[], help="The step under other settings, NAME=VALUE; repeatable."
+        "--with",
+        dest="rules",
+        action="append",
+        default=[],
+        help="The step under other settings, NAME=VALUE; repeatable.",
     )
     parser.add_argument(
         "--without_row", type=int, action="append", default=[], help="The step without a row or response; repeatable."
@@ -162,7 +166,9 @@ def _check(options: argparse.Namespace) -> None:
     if not record and options.step < 1:
         raise ThreestepError(f"--step expects a step of {run}, from 1, got {options.step}")
     if not 1 <= options.last <= max(1, options.step):
-        raise ThreestepError(f"--last expects 1 to {max(1, options.step)}, as many steps as there are, got {options.last}")
+        raise ThreestepError(
+            f"--last expects 1 to {max(1, options.step)}, as many steps as there are, got {options.last}"
+        )
     if options.last > 1 and not options.held_out:
         raise ThreestepError("--last orders sequences by what they taught --held_out, and no file is given")
 

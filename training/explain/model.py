@@ -128,9 +128,7 @@ class RecordedModel:
             assert head is not None
             states = found.last_hidden_state
             return {
-                "scores": [
-                    (states[row, length - 1] @ weights[head].T).squeeze() for row, length in enumerate(lengths)
-                ]
+                "scores": [(states[row, length - 1] @ weights[head].T).squeeze() for row, length in enumerate(lengths)]
             }
         scaled_BTV = found.logits[:, :-1] / self.temperature
         normalizer_BT = scaled_BTV.logsumexp(-1)
@@ -138,9 +136,7 @@ class RecordedModel:
         entropy_BT = normalizer_BT - (scaled_BTV.softmax(-1) * scaled_BTV).sum(-1)
         parts = {"logprobs": logprob_BT, "normalizers": normalizer_BT, "entropies": entropy_BT}
         return {
-            name: [
-                torch.nn.functional.pad(part_BT[row, : length - 1], (1, 0)) for row, length in enumerate(lengths)
-            ]
+            name: [torch.nn.functional.pad(part_BT[row, : length - 1], (1, 0)) for row, length in enumerate(lengths)]
             for name, part_BT in parts.items()
         }
 

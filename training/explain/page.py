@@ -72,7 +72,13 @@ def _rules(found: Explanation) -> str:
     if not found.rules:
         return ""
     held = found.held_out
-    head = ["rule", "cosine to the real update", "its length over the real one's", "of gradients", "pushed the other way"]
+    head = [
+        "rule",
+        "cosine to the real update",
+        "its length over the real one's",
+        "of gradients",
+        "pushed the other way",
+    ]
     head += ["held-out responses, to first order"] if held else []
     rows = [
         [
@@ -96,7 +102,13 @@ def _held_out(found: Explanation) -> str:
         return ""
     head = ["response", "log-probability before", "change to first order", "change in truth"]
     rows = [
-        [name, *(number(float(values[place])) for values in (held.change.before, held.change.first_order, held.change.real))]
+        [
+            name,
+            *(
+                number(float(values[place]))
+                for values in (held.change.before, held.change.first_order, held.change.real)
+            ),
+        ]
         for place, name in enumerate(held.rows.names)
     ]
     return f"<h2>Held-out responses</h2>{scrolled(table(head, rows), 'held-out responses')}"
@@ -115,7 +127,10 @@ def _lessons(found: Explanation) -> str:
     first = scrolled(table(head, rows[:_FIRST_LESSONS]), "who taught it most")
     parts = [
         (f"the next {len(rows[_FIRST_LESSONS:_MOST_LESSONS]):,}", rows[_FIRST_LESSONS:_MOST_LESSONS]),
-        ("those that taught the opposite most", [each for each in rows[: -_FIRST_LESSONS - 1 : -1] if each[0][0] == "-"]),
+        (
+            "those that taught the opposite most",
+            [each for each in rows[: -_FIRST_LESSONS - 1 : -1] if each[0][0] == "-"],
+        ),
     ]
     more = "".join(
         f"<details><summary>{escape(words)}</summary>{scrolled(table(head, own), words)}</details>"
@@ -147,7 +162,8 @@ def _data(found: Explanation) -> dict[str, Any]:
         "columns": {name: _packed(values.astype("<f4")) for name, values in columns.items()},
         "ranges": {name: _range(values) for name, values in columns.items()},
         "sequences": [
-            {name: _plain(values[place]) for name, values in sequences.items()} for place in range(len(sequences["tokens"]))
+            {name: _plain(values[place]) for name, values in sequences.items()}
+            for place in range(len(sequences["tokens"]))
         ],
     }
 

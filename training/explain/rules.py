@@ -24,12 +24,17 @@ if TYPE_CHECKING:
     from training.explain.model import Reads
 
 # Settings by which a step may be another with the same samples; others decided what was drawn or read.
-RULES = (
+_OF_ROLLOUT = (
     *("advantage", "gamma", "lam", "norm_by", "std_ddof", "std_epsilon", "whiten", "zero_tail"),
-    *("kl_estimator", "kl_gradient", "kl_bound", "kl_weighted", "kl_in", "kl_coef"),
+    *("mismatch_correction", "mismatch_level", "mismatch_threshold", "mismatch_threshold_lower", "mismatch_normalize"),
+)
+_OF_KL = ("kl_estimator", "kl_in", "kl_coef")
+RULES = (
+    *_OF_ROLLOUT,
+    *_OF_KL,
+    *("kl_gradient", "kl_bound", "kl_weighted"),
     *("policy_loss", "clip_low", "clip_high", "dual_clip", "sapo_tau_pos", "sapo_tau_neg", "entropy_coef"),
     *("kl_cov_coef", "cov_share", "reduction", "longest_tokens", "z_loss_coef"),
-    *("mismatch_correction", "mismatch_level", "mismatch_threshold", "mismatch_threshold_lower", "mismatch_normalize"),
     *("preference_loss", "preference_terms", "beta", "simpo_gamma", "cpo_alpha", "ld_alpha", "label_smoothing"),
     *("desirable_weight", "undesirable_weight", "margin_scale", "center_coef", "max_grad_norm", "weight_decay"),
 )
@@ -99,7 +104,7 @@ def under(step: AuditedStep, rule: Rule) -> AuditedStep:
     """The step as it would have been. LackingError for a rule that needs what the record lacks."""
     found = copy(step)
     found.settings, found._cache = {**step.settings, **rule.settings}, {}
-    if step.head.objective == "policy" and rule.settings:
+    if step.head.objective == "policy" and _changes_rollout(step, rule):
         for quantity in (each for name in _CHAIN for each in QUANTITIES if each.name == name):
             made = quantity.name in ("corrections", "rollout_corrections") and "mismatch_correction" in rule.settings
             if step.has(quantity.name) or made:
@@ -107,6 +112,12 @@ def under(step: AuditedStep, rule: Rule) -> AuditedStep:
     if rule.mask_T is not None:
         found = found.replaced(loss_mask=rule.mask_T & step.real_T & (step.place_T > 0))
     return _without(found, rule.without) if rule.without else found
+
+
+def _changes_rollout(step: AuditedStep, rule: Rule) -> bool:
+    """Whether advantages, rewards or corrections are others: a KL in the loss changes none of them."""
+    kl_in = (step.settings.get("kl_in"), rule.settings.get("kl_in"))
+    return any(name in _OF_ROLLOUT or (name in _OF_KL and "reward" in kl_in) for name in rule.settings)
 
 
 def _without(step: AuditedStep, rows: Sequence[int]) -> AuditedStep:

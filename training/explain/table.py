@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.audit.quantities.step import AuditedStep
-from training.explain.shares import Shares, derivative, slopes_of
+from training.explain.shares import Shares, slopes_of
 
 if TYPE_CHECKING:
     from training.explain.updates import Update

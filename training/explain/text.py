@@ -9,8 +9,6 @@ import numpy as np
 from training.explain.table import TRAINED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from training.explain.explanation import Explanation
 
 _SHOWN = 8
