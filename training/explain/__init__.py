@@ -1,1 +1,1 @@
-"""What one optimizer step did, token by token, from its record: `python -m training.explain`."""
+"""The explanation of one optimizer step, token by token, from its record: `python -m training.explain`."""

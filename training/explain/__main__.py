@@ -1,10 +1,11 @@
-"""What one optimizer step did, token by token: each token's share of the update, and what else was asked of it.
+"""The account of one optimizer step, token by token: each token's share of the update, and what else was asked of it.
 
     python -m training.explain RUN --step 10 [--held_out FILE.jsonl] [--last 5] [--with "advantage=rloo"] [--out FOLDER]
     python -m training.explain RUN/records/step_000010
 
-A step whose weights are not on record is run again from the checkpoint before it, or from the start, in a folder of its
-own; the run's folder is read and never written. Writes explained.html, a page, and tokens.parquet, a row for each token.
+A step whose weights are not on record is run again from the checkpoint before it, or from the start, in a folder of
+its own; the run's folder is read and never written. Writes explained.html, a page, and tokens.parquet, a row for each
+token.
 
 --held_out: responses that the step did not train on, a line each with `prompt` and `response`: what the step did to
 them, to first order and in truth; with --last, which sequences of the last steps taught them. --with, --without_row,
@@ -61,7 +62,7 @@ def _explained(options: argparse.Namespace, out: Path) -> Explanation:
         steps = [whole_record(folder)]
     else:
         numbers = range(max(1, options.step - options.last + 1), options.step + 1)
-        steps = steps_of_run(folder, numbers, options.update, (out / "again").resolve(), starter(None))
+        steps = steps_of_run(folder, numbers, options.update, work=(out / "again").resolve(), start=starter(None))
     tokenizer = _tokenizer(options.tokenizer, run_of(folder))
     try:
         return explain(steps, _questions(options, steps[-1], tokenizer), _decoder(tokenizer))
@@ -72,11 +73,11 @@ def _explained(options: argparse.Namespace, out: Path) -> Explanation:
 def _questions(options: argparse.Namespace, step: Any, tokenizer: Any) -> Questions:
     from training.explain.explanation import Questions
     from training.explain.held_out import read_held_out
-    from training.explain.rules import Rule, rule_of
+    from training.explain.rules import OtherRule, rule_of
     from training.utils.base.user_files import load_function
 
     rules = [rule_of(said, step.head.objective) for said in options.rules]
-    rules += [Rule(f"without {row}", {}, (row,)) for row in options.without_row]
+    rules += [OtherRule(f"without {row}", {}, (row,)) for row in options.without_row]
     masks = {said: load_function(said, "--with_mask") for said in options.with_mask}
     held = None
     if options.held_out:

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from training.audit.quantities.step import AuditedStep
-    from training.explain.held_out import HeldOut, HeldOutChange
-    from training.explain.rules import Counterfactual, Rule
+    from training.explain.held_out import HeldOutChange, HeldOutResponses
+    from training.explain.rules import Counterfactual, OtherRule
     from training.explain.table import Explained
     from training.explain.taught import Taught
 
 
 @dataclass(frozen=True)
-class HeldOutRows:
+class HeldOutFindings:
     """rows: the responses. change: of their log-probabilities by the step. by_rule: by each rule, to first order."""
 
-    rows: HeldOut
+    rows: HeldOutResponses
     change: HeldOutChange
     by_rule: Sequence[np.ndarray] = ()
 
@@ -51,7 +51,7 @@ class Explanation:
     """table: of tokens and sequences. rules: the step under other rules. held_out, taught: None where not asked for."""
 
     table: Explained
-    held_out: HeldOutRows | None = None
+    held_out: HeldOutFindings | None = None
     taught: Taught | None = None
     named_lessons: Sequence[NamedLesson] = ()
     rules: Sequence[Counterfactual] = ()
@@ -63,12 +63,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked of a step beside its shares. held_out: responses. is_taught: who of the steps taught these. rules:
+    """Questions to a step beside its shares. held_out: responses. is_taught: who of the steps taught these. rules:
     under which the step is made again. masks: names and functions of the table's columns to tokens that carry loss."""
 
-    held_out: HeldOut | None = None
+    held_out: HeldOutResponses | None = None
     is_taught: bool = False
-    rules: Sequence[Rule] = ()
+    rules: Sequence[OtherRule] = ()
     masks: Mapping[str, Callable[[Mapping[str, np.ndarray]], Any]] = field(default_factory=dict)
 
 
@@ -90,7 +90,7 @@ def explain(
         by_rule = [
             questions.held_out.sums(before.along(questions.held_out.sequences, each.update.whole)) for each in rules
         ]
-        held = HeldOutRows(questions.held_out, change, by_rule)
+        held = HeldOutFindings(questions.held_out, change, by_rule)
         if questions.is_taught:
             lessons = taught(steps, questions.held_out)
             named = [
@@ -104,9 +104,9 @@ def _text(ids: np.ndarray, decode: Callable[[list[int]], str] | None) -> str:
     return " ".join(map(str, ids)) if decode is None else decode([int(each) for each in ids])
 
 
-def _with_masks(step: AuditedStep, questions: Questions, table: Explained) -> list[Rule]:
+def _with_masks(step: AuditedStep, questions: Questions, table: Explained) -> list[OtherRule]:
     """The rules, and one for each mask."""
-    from training.explain.rules import Rule
+    from training.explain.rules import OtherRule
 
     found = list(questions.rules)
     for name, mask in questions.masks.items():
@@ -118,5 +118,5 @@ def _with_masks(step: AuditedStep, questions: Questions, table: Explained) -> li
             )
         whole_T = np.zeros(len(step.place_T), dtype=bool)
         whole_T[step.real_T] = given
-        found.append(Rule(f"the mask {name}", {}, mask_T=whole_T))
+        found.append(OtherRule(f"the mask {name}", {}, mask_T=whole_T))
     return found

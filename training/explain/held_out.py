@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutResponses:
     """names: what each is called. sequences: token ids of prompt and response. begins: where each response begins."""
 
     names: Sequence[str]
@@ -41,7 +41,7 @@ class HeldOut:
         return np.array([part.sum() for part in np.split(reads.logprobs_T * self.mask, ends)])
 
 
-def read_held_out(path: Path, tokenize: Callable[[str], list[int]], end: int | None) -> HeldOut:
+def read_held_out(path: Path, tokenize: Callable[[str], list[int]], end: int | None) -> HeldOutResponses:
     """Read a file of JSON Lines: `prompt` and `response`, texts as the model reads them, or `ids` and `begin`.
 
     end: the token that ends a response; it is added unless `ended` is false. ThreestepError for other lines.
@@ -70,7 +70,7 @@ def read_held_out(path: Path, tokenize: Callable[[str], list[int]], end: int | N
         begins.append(begin)
     if not names:
         raise ThreestepError(f"--held_out expects a file with at least one line, and {path} has none")
-    return HeldOut(names, sequences, begins)
+    return HeldOutResponses(names, sequences, begins)
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeldOutChange:
-    """Of the log-probability of each response [H], nats. before: its value. first_order: along the update. real: after
+    """The change of the log-probability of each response [H], nats. before: its value. first_order: along the update. real: after
     the step, less before."""
 
     before: np.ndarray
@@ -93,7 +93,7 @@ class HeldOutChange:
     real: np.ndarray
 
 
-def change_of(held: HeldOut, before: RecordedModel, after: RecordedModel, update: Update) -> HeldOutChange:
+def change_of(held: HeldOutResponses, before: RecordedModel, after: RecordedModel, update: Update) -> HeldOutChange:
     """Return what an update did to each response."""
     first, last = held.sums(before.read(held.sequences)), held.sums(after.read(held.sequences))
     return HeldOutChange(first, held.sums(before.along(held.sequences, update.whole)), last - first)

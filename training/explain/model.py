@@ -26,7 +26,7 @@ _BATCH_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Reads:
-    """What a model says of each token, one sequence after the other; of a first token 0.
+    """The numbers that a model gives each token, one sequence after the other; of a first token 0.
 
     logprobs_T, normalizers_T (log Z), entropies_T: nats. scores_S: of a reward model; the others are then None.
     """

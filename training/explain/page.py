@@ -26,8 +26,8 @@ SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 _FIRST_LESSONS, _MOST_LESSONS = 12, 100
 _NOT_COLOURED = ("sequence", "place", "token_id", "text", "role")
 _OWN_STYLE = """
-.controls { position: sticky; top: 0; z-index: 2; background: var(--back); padding: 8px 0; display: flex; flex-wrap: wrap;
-  gap: 6px 14px; align-items: center; border-bottom: 1px solid var(--edge); font-size: 14px; }
+.controls { position: sticky; top: 0; z-index: 2; background: var(--back); padding: 8px 0; display: flex;
+  flex-wrap: wrap; gap: 6px 14px; align-items: center; border-bottom: 1px solid var(--edge); font-size: 14px; }
 .controls select { font: inherit; font-size: 14px; max-width: 16em; color: var(--text); background: var(--card);
   border: 1px solid var(--edge); border-radius: 6px; min-height: 28px; }
 .scale { display: inline-flex; align-items: center; gap: 6px; font-size: 13px; color: var(--soft);
@@ -59,8 +59,8 @@ def page(found: Explanation) -> str:
         f'<p class="warning">{escape(headline(found))}</p>{notes}</header><main><ul>{lines}</ul>'
         f"{_rules(found)}{_held_out(found)}{_lessons(found)}"
         "<h2>Every token</h2><p>A share is a token's part of the change of the loss along the update, to first order: "
-        "below 0 the token made the loss fall. The shares sum to the whole. Under the pointer, or with the arrow keys in "
-        "a sequence, stand a token's numbers.</p>"
+        "below 0 the token made the loss fall. The shares sum to the whole. Under the pointer, or with the arrow keys "
+        "in a sequence, stand a token's numbers.</p>"
         '<div class="controls" id="controls"></div><div id="sequences"></div>'
         f"<h2>Columns</h2>{_legend(found)}</main>"
         "<footer>Written by threestep explain.</footer>"

@@ -46,7 +46,7 @@ def _has_state(record: StepRecord) -> bool:
     return all(any(name.startswith(kind) for name in record.state) for kind in kinds)
 
 
-def steps_of_run(run: Path, steps: Sequence[int], update: int, work: Path, start: Start) -> list[AuditedStep]:
+def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, start: Start) -> list[AuditedStep]:
     """Return the records of steps that follow each other, of step 3 all their updates up to `update` of the last. work:
     the folder in which they are run again where the run has no record of one with its state."""
     found = _recorded(run / "records", steps, update)
@@ -63,8 +63,9 @@ def steps_of_run(run: Path, steps: Sequence[int], update: int, work: Path, start
     found = _recorded(again.folder.parent, steps, update)
     if found is None:
         raise ThreestepError(
-            f"{run} was run again in {work} up to step {steps[-1]:,}, and its records lack the state: the model has too "
-            "many weights, or the step was skipped, or its rows are no plain sequences; see the log beside the folder"
+            f"{run} was run again in {work} up to step {steps[-1]:,}, and its records lack the state: the model has "
+            "too many weights, or the step was skipped, or its rows are no plain sequences; see the log beside the "
+            "folder"
         )
     return found
 

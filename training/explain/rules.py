@@ -54,7 +54,7 @@ _WHITENED = ("gae", "reinforce++", "reinforce++_baseline")
 
 
 @dataclass(frozen=True)
-class Rule:
+class OtherRule:
     """name: as it was said. settings: in place of the record's. without: rows, or responses of a rollout, that are
     left out of the loss. mask_T: bool, the tokens that carry loss in place of the record's."""
 
@@ -70,7 +70,7 @@ class Counterfactual:
     one's. gradient_cosine: of the gradients. turned_T: bool, tokens that are pushed the other way. slopes: by this
     rule. update: by this rule."""
 
-    rule: Rule
+    rule: OtherRule
     cosine: float
     size: float
     gradient_cosine: float
@@ -79,7 +79,7 @@ class Counterfactual:
     update: Update
 
 
-def rule_of(said: str, objective: str) -> Rule:
+def rule_of(said: str, objective: str) -> OtherRule:
     """Read the words of --with: NAME=VALUE with spaces or commas between, `loss` for the objective's loss."""
     own = {"loss": "policy_loss" if objective == "policy" else "preference_loss"}
     parts = [part for part in said.replace(",", " ").split() if part]
@@ -97,10 +97,10 @@ def rule_of(said: str, objective: str) -> Rule:
     if "advantage" in settings:
         norm_by = "group" if settings["advantage"] in _BY_GROUP else "none"
         settings = {"norm_by": norm_by, "whiten": settings["advantage"] in _WHITENED, **settings}
-    return Rule(said, settings)
+    return OtherRule(said, settings)
 
 
-def under(step: AuditedStep, rule: Rule) -> AuditedStep:
+def under(step: AuditedStep, rule: OtherRule) -> AuditedStep:
     """The step as it would have been. LackingError for a rule that needs what the record lacks."""
     found = copy(step)
     found.settings, found._cache = {**step.settings, **rule.settings}, {}
@@ -114,8 +114,8 @@ def under(step: AuditedStep, rule: Rule) -> AuditedStep:
     return _without(found, rule.without) if rule.without else found
 
 
-def _changes_rollout(step: AuditedStep, rule: Rule) -> bool:
-    """Whether advantages, rewards or corrections are others: a KL in the loss changes none of them."""
+def _changes_rollout(step: AuditedStep, rule: OtherRule) -> bool:
+    """True if advantages, rewards or corrections are others: a KL in the loss changes none of them."""
     kl_in = (step.settings.get("kl_in"), rule.settings.get("kl_in"))
     return any(name in _OF_ROLLOUT or (name in _OF_KL and "reward" in kl_in) for name in rule.settings)
 
@@ -140,7 +140,7 @@ def _without(step: AuditedStep, rows: Sequence[int]) -> AuditedStep:
     return step.replaced(**changes)
 
 
-def counterfactual(step: AuditedStep, real: Update, rule: Rule) -> Counterfactual:
+def counterfactual(step: AuditedStep, real: Update, rule: OtherRule) -> Counterfactual:
     """Return the step under a rule, beside what really happened."""
     other = under(step, rule)
     slopes, sequences = slopes_of(other), sequences_of(other)

@@ -84,7 +84,7 @@ def derivative(slopes: Reads, moves: Reads) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the change of the loss along the update, by token [T], or by sequence [S] of a reward model.
+    """Shares of the change of the loss along the update, by token [T], or by sequence [S] of a reward model.
 
     whole: along the update that the optimizer took. parts: along each of its parts (`PARTS`). before, after: what the
     model says of each token before and after the step. moves: its derivatives along the update. slopes: of the loss.
@@ -143,6 +143,6 @@ def check_forward(step: AuditedStep, before: Reads) -> None:
     apart = float(np.abs(recorded - found).max(initial=0.0))
     if apart > rounding * (1.0 + float(np.abs(recorded).max(initial=0.0))):
         raise ThreestepError(
-            f"an explanation expects the recorded {name} from the recorded weights, and they differ by {apart:.3g}: the "
-            "model had parts of its own in the step, or its rows were not plain sequences"
+            f"an explanation expects the recorded {name} from the recorded weights, and they differ by {apart:.3g}: "
+            "the model had parts of its own in the step, or its rows were not plain sequences"
         )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.audit.quantities.step import AuditedStep
 from training.explain.shares import Shares, slopes_of
 
 if TYPE_CHECKING:
+    from training.audit.quantities.step import AuditedStep
     from training.explain.updates import Update
 
 # What is said of each column, for the page and the documentation; these stand in the table in this order.
@@ -258,7 +258,7 @@ def _of_sequences(step: AuditedStep, tokens: Mapping[str, np.ndarray]) -> dict[s
 
 
 def _of_rollout(step: AuditedStep) -> dict[str, np.ndarray]:
-    """What the rollout knows of each sequence."""
+    """The rollout's numbers of each sequence."""
     if not step.has("rollout_numbers", "numbers"):
         return {}
     place = {int(number): index for index, number in enumerate(step.tensor("rollout_numbers"))}

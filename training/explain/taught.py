@@ -1,4 +1,4 @@
-"""Who taught it: the sequences of the last steps by their effect on held-out responses, to first order.
+"""Lessons: the sequences of the last steps by their effect on held-out responses, to first order.
 
 With f the log-probability of the responses, step k moves the weights by a_k times its first moment (`updates`), and the
 gradient of step s stands in it with beta1^(k - s) (1 - beta1) c_s. So sequence i of step s, whose part of the gradient
@@ -27,7 +27,7 @@ from training.explain.updates import dot, update_of
 
 if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
-    from training.explain.held_out import HeldOut
+    from training.explain.held_out import HeldOutResponses
     from training.explain.updates import Whole
 
 
@@ -53,7 +53,7 @@ class Taught:
     real: float
 
 
-def taught(steps: Sequence[AuditedStep], held: HeldOut) -> Taught:
+def taught(steps: Sequence[AuditedStep], held: HeldOutResponses) -> Taught:
     """Return the lessons of steps that follow each other, in their order."""
     lessons: list[Lesson] = []
     first_order, pull = 0.0, dict[str, np.ndarray]()

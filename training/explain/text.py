@@ -1,4 +1,4 @@
-"""What an explanation says on the terminal, and as JSON."""
+"""An explanation on the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def summary(found: Explanation) -> list[str]:
 
 
 def _half(shares_T: np.ndarray) -> str:
-    """How many tokens carry half of all that moved."""
+    """Say how many tokens carry half of all that moved."""
     sizes = np.sort(np.abs(shares_T))[::-1]
     if not sizes.sum():
         return "none moved the loss"

@@ -1,4 +1,4 @@
-"""What moved the weights in a step: AdamW's update taken apart.
+"""AdamW's update taken apart: the parts that moved the weights in a step.
 
 Loshchilov and Hutter 2019, algorithm 2, lines 6 to 12. With m the first moment, c the factor of clipping and
 a = rate / (1 - beta1^t) / (sqrt(v_hat) + epsilon), a weight moves by

@@ -11,10 +11,10 @@ import pytest
 from tests.explained_steps import MOST_APART, PlainStep, apart, drawn_step
 from training.audit.quantities.step import AuditedStep
 from training.explain.explanation import Questions, explain
-from training.explain.held_out import HeldOut, change_of, read_held_out
+from training.explain.held_out import HeldOutResponses, change_of, read_held_out
 from training.explain.model import RecordedModel
 from training.explain.page import page
-from training.explain.rules import Rule, counterfactual, rule_of
+from training.explain.rules import OtherRule, counterfactual, rule_of
 from training.explain.shares import model_of, sequences_of
 from training.explain.table import COLUMNS, SEQUENCE_COLUMNS
 from training.explain.taught import taught
@@ -31,8 +31,8 @@ def _step(kind: str) -> AuditedStep:
     return AuditedStep(_drawn(kind).record)
 
 
-def _held(step: AuditedStep) -> HeldOut:
-    return HeldOut(["a", "b"], [np.array([3, 5, 2, 9]), sequences_of(step)[1]], [1, 2])
+def _held(step: AuditedStep) -> HeldOutResponses:
+    return HeldOutResponses(["a", "b"], [np.array([3, 5, 2, 9]), sequences_of(step)[1]], [1, 2])
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -80,7 +80,7 @@ def test_lessons_sum_to_what_the_gradient_did_to_a_response():
 @pytest.mark.parametrize("kind", ["sft", "dpo", "reward", "policy"])
 def test_the_same_rule_is_the_same_step(kind: str):
     step = _step(kind)
-    same = counterfactual(step, update_of(step), Rule("as it is", {}))
+    same = counterfactual(step, update_of(step), OtherRule("as it is", {}))
     assert same.cosine == pytest.approx(1.0, abs=1e-9)
     assert same.size == pytest.approx(1.0, abs=1e-6)
     assert not same.turned_T.any()
@@ -94,7 +94,7 @@ def test_a_rule_is_the_step_that_it_says():
         step, update_of(step), rule_of("loss=cispo kl_in=loss kl_coef=" + str(other["kl_coef"]), "policy")
     )
     remade = AuditedStep(_drawn("policy").record, other)
-    want = counterfactual(remade, update_of(step), Rule("as it is", {}))
+    want = counterfactual(remade, update_of(step), OtherRule("as it is", {}))
     for name, value in want.update.whole.items():
         np.testing.assert_allclose(found.update.whole[name], value, rtol=1e-12, atol=1e-15)
     assert found.cosine < 1.0 - 1e-6
