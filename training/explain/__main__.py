@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import ProgramParser
@@ -25,9 +25,9 @@ from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from training.explain.explanation import Explanation, Questions
+    from training.explain.explanation import Explanation
 
 DEFAULT_OUT = "runs/explained"
 PAGE, TABLE = "explained.html", "tokens.parquet"
@@ -38,7 +38,13 @@ def main(argv: Sequence[str]) -> None:
     options = _parse(argv)
     out = Path(options.out)
     check_place("--out", str(out / PAGE))
-    found = _explained(options, out)
+    from training.explain.asked import AskedStep, explanation_of
+
+    asked = AskedStep(
+        Path(options.run), options.step, options.update, options.last, options.held_out, tuple(options.rules),
+        tuple(options.without_row), tuple(options.with_mask), options.tokenizer, out / "again",
+    )  # fmt: skip
+    found = explanation_of(asked)
     _write(found, out)
     if options.json:
         from training.explain.text import as_json
@@ -49,70 +55,6 @@ def main(argv: Sequence[str]) -> None:
 
         print("\n".join(as_lines(found)))
         print(f"written: {out / PAGE}, {out / TABLE}")
-
-
-def _explained(options: argparse.Namespace, out: Path) -> Explanation:
-    from training.audit.bisect.rerun import starter
-    from training.audit.quantities.step import LackingError
-    from training.explain.explanation import explain
-    from training.explain.records import is_record, run_of, steps_of_run, whole_record
-
-    folder = Path(options.run)
-    if is_record(folder):
-        steps = [whole_record(folder)]
-    else:
-        numbers = range(max(1, options.step - options.last + 1), options.step + 1)
-        steps = steps_of_run(folder, numbers, options.update, work=(out / "again").resolve(), start=starter(None))
-    tokenizer = _tokenizer(options.tokenizer, run_of(folder))
-    try:
-        return explain(steps, _questions(options, steps[-1], tokenizer), _decoder(tokenizer))
-    except LackingError as lacking:
-        raise ThreestepError(f"{folder} cannot be explained: the record lacks {lacking.args[0]}") from lacking
-
-
-def _questions(options: argparse.Namespace, step: Any, tokenizer: Any) -> Questions:
-    from training.explain.explanation import Questions
-    from training.explain.held_out import read_held_out
-    from training.explain.rules import OtherRule, rule_of
-    from training.utils.base.user_files import load_function
-
-    rules = [rule_of(said, step.head.objective) for said in options.rules]
-    rules += [OtherRule(f"without {row}", {}, (row,)) for row in options.without_row]
-    masks = {said: load_function(said, "--with_mask") for said in options.with_mask}
-    held = None
-    if options.held_out:
-
-        def tokenize(text: str) -> list[int]:
-            if tokenizer is None:
-                raise ThreestepError("--held_out with texts expects a tokenizer: give --tokenizer, or lines with `ids`")
-            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-        held = read_held_out(Path(options.held_out), tokenize, getattr(tokenizer, "eos_token_id", None))
-    return Questions(held, held is not None, rules, masks)
-
-
-def _tokenizer(given: str | None, run: Path) -> Any:
-    """The tokenizer that is named, or the run's; None without one."""
-    from training.utils.base.storage import parse_yaml
-
-    config = run / "config.yaml"
-    settings = (parse_yaml(config.read_text("utf-8")) or {}) if config.is_file() else {}
-    names = ("model_name_or_path", "actor_model_name_or_path", "rlhf_model_name_or_path")
-    places = [given] if given else [str(run / "model"), *(settings.get(name) for name in names)]
-    for place in places:
-        if place and (Path(place) / "tokenizer_config.json").is_file():
-            from transformers import AutoTokenizer
-
-            return AutoTokenizer.from_pretrained(place)
-    if given:
-        raise ThreestepError(f"--tokenizer expects a folder with a tokenizer, got {given}")
-    return None
-
-
-def _decoder(tokenizer: Any) -> Callable[[list[int]], str] | None:
-    if tokenizer is None:
-        return None
-    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _write(found: Explanation, out: Path) -> None:

@@ -85,8 +85,8 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeldOutChange:
-    """The change of the log-probability of each response [H], nats. before: its value. first_order: along the update. real: after
-    the step, less before."""
+    """The change of the log-probability of each response [H], nats. before: its value. first_order: along the update.
+    real: after the step, less before."""
 
     before: np.ndarray
     first_order: np.ndarray

@@ -181,7 +181,7 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
 
 
 def _prefix(module: torch.nn.Module, weights: Whole) -> str:
-    """What stands before the model's own names in the record."""
+    """Return what stands before the model's own names in the record."""
     own = next(name for name, _ in module.named_parameters())
     named = {name.replace(".base_layer.", "."): name for name in weights}
     found = [name.removesuffix(own) for name in named if name.endswith(own)]

@@ -45,7 +45,7 @@ class Update:
 
     @property
     def rounding(self) -> Whole:
-        """What the parts leave: rounding of the weights."""
+        """The rest that the parts leave: rounding of the weights."""
         return {
             name: value - self.gradient[name] - self.earlier[name] - self.decay[name]
             for name, value in self.whole.items()

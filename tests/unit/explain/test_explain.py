@@ -59,10 +59,11 @@ def test_the_error_to_first_order_falls_with_the_square_of_the_update():
     errors = []
     for by in (0.3, 0.03, 0.003):
         own = _scaled(update, by)
-        weights = {name: value + own.whole[name] for name, value in step.state("weights_before.").items()}
+        weights = {name: value + own.whole.get(name, 0.0) for name, value in step.state("weights_before.").items()}
         after = RecordedModel(weights, step.head.model, temperature=before.temperature)
         change = change_of(held, before, after, own)
         errors.append(float(np.abs(change.real - change.first_order).sum()))
+    print(errors)
     assert 50 < errors[0] / errors[1] < 200  # the third order is still seen
     assert errors[1] / errors[2] == pytest.approx(100, rel=0.1)
 
@@ -176,3 +177,34 @@ def test_held_out_lines(tmp_path):
     path.write_text('{"prompt": "ab"}\n')
     with pytest.raises(ThreestepError, match="line 1: expects `prompt` and `response`"):
         read_held_out(path, lambda text: [1], None)
+
+
+def test_the_command_writes_a_page_and_a_table(tmp_path, capsys):
+    import pandas
+
+    from training.explain.__main__ import main
+    from training.utils.recording.files import write_record
+
+    write_record(tmp_path / "record", _drawn("policy").record)
+    held = tmp_path / "held.jsonl"
+    held.write_text('{"ids": [3, 5, 2], "begin": 1}\n')
+    own = [str(tmp_path / "record"), "--out", str(tmp_path / "out")]
+    main([*own, "--held_out", str(held), "--with", "loss=cispo"])
+    said = capsys.readouterr().out
+    assert "along its update the loss" in said
+    assert "who taught it" in said
+    assert "<title>Explained: policy, step 4" in (tmp_path / "out" / "explained.html").read_text()
+    assert len(pandas.read_parquet(tmp_path / "out" / "tokens.parquet")) == len(_step("policy").tensor("token_ids"))
+    with pytest.raises(ThreestepError, match="of one step; leave them out"):
+        main([*own, "--step", "3"])
+    with pytest.raises(ThreestepError, match="is no folder"):
+        main([str(tmp_path / "nothing"), "--step", "3"])
+
+
+def test_a_record_without_weights_is_refused(tmp_path):
+    from training.explain.records import whole_record
+    from training.utils.recording.files import write_record
+
+    write_record(tmp_path / "record", replace(_drawn("sft").record, state={}))
+    with pytest.raises(ThreestepError, match="expects the weights before and after the step"):
+        whole_record(tmp_path / "record")
