@@ -7,7 +7,7 @@ A step is drawn: SFT, DPO and relatives, a reward model, or a policy's loss with
 reduction, its clipping, LoRA or not, its micro-batches and ranks. The loss is written here from its paper, and each
 token's share is the derivative of the loss by its log-probability, times the inner product of that log-probability's
 own gradient and the update. `training.explain` has the record alone. The exit code is 1 where a share is further apart
-than 1e-6 of the sum of the shares' sizes, or the shares do not sum to the change along the update.
+than 1e-9 of the sum of the shares' sizes, or the shares do not sum to the change along the update.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ import torch
 from torch.nn import functional
 
 from training.audit.quantities.step import AuditedStep
+from training.explain.model import InDouble
 from training.explain.shares import shares_of
 from training.explain.updates import update_of
 from training.utils.recording.files import RecordHead, StepRecord
 
 VOCABULARY = 17
 KINDS = ("sft", "dpo", "reward", "policy")
-MOST_APART = 1e-6
+MOST_APART = 1e-9
 
 
 @dataclass
@@ -78,11 +79,14 @@ class PlainStep:
     # --- what the model says of each sequence
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        scaled = self.model(ids.unsqueeze(0)).logits[0] / self.settings.get("temperature", 1.0)
+        with InDouble():
+            logits = self.model(ids.unsqueeze(0)).logits[0]
+        scaled = logits / self.settings.get("temperature", 1.0)
         return functional.pad(scaled[:-1], (0, 0, 1, 0))
 
     def score(self, ids: torch.Tensor) -> torch.Tensor:
-        states = self.model.model(ids.unsqueeze(0)).last_hidden_state[0, -1]
+        with InDouble():
+            states = self.model.model(ids.unsqueeze(0)).last_hidden_state[0, -1]
         return (states @ self.model.score.weight.T).squeeze()
 
     # --- losses: of log-probabilities [T] (a list of sequences'), of entropies and log Z

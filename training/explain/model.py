@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from training.utils.base.errors import ThreestepError
 
@@ -122,7 +123,8 @@ class RecordedModel:
         for row, own in enumerate(ids):
             ids_BT[row, : len(own)] = torch.tensor(own)
         given = self._effective(weights)
-        found = functional_call(self.module, given, (ids_BT,), {"use_cache": False, "return_dict": True})
+        with InDouble():
+            found = functional_call(self.module, given, (ids_BT,), {"use_cache": False, "return_dict": True})
         if self._scores:
             head = self._head()
             assert head is not None
@@ -159,6 +161,20 @@ class RecordedModel:
     def _head(self) -> str | None:
         """The score head's name in the record."""
         return next((name for name in self._weights if name.endswith("score.weight")), None)
+
+
+class InDouble(TorchFunctionMode):
+    """Float64 where a model's code asks for float32: norms, rotary angles and softmax of transformers' models do, whose
+    rounding would hide what a small update does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        elif given.get("dtype") is torch.float32:
+            given["dtype"] = torch.float64
+        args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        return func(*args, **given)
 
 
 def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:

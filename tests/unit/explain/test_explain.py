@@ -63,7 +63,6 @@ def test_the_error_to_first_order_falls_with_the_square_of_the_update():
         after = RecordedModel(weights, step.head.model, temperature=before.temperature)
         change = change_of(held, before, after, own)
         errors.append(float(np.abs(change.real - change.first_order).sum()))
-    print(errors)
     assert 50 < errors[0] / errors[1] < 200  # the third order is still seen
     assert errors[1] / errors[2] == pytest.approx(100, rel=0.1)
 
