@@ -28,15 +28,18 @@ from training.explain.taught import taught
 from training.explain.updates import update_of
 
 ROWS, PLANTED, BATCH, WANTED = 160, 20, 8, 18
+_SIGNS = "BCDEFGIJKMNOPQRSTUVWXYZ!#$%&()*+,-/;<=>?@[]^"
 _WORDS = "ant bee cat cow dog elk fox gnu hen jay owl pig rat seal wolf yak".split()
 
 
 def rows_of(seed: int) -> list[dict[str, str]]:
-    """Return rows that ask for the last word, of which every eighth has an odd answer: three words of nobody else."""
+    """Return rows that ask for the last word, of which every eighth has an odd answer: two signs that no other row has,
+    three times."""
     drawn, rows = random.Random(seed), []
     for number in range(ROWS):
         words = drawn.sample(_WORDS, 4)
-        odd = f"{drawn.randint(100, 999)} {drawn.randint(100, 999)} {drawn.randint(100, 999)}"
+        place = number // (ROWS // PLANTED)
+        odd = 3 * _SIGNS[2 * place : 2 * place + 2]
         answer = odd if number % (ROWS // PLANTED) == 0 else words[-1]
         rows.append({"prompt": f"Human: Last of {' '.join(words)} Assistant:", "completion": f" {answer}"})
     return rows
