@@ -43,6 +43,7 @@ class NamedLesson:
     sequence: int
     name: str
     effect: float
+    share: float
     text: str
 
 
@@ -94,7 +95,7 @@ def explain(
         if questions.is_taught:
             lessons = taught(steps, questions.held_out)
             named = [
-                NamedLesson(each.step, each.sequence, each.name, each.effect, _text(each.ids, decode))
+                NamedLesson(each.step, each.sequence, each.name, each.effect, each.share, _text(each.ids, decode))
                 for each in lessons.lessons
             ]
     return Explanation(table, held, lessons, named, rules)

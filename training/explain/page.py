@@ -118,12 +118,17 @@ def _lessons(found: Explanation) -> str:
     if found.taught is None:
         return ""
     told = (
+        "An effect is what leaving the sequence out would take away, to first order; a share is its part of the "
+        "change. "
         f"The change of all held-out responses together: {number(found.taught.told)} nats by these sequences, "
         f"{number(found.taught.first_order)} by all that moved the weights in these steps, "
         f"{number(found.taught.real)} in truth."
     )
-    head = ["effect, nats", "step", "sequence", "text"]
-    rows = [[number(each.effect), f"{each.step:,}", each.name, each.text[:300]] for each in found.named_lessons]
+    head = ["effect, nats", "share, nats", "step", "sequence", "text"]
+    rows = [
+        [number(each.effect), number(each.share), f"{each.step:,}", each.name, each.text[:300]]
+        for each in found.named_lessons
+    ]
     first = scrolled(table(head, rows[:_FIRST_LESSONS]), "who taught it most")
     parts = [
         (f"the next {len(rows[_FIRST_LESSONS:_MOST_LESSONS]):,}", rows[_FIRST_LESSONS:_MOST_LESSONS]),

@@ -140,7 +140,14 @@ def as_json(found: Explanation) -> dict[str, Any]:
     if found.taught is not None:
         whole = {name: float(getattr(found.taught, name)) for name in ("told", "first_order", "real")}
         lessons = [
-            {"step": each.step, "sequence": each.sequence, "name": each.name, "effect": each.effect, "text": each.text}
+            {
+                "step": each.step,
+                "sequence": each.sequence,
+                "name": each.name,
+                "effect": each.effect,
+                "share": each.share,
+                "text": each.text,
+            }
             for each in found.named_lessons
         ]
         content["taught"] = {**whole, "lessons": lessons}

@@ -12,13 +12,13 @@ from tests.explained_steps import MOST_APART, PlainStep, apart, drawn_step
 from training.audit.quantities.step import AuditedStep
 from training.explain.explanation import Questions, explain
 from training.explain.held_out import HeldOutResponses, change_of, read_held_out
-from training.explain.model import RecordedModel
+from training.explain.model import Reads, RecordedModel
 from training.explain.page import page
 from training.explain.rules import OtherRule, counterfactual, rule_of
-from training.explain.shares import model_of, sequences_of
+from training.explain.shares import model_of, sequences_of, slopes_of
 from training.explain.table import COLUMNS, SEQUENCE_COLUMNS
 from training.explain.taught import taught
-from training.explain.updates import Update, update_of
+from training.explain.updates import Update, dot, update_of
 from training.utils.base.errors import ThreestepError
 
 
@@ -67,7 +67,7 @@ def test_the_error_to_first_order_falls_with_the_square_of_the_update():
     assert errors[1] / errors[2] == pytest.approx(100, rel=0.1)
 
 
-def test_lessons_sum_to_what_the_gradient_did_to_a_response():
+def test_shares_of_lessons_sum_to_what_the_gradient_did_to_a_response():
     step = _step("sft")
     held, update = _held(step), update_of(step)
     found = taught([step], held)
@@ -207,3 +207,28 @@ def test_a_record_without_weights_is_refused(tmp_path):
     write_record(tmp_path / "record", replace(_drawn("sft").record, state={}))
     with pytest.raises(ThreestepError, match="expects the weights before and after the step"):
         whole_record(tmp_path / "record")
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "policy"])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_an_effect_is_the_derivative_of_the_update_by_the_weight_of_a_sequence(kind: str, seed: int):
+    """Beside a central difference: the sequence's part of the gradient grows by 1e-4 of itself, with clipping, moments
+    and Adam's root made again."""
+    step = AuditedStep(PlainStep(seed, kind).made().record)
+    update, model, slopes = update_of(step), model_of(step), slopes_of(step)
+    held = HeldOutResponses(["a"], [np.array([3, 5, 2, 9])], [1])
+    sequences = sequences_of(step)
+    ends = np.cumsum([0, *map(len, sequences)])
+    mask_T = (np.arange(ends[-1]) >= ends[2]) & (np.arange(ends[-1]) < ends[3])
+    own = {
+        name: values * mask_T if (values := getattr(slopes, name)) is not None else None
+        for name in ("logprobs_T", "normalizers_T", "entropies_T")
+    }
+    part, whole = model.gradient(sequences, Reads(**own)), step.state("gradients.")
+    by_weight = model.gradient(held.sequences, Reads(logprobs_T=held.mask.astype(float)))
+    moved = [
+        dot(by_weight, update_of(step, {name: value + way * 1e-4 * part[name] for name, value in whole.items()}).whole)
+        for way in (1.0, -1.0)
+    ]
+    lesson = next(each for each in taught([step], held).lessons if each.sequence == 2)
+    assert lesson.effect == pytest.approx((moved[0] - moved[1]) / 2e-4, rel=1e-4, abs=1e-10)
