@@ -67,7 +67,18 @@ def run(folder: Path, rows: list[dict[str, str]], seed: int) -> Path:
         ]
         + ["--output_dir", str(out), "--per_device_train_batch_size", str(BATCH), "--num_train_epochs", "1"]
         + ["--eval_fraction", "0", "--eval_interval", "0", "--learning_rate", "3e-4", "--dtype", "fp32", "--overwrite"]
-        + ["--record_values", "true", "--seed", str(seed), "--report", "false", "--record_steps", *steps]
+        + [
+            "--record_values",
+            "true",
+            "--seed",
+            str(seed),
+            "--report",
+            "false",
+            "--lr_scheduler_type",
+            "constant",
+            "--record_steps",
+            *steps,
+        ]
     )
     return out
 

@@ -7,20 +7,30 @@ const place = document.getElementById("sequences"), controls = document.getEleme
 const unpacked = new Map();
 const FIRST_TOKENS = 4000;
 
-async function unpack(name, packed, kind) {
+async function unpack(id) {
+  const packed = JSON.parse(document.getElementById(id).textContent);
+  const bytes = Uint8Array.from(atob(packed), letter => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+// The number of each of the 65,536 halves (IEEE 754).
+const halves = Float32Array.from({ length: 65536 }, (_, bits) => {
+  const sign = bits & 0x8000 ? -1 : 1, power = (bits >> 10) & 31, part = bits & 1023;
+  if (power === 31) return part ? NaN : sign * Infinity;
+  return sign * (power ? 2 ** (power - 15) * (1 + part / 1024) : 2 ** -14 * (part / 1024));
+});
+async function column(name) {
   if (!unpacked.has(name)) {
-    const bytes = Uint8Array.from(atob(packed), letter => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    unpacked.set(name, new kind(await new Response(stream).arrayBuffer()));
+    const place = data.columns.indexOf(name), bits = new Uint16Array(await unpack(`column_${place}`));
+    unpacked.set(name, Float32Array.from(bits, each => halves[each] * data.largest[place]));
   }
   return unpacked.get(name);
 }
-const column = name => unpack(name, data.columns[name], Float32Array);
+const range = name => data.ranges[data.columns.indexOf(name)];
 
-const text = await unpack("text", data.text, Int32Array), role = await unpack("role", data.role, Uint8Array);
+const text = new Int32Array(await unpack("text")), role = new Uint8Array(await unpack("role"));
 const begins = [0];
 for (const sequence of data.sequences) begins.push(begins[begins.length - 1] + sequence.tokens);
-const names = Object.keys(data.columns);
+const names = data.columns;
 const shown = value => value == null || Number.isNaN(value) ? "–" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
   ? value.toExponential(2) : `${+value.toPrecision(4)}`;
 
@@ -66,12 +76,12 @@ const passes = {
 };
 
 function fill(box) {
-  const sequence = +box.dataset.sequence, values = unpacked.get(by.value), range = data.ranges[by.value];
+  const sequence = +box.dataset.sequence, values = unpacked.get(by.value), bounds = range(by.value);
   const lines = document.createDocumentFragment(), passing = passes[only.value];
   for (let at = begins[sequence]; at < begins[sequence + 1]; at++) {
     const span = document.createElement("span");
     span.textContent = data.texts[text[at]];
-    const tint = colour(values[at], range);
+    const tint = colour(values[at], bounds);
     if (tint) span.style.background = tint;
     if (data.roles[role[at]] !== "trained") span.className = "still";
     if (!passing(at)) span.classList.add("faded");
@@ -133,7 +143,7 @@ function draw() {
 
 async function again() {
   await Promise.all([column(by.value), column("share"), ...(only.value === "clipped" ? [column("clipped")] : [])]);
-  const [low, high] = data.ranges[by.value], most = low < 0 ? Math.max(-low, high) : high;
+  const [low, high] = range(by.value), most = low < 0 ? Math.max(-low, high) : high;
   const bar = document.createElement("i");
   bar.style.background = `linear-gradient(90deg, ${[...(low < 0 ? [-1, -0.5] : []), 0, 0.5, 1]
     .map(share => colour(share * most, [low, high]) || "transparent").join(", ")})`;

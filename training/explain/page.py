@@ -65,7 +65,7 @@ def page(found: Explanation) -> str:
         f"<h2>Columns</h2>{_legend(found)}</main>"
         "<footer>Written by threestep explain.</footer>"
     )
-    return document(f"Explained: {title}", body, _OWN_STYLE, [SCRIPT], data={"explained": _data(found)})
+    return document(f"Explained: {title}", body, _OWN_STYLE, [SCRIPT], data=_data(found))
 
 
 def _rules(found: Explanation) -> str:
@@ -124,9 +124,9 @@ def _lessons(found: Explanation) -> str:
         f"{number(found.taught.first_order)} by all that moved the weights in these steps, "
         f"{number(found.taught.real)} in truth."
     )
-    head = ["effect, nats", "share, nats", "step", "sequence", "text"]
+    head = ["effect, nats", "text", "sequence", "step", "share, nats"]
     rows = [
-        [number(each.effect), number(each.share), f"{each.step:,}", each.name, each.text[:300]]
+        [number(each.effect), each.text[:300], each.name, f"{each.step:,}", number(each.share)]
         for each in found.named_lessons
     ]
     first = scrolled(table(head, rows[:_FIRST_LESSONS]), "who taught it most")
@@ -159,18 +159,24 @@ def _data(found: Explanation) -> dict[str, Any]:
         own = rule.slopes.logprobs_T
         if own is not None:
             columns[f"slope under rule {place + 1}: {rule.rule.name}"] = own
-    return {
+    largest = {name: float(np.nanmax(np.abs(values), initial=0.0)) or 1.0 for name, values in columns.items()}
+    whole: dict[str, Any] = {
         "texts": list(map(str, texts)),
         "roles": list(map(str, roles)),
-        "text": _packed(text_T.astype("<i4")),
-        "role": _packed(role_T.astype("<u1")),
-        "columns": {name: _packed(values.astype("<f4")) for name, values in columns.items()},
-        "ranges": {name: _range(values) for name, values in columns.items()},
+        "columns": list(columns),
+        "largest": list(largest.values()),
+        "ranges": [_range(values) for values in columns.values()],
         "sequences": [
             {name: _plain(values[place]) for name, values in sequences.items()}
             for place in range(len(sequences["tokens"]))
         ],
     }
+    # An element each, which nobody reads before it is needed. Three digits are shown, and half precision has them.
+    parts = {
+        f"column_{place}": _packed((columns[name] / largest[name]).astype("<f2")) for place, name in enumerate(columns)
+    }
+    texts_and_roles = {"text": _packed(text_T.astype("<i4")), "role": _packed(role_T.astype("<u1"))}
+    return {"explained": whole, **texts_and_roles, **parts}
 
 
 def _packed(values: np.ndarray) -> str:

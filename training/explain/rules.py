@@ -16,7 +16,7 @@ import numpy as np
 from training.audit.quantities import QUANTITIES
 from training.audit.words import settings_of_words
 from training.explain.shares import model_of, sequences_of, slopes_of
-from training.explain.updates import Update, cosine, dot, update_of
+from training.explain.updates import Update, Whole, cosine, dot, update_of
 from training.utils.base.errors import ThreestepError, nearest_names
 
 if TYPE_CHECKING:
@@ -68,13 +68,14 @@ class OtherRule:
 class Counterfactual:
     """cosine: of the updates, by this rule and by the real one. size: the length of this rule's update over the real
     one's. gradient_cosine: of the gradients. turned_T: bool, tokens that are pushed the other way. slopes: by this
-    rule. update: by this rule."""
+    rule. gradients, update: by this rule."""
 
     rule: OtherRule
     cosine: float
     size: float
     gradient_cosine: float
     turned_T: np.ndarray
+    gradients: Whole
     slopes: Reads
     update: Update
 
@@ -155,6 +156,7 @@ def counterfactual(step: AuditedStep, real: Update, rule: OtherRule) -> Counterf
         float(sizes),
         cosine(gradients, recorded),
         _turned(slopes_of(step), slopes),
+        gradients,
         slopes,
         update,
     )

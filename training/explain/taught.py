@@ -1,18 +1,15 @@
-"""Lessons: the sequences of the last steps by their effect on held-out responses, to first order.
+"""Lessons: the sequences of the last steps by their effect on held-out responses, to first order in the weights.
 
-With f the log-probability of the responses, step k moves the weights by - a_k m_k (`updates`). The gradient of step s
-stands in the first moment of step k with beta1^(k - s) (1 - beta1), and its square in the second with
-beta2^(k - s) (1 - beta2). So a change of the clipped gradient c g of step s, by element, changes f by
+With f the log-probability of the responses, step k moves the weights by - a_k m_k (`updates`), and f by df/dw_k times
+that. Sequence i of step s, whose part of the gradient is g_i, is left out of g: clipping, moments and Adam's root are
+made again, exactly, and what the update then lacks is its effect. In later steps it stands in the first moment:
 
-    D_s = (1 - beta1) sum over k >= s of beta1^(k - s) (- a_k) df/dw_k
-        + (1 - beta2) c g sum over k >= s of beta2^(k - s) bend_k df/dw_k
+    effect = df/dw_s . (u_s(g) - u_s(g - g_i)) + (1 - beta1) c_s g_i . sum over k > s of beta1^(k - s) (- a_k) df/dw_k
 
-and sequence i, whose part of the gradient is g_i, has the effect c g_i . D_s; where the norm was clipped, D_s is
-without its part along g, since c falls as the gradient grows. A product with g_i is a derivative of its loss along one
-direction of the weights: a forward for all sequences of a step. (Pruthi et al. 2020, TracIn, equation 2, with the
-derivative of AdamW's update in place of plain descent.) An effect is what leaving a sequence out would take away.
-Effects do not sum to the change, since Adam divides by the gradient's own size; the first line's sums alone, with that
-division held, do: a sequence's share. What is left out: how the weights in between change df/dw.
+(Pruthi et al. 2020, TracIn, equation 2, with AdamW's update in place of plain descent.) Adam divides by the gradient's
+own size, so that effects do not sum to the change: where sequences agree, the others do the work of one that is left
+out. A sequence's share, which has the second term from k = s on, does sum to it. What is left out: how the weights in
+between change df/dw, and g_i in the second moments of later steps.
 
 S sequences.
 """
@@ -26,12 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from training.explain.model import Reads
-from training.explain.shares import derivative, model_of, sequences_of, slopes_of
+from training.explain.shares import model_of, sequences_of, slopes_of
 from training.explain.updates import dot, update_of
 
 if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
     from training.explain.held_out import HeldOutResponses
+    from training.explain.model import RecordedModel
     from training.explain.updates import Update, Whole
 
 
@@ -61,57 +59,49 @@ class Taught:
 def taught(steps: Sequence[AuditedStep], held: HeldOutResponses) -> Taught:
     """Return the lessons of steps that follow each other, in their order."""
     lessons: list[Lesson] = []
-    first_order = 0.0
-    pulls: tuple[Whole, Whole] = ({}, {})
+    first_order, later = 0.0, dict[str, np.ndarray]()
     for step in reversed(steps):
         model, update = model_of(step), update_of(step)
         by_weight = model.gradient(held.sequences, Reads(logprobs_T=held.mask.astype(np.float64)))
         first_order += dot(by_weight, update.whole)
-        pulls = (
-            _pulled(by_weight, update.scale, pulls[0], update.betas[0]),
-            _pulled(by_weight, update.bend, pulls[1], update.betas[1]),
-        )
-        slopes, sequences = slopes_of(step), sequences_of(step)
-        effects, shares = (
-            derivative(slopes, model.along(sequences, direction))
-            for direction in (_of_effects(update, pulls), _of_shares(update, pulls[0]))
-        )
-        lessons += _lessons(step, sequences, effects, shares)
+        pulls = _Pulls(by_weight, {name: update.beta1 * later.get(name, 0.0) for name in update.scale})
+        lessons += _lessons(step, model, update, pulls)
+        later = {name: update.scale[name] * by_weight[name] + pulls.later[name] for name in update.scale}
     before = held.sums(model_of(steps[0]).read(held.sequences)).sum()
     after = held.sums(model_of(steps[-1], "weights_after.").read(held.sequences)).sum()
     lessons.sort(key=lambda lesson: -lesson.effect)
     return Taught(lessons, sum(lesson.share for lesson in lessons), first_order, float(after - before))
 
 
-def _pulled(by_weight: Whole, factor: Whole, later: Whole, beta: float) -> Whole:
-    """The sum over this step and later ones of beta^(k - s) factor_k df/dw_k."""
-    return {name: factor[name] * by_weight[name] + beta * later.get(name, 0.0) for name in factor}
+@dataclass(frozen=True)
+class _Pulls:
+    """by_weight: df/dw of the step. later: the sum over k > s of beta1^(k - s) (- a_k) df/dw_k."""
+
+    by_weight: Whole
+    later: Whole
 
 
-def _of_shares(update: Update, pull: Whole) -> Whole:
-    return {name: (1.0 - update.betas[0]) * update.clip * value for name, value in pull.items()}
+def _lessons(step: AuditedStep, model: RecordedModel, update: Update, pulls: _Pulls) -> list[Lesson]:
+    slopes, sequences = slopes_of(step), sequences_of(step)
+    gradients = step.state("gradients.")
+    whole = dot(pulls.by_weight, update_of(step, gradients).whole)
+    found = []
+    for place, ids in enumerate(sequences):
+        own = model.gradient([ids], one_sequence(slopes, sequences, place))
+        rest = {name: value - own[name] for name, value in gradients.items()}
+        carried = update.taken * dot(own, pulls.later)
+        effect = whole - dot(pulls.by_weight, update_of(step, rest).whole) + carried
+        now = sum(float((own[name] * scale * pulls.by_weight[name]).sum()) for name, scale in update.scale.items())
+        found.append(Lesson(step.head.step, place, step.where("S", place), effect, update.taken * now + carried, ids))
+    return found
 
 
-def _of_effects(update: Update, pulls: tuple[Whole, Whole]) -> Whole:
-    first, second = pulls
-    beta1, beta2 = update.betas
-    direction = {
-        name: (1.0 - beta1) * first[name] + (1.0 - beta2) * update.clipped[name] * second[name] for name in first
+def one_sequence(slopes: Reads, sequences: Sequence[np.ndarray], place: int) -> Reads:
+    """The slopes of one sequence."""
+    begin = sum(len(ids) for ids in sequences[:place])
+    own = slice(begin, begin + len(sequences[place]))
+    by_token = {
+        name: None if (values := getattr(slopes, name)) is None else values[own]
+        for name in ("logprobs_T", "normalizers_T", "entropies_T")
     }
-    if update.clip < 1.0:
-        along = dot(direction, update.clipped) / dot(update.clipped, update.clipped)
-        direction = {name: value - along * update.clipped[name] for name, value in direction.items()}
-    return {name: update.clip * value for name, value in direction.items()}
-
-
-def _lessons(
-    step: AuditedStep, sequences: Sequence[np.ndarray], effects: np.ndarray, shares: np.ndarray
-) -> list[Lesson]:
-    """effects, shares: by token, or by sequence of a reward model."""
-    if step.head.objective != "reward":
-        counts = np.repeat(np.arange(len(sequences)), [len(ids) for ids in sequences])
-        effects, shares = (np.bincount(counts, values, minlength=len(sequences)) for values in (effects, shares))
-    return [
-        Lesson(step.head.step, place, step.where("S", place), float(effects[place]), float(shares[place]), ids)
-        for place, ids in enumerate(sequences)
-    ]
+    return Reads(**by_token, scores_S=None if slopes.scores_S is None else slopes.scores_S[place : place + 1])

@@ -180,4 +180,4 @@ def number(value: float) -> str:
 
 
 def share(value: float) -> str:
-    return f"{100.0 * value:.3g} %"
+    return f"{100.0 * value:.3g} %" if abs(value) >= 5e-6 else "0 %"

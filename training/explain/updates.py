@@ -27,8 +27,7 @@ Whole = dict[str, np.ndarray]
 class Update:
     """By parameter. whole: weights after, less weights before. gradient, earlier, decay: its parts. plain: this step's
     clipped gradient times the rate, as plain gradient descent would have gone. scale: - a, what the first moment is
-    multiplied by. bend: a m / (sqrt(v_hat) (sqrt(v_hat) + epsilon) (1 - beta2^t)), which times half of a change of v is
-    the change of the weight. clipped: c g. clip: c. betas: the shares of the moments that a later step takes over."""
+    multiplied by. clip: c. beta1: the share of the first moment that a later step takes over."""
 
     whole: Whole
     gradient: Whole
@@ -36,10 +35,13 @@ class Update:
     decay: Whole
     plain: Whole
     scale: Whole
-    bend: Whole
-    clipped: Whole
     clip: float
-    betas: tuple[float, float]
+    beta1: float
+
+    @property
+    def taken(self) -> float:
+        """The share of the gradient that goes into the first moment."""
+        return (1.0 - self.beta1) * self.clip
 
     @property
     def rounding(self) -> Whole:
@@ -59,19 +61,12 @@ def update_of(step: AuditedStep, gradients: Whole | None = None) -> Update:
     beta1, beta2 = (float(step.setting(name)) for name in ("beta1", "beta2"))
     count = float(step.setting("updates_before")) + 1.0
     clip = adamw.clip_factor(adamw.norm(list(gradients.values())), float(step.setting("max_grad_norm")))
-    parts: dict[str, Whole] = {
-        name: {} for name in ("whole", "gradient", "earlier", "decay", "plain", "scale", "bend", "clipped")
-    }
+    parts: dict[str, Whole] = {name: {} for name in ("whole", "gradient", "earlier", "decay", "plain", "scale")}
     for name, gradient in gradients.items():
         rate = step.figure("learning_rate") * _rate_share(step, name)
         second_after = beta2 * second[name] + (1.0 - beta2) * (clip * gradient) ** 2
-        spread = np.sqrt(second_after / (1.0 - beta2**count))
-        root = spread + float(step.setting("adam_epsilon"))
+        root = np.sqrt(second_after / (1.0 - beta2**count)) + float(step.setting("adam_epsilon"))
         scale = rate / (1.0 - beta1**count) / root
-        moment = beta1 * first[name] + (1.0 - beta1) * clip * gradient
-        below = spread * root * (1.0 - beta2**count)
-        parts["bend"][name] = np.divide(scale * moment, below, out=np.zeros_like(root), where=below > 0.0)
-        parts["clipped"][name] = clip * gradient
         decays = before[name].ndim >= 2
         parts["scale"][name] = -scale
         parts["gradient"][name] = -scale * (1.0 - beta1) * clip * gradient
@@ -83,7 +78,7 @@ def update_of(step: AuditedStep, gradients: Whole | None = None) -> Update:
             if after is None
             else after[name] - before[name]
         )
-    return Update(**parts, clip=clip, betas=(beta1, beta2))
+    return Update(**parts, clip=clip, beta1=beta1)
 
 
 def _rate_share(step: AuditedStep, name: str) -> float:

@@ -211,24 +211,21 @@ def test_a_record_without_weights_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "policy"])
 @pytest.mark.parametrize("seed", [3, 4])
-def test_an_effect_is_the_derivative_of_the_update_by_the_weight_of_a_sequence(kind: str, seed: int):
-    """Beside a central difference: the sequence's part of the gradient grows by 1e-4 of itself, with clipping, moments
-    and Adam's root made again."""
+def test_an_effect_is_what_leaving_a_sequence_out_takes_away(kind: str, seed: int):
+    """Beside the update by the gradient of the others, and the share beside the same with Adam's root held."""
     step = AuditedStep(PlainStep(seed, kind).made().record)
-    update, model, slopes = update_of(step), model_of(step), slopes_of(step)
+    update, model, slopes, sequences = update_of(step), model_of(step), slopes_of(step), sequences_of(step)
     held = HeldOutResponses(["a"], [np.array([3, 5, 2, 9])], [1])
-    sequences = sequences_of(step)
-    ends = np.cumsum([0, *map(len, sequences)])
-    mask_T = (np.arange(ends[-1]) >= ends[2]) & (np.arange(ends[-1]) < ends[3])
+    mask_T = np.repeat(np.arange(len(sequences)), [len(ids) for ids in sequences]) == 2
     own = {
-        name: values * mask_T if (values := getattr(slopes, name)) is not None else None
+        name: values * ~mask_T if (values := getattr(slopes, name)) is not None else None
         for name in ("logprobs_T", "normalizers_T", "entropies_T")
     }
-    part, whole = model.gradient(sequences, Reads(**own)), step.state("gradients.")
+    others = model.gradient(sequences, Reads(**own))
+    without = update_of(step, {name: others[name] for name in update.whole})
     by_weight = model.gradient(held.sequences, Reads(logprobs_T=held.mask.astype(float)))
-    moved = [
-        dot(by_weight, update_of(step, {name: value + way * 1e-4 * part[name] for name, value in whole.items()}).whole)
-        for way in (1.0, -1.0)
-    ]
     lesson = next(each for each in taught([step], held).lessons if each.sequence == 2)
-    assert lesson.effect == pytest.approx((moved[0] - moved[1]) / 2e-4, rel=1e-4, abs=1e-10)
+    assert lesson.effect == pytest.approx(dot(by_weight, update.whole) - dot(by_weight, without.whole), rel=1e-6)
+    part = {name: value - others[name] for name, value in step.state("gradients.").items()}
+    share = sum((by_weight[name] * scale * part[name]).sum() for name, scale in update.scale.items())
+    assert lesson.share == pytest.approx((1 - update.beta1) * update.clip * share, rel=1e-6)
