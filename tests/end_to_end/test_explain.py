@@ -22,7 +22,7 @@ ROLLOUT = (
     "--max_answer_seq_len 10 --max_prompt_seq_len 40 --max_train_steps 2 --reward length --reward_length_characters 12 "
     "--per_device_generation_batch_size 4 --num_samples_per_prompt 2 --actor_learning_rate 1e-3"
 ).split()
-RECORDED = "--record_values true --record_steps 1 2".split()
+RECORDED = "--dtype fp32 --record_values true --record_steps 1 2".split()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def _run(place: Path, start: Path, name: str, step: int | str, flags: list[str],
     size = ROLLOUT if step == 3 else ["--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]
     own = [model, start, "--data_output_path", place / "records_cache", "--output_dir", folder]
     ran = run_step(step, [*own, *DATA, *size, *flags], ranks)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.code == 0, ran.words
     return folder
 
 
