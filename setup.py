@@ -57,6 +57,7 @@ setup(
     package_data={
         "": ["configs/*.yaml", "README.md"],  # of whatever package has them
         "training": ["py.typed"],
+        "training.explain": ["*.js"],
         "training.utils.report.pages": ["*.js"],
         "threestep": ["py.typed"],
     },

@@ -59,6 +59,7 @@ PROGRAMS = {
     "preview": Program("training.preview", "the rows of a run, as a model is fed them"),
     "inspect": Program("training.inspect", "what data are taken for, before training"),
     "audit": Program("training.audit", "which number of a training step is wrong, and why; where two runs part"),
+    "explain": Program("training.explain", "what one optimizer step did, token by token, and under other rules"),
     "report": Program("training.report", "one page about a run, or about several"),
     "export": Program("training.export", "a model folder from a checkpoint"),
     "new-model": Program("training.new_model", "a small model with random weights and its tokenizer"),

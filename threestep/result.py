@@ -14,8 +14,11 @@ from threestep.given_back import silent_bars
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.explain.explanation import Explanation
     from training.utils.loading.given import GivenObject
 
 REWARD = "reward"
@@ -81,6 +84,18 @@ class Result:
         if not path.exists():
             return []
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def explain(
+        self, step: int, *, update: int = 1, held_out: str = "", last: int = 1, rules: Sequence[str] = ()
+    ) -> Explanation:
+        """Explain an optimizer step, as `threestep explain` does (docs/explain.md): `.to_pandas()` has a row for each
+        token. update: of a rollout of ppo. held_out: a file of responses. last: steps whose rows are ordered by what
+        they taught these. rules: such as "advantage=rloo". A step that is not on record is run again in
+        FOLDER_explained."""
+        from training.explain.asked import AskedStep, explanation_of
+
+        work = self.folder.with_name(f"{self.folder.name}_explained")
+        return explanation_of(AskedStep(self.folder, step, update, last, held_out, tuple(rules), work=work))
 
     def __repr__(self) -> str:
         known = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items() if value is not None)

@@ -62,17 +62,26 @@ def checkpoint_before(run: RunDigests, step: int) -> int:
     return max((own for own in steps if own < step), default=0)
 
 
-def rerun(run: RunDigests, key: StepKey, folder: Path, start: Start) -> Rerun:
-    """Record a step of a run in `folder`, which is replaced. ThreestepError if the program ends before it."""
+def rerun(
+    run: RunDigests,
+    key: StepKey,
+    folder: Path,
+    start: Start,
+    *,
+    first: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Rerun:
+    """Record a step of a run in `folder`, which is replaced. ThreestepError if the program ends before it. first: the
+    first step that must be run again. settings: in place of the run's."""
     shutil.rmtree(folder, ignore_errors=True)
-    began = checkpoint_before(run, key[0])
+    began = checkpoint_before(run, key[0] if first is None else first)
     ranks = run.ranks_at(key[0])
     if began:
         name = f"step_{began:06}"
         shutil.copytree(run.folder / "checkpoints" / name, folder / "checkpoints" / name)
     folder.mkdir(parents=True, exist_ok=True)
     config = folder.with_name(f"{folder.name}.yaml")
-    config.write_text(_config(run, key[0], folder), encoding="utf-8")
+    config.write_text(_config(run, folder, {"record_steps": [key[0]], **(settings or {})}), encoding="utf-8")
     output = folder.with_name(f"{folder.name}.log")
     words = [run.program, "--config", str(config), *(["--resume"] if began else [])]
     running = start(words, ranks, output)
@@ -90,13 +99,12 @@ def rerun(run: RunDigests, key: StepKey, folder: Path, start: Start) -> Rerun:
     return Rerun(line, folder / "records" / f"step_{key[0]:06}{part}", began)
 
 
-def _config(run: RunDigests, step: int, folder: Path) -> str:
-    """The run's settings with another folder, the step recorded, and nothing sent anywhere."""
+def _config(run: RunDigests, folder: Path, others: Mapping[str, Any]) -> str:
+    """The run's settings with another folder, and nothing sent anywhere. others: settings in place of the run's."""
     import yaml
 
     own: dict[str, Any] = {
         "output_dir": str(folder),
-        "record_steps": [step],
         "digests": True,
         "resume": None,
         "overwrite": False,
@@ -106,6 +114,7 @@ def _config(run: RunDigests, step: int, folder: Path) -> str:
         "hub_private_repo": None,
         "save_every": 0,
         "save_epochs": 0.0,
+        **others,
     }
     settings = {**run.settings, **{name: value for name, value in own.items() if name in run.settings}}
     return yaml.safe_dump(settings, sort_keys=True, allow_unicode=True)

@@ -1,0 +1,317 @@
+"""Shares of tokens beside plain PyTorch in float64, a gradient for each token, on random small steps.
+
+    python -m tests.explained_steps 7              200 steps under seed 7
+    python -m tests.explained_steps 7 --count 20   fewer
+
+A step is drawn: SFT, DPO and relatives, a reward model, or a policy's loss with a KL and an entropy bonus; its
+reduction, its clipping, LoRA or not, its micro-batches and ranks. The loss is written here from its paper, and each
+token's share is the derivative of the loss by its log-probability, times the inner product of that log-probability's
+own gradient and the update. `training.explain` has the record alone. The exit code is 1 where a share is further apart
+than 1e-9 of the sum of the shares' sizes, or the shares do not sum to the change along the update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from training.audit.quantities.step import AuditedStep
+from training.explain.model import InDouble
+from training.explain.shares import shares_of
+from training.explain.updates import update_of
+from training.utils.recording.files import RecordHead, StepRecord
+
+VOCABULARY = 17
+KINDS = ("sft", "dpo", "reward", "policy")
+MOST_APART = 1e-9
+
+
+@dataclass
+class Drawn:
+    """A step: its record, and each token's (of a reward model each sequence's) share by plain PyTorch."""
+
+    kind: str
+    record: StepRecord
+    shares: np.ndarray
+
+
+class PlainStep:
+    """Makes a step from a seed."""
+
+    def __init__(self, seed: int, kind: str) -> None:
+        self.drawn, self.kind = random.Random(seed), kind
+        torch.manual_seed(seed)
+        self.settings: dict[str, Any] = {"dtype": "fp32"}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.model, self.config = self._model()
+        self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        self.sequences = [torch.randint(1, VOCABULARY, (self.drawn.randint(4, 9),)) for _ in range(6)]
+        self.masks = [torch.arange(len(ids)) >= self.drawn.randint(1, 3) for ids in self.sequences]
+
+    def _model(self) -> tuple[torch.nn.Module, dict[str, Any]]:
+        from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+        config = LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=12, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+            initializer_range=0.3, num_labels=1, attn_implementation="eager",
+        )  # fmt: skip
+        kind = LlamaForSequenceClassification if self.kind == "reward" else LlamaForCausalLM
+        model = kind(config)
+        content = json.loads(config.to_json_string())
+        if self.kind == "sft" and self.drawn.random() < 0.4:
+            from peft import LoraConfig, get_peft_model
+
+            model = get_peft_model(model, LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.normal_(weight, std=0.2)
+            content["lora_scale"] = 3.0
+        return model.double(), content
+
+    # --- what the model says of each sequence
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        with InDouble():
+            logits = self.model(ids.unsqueeze(0)).logits[0]
+        scaled = logits / self.settings.get("temperature", 1.0)
+        return functional.pad(scaled[:-1], (0, 0, 1, 0))
+
+    def score(self, ids: torch.Tensor) -> torch.Tensor:
+        with InDouble():
+            states = self.model.model(ids.unsqueeze(0)).last_hidden_state[0, -1]
+        return (states @ self.model.score.weight.T).squeeze()
+
+    # --- losses: of log-probabilities [T] (a list of sequences'), of entropies and log Z
+
+    def sft(self, logprobs: list[torch.Tensor], normalizers: list[torch.Tensor]) -> torch.Tensor:
+        self.settings["reduction"] = self.drawn.choice(("token mean", "sequence mean"))
+        z_coef = self.drawn.choice((0.0, 0.01))
+        if z_coef:
+            self.settings["z_loss_coef"] = z_coef
+        parts = [-own + z_coef * z.square() for own, z in zip(logprobs, normalizers, strict=True)]
+        return self.reduced(parts)
+
+    def reduced(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        own = [part[mask] for part, mask in zip(parts, self.masks, strict=True)]
+        if self.settings["reduction"] == "token mean":
+            return torch.cat(own).mean()
+        return torch.stack([part.mean() for part in own]).mean()
+
+    def dpo(self, logprobs: list[torch.Tensor]) -> torch.Tensor:
+        """Rafailov et al. 2023, equation 7; Azar et al. 2023, equation 17; Zhao et al. 2023; Meng et al. 2024."""
+        name = self.drawn.choice(("sigmoid", "ipo", "hinge", "simpo"))
+        beta = self.drawn.uniform(0.1, 2.0)
+        self.settings |= {"preference_loss": name, "beta": beta}
+        sums = torch.stack([own[mask].sum() for own, mask in zip(logprobs, self.masks, strict=True)])
+        reference = torch.randn(6, dtype=torch.float64)
+        self.tensors |= {
+            "logprob_sums": sums.detach(),
+            "ref_logprob_sums": reference,
+            "chosen": torch.arange(0, 6, 2),
+            "rejected": torch.arange(1, 6, 2),
+        }
+        counts = torch.tensor([int(mask.sum()) for mask in self.masks])
+        ratio = sums - reference
+        if name == "simpo":
+            gamma = self.drawn.uniform(0.0, 1.0)
+            self.settings["simpo_gamma"] = gamma
+            mean = sums / counts
+            return -functional.logsigmoid(beta * (mean[0::2] - mean[1::2]) - gamma).mean()
+        if name == "ipo":
+            ratio = ratio / counts
+        gap = ratio[0::2] - ratio[1::2]
+        if name == "ipo":
+            return (gap - 1.0 / (2.0 * beta)).square().mean()
+        if name == "hinge":
+            return torch.relu(1.0 - beta * gap).mean()
+        return -functional.logsigmoid(beta * gap).mean()
+
+    def reward(self, scores: torch.Tensor) -> torch.Tensor:
+        """Bradley and Terry 1952, with centring (Eisenstein et al. 2023)."""
+        center = self.drawn.choice((0.0, 0.1))
+        self.settings["center_coef"] = center
+        self.tensors |= {
+            "scores": scores.detach(),
+            "chosen": torch.arange(0, 6, 2),
+            "rejected": torch.arange(1, 6, 2),
+        }
+        chosen, rejected = scores[0::2], scores[1::2]
+        return (-functional.logsigmoid(chosen - rejected) + center * (chosen + rejected).square()).mean()
+
+    def policy(self, logprobs: list[torch.Tensor], entropies: list[torch.Tensor]) -> torch.Tensor:
+        """Schulman et al. 2017, equation 7; GSPO (Zheng et al. 2025), equation 5; CISPO (Chen et al. 2025), equation 4;
+        KL: Schulman 2020."""
+        drawn = self.drawn
+        name, kl = drawn.choice(("ppo", "gspo", "cispo")), drawn.choice(("k1", "k2", "k3", "abs"))
+        low, high, coef, bonus = 0.2, 0.25, drawn.choice((0.0, 0.3)), drawn.choice((0.0, 0.05))
+        self.settings |= {
+            "reduction": drawn.choice(("token mean", "sequence mean")), "policy_loss": name, "clip_low": low,
+            "clip_high": high, "kl_estimator": kl, "kl_in": "loss" if coef else "none", "kl_coef": coef,
+        }  # fmt: skip
+        if bonus:
+            self.settings["entropy_coef"] = bonus
+        old = [own.detach() + 0.3 * torch.randn(len(own), dtype=torch.float64) for own in logprobs]
+        reference = [own.detach() + 0.3 * torch.randn(len(own), dtype=torch.float64) for own in logprobs]
+        advantages = [torch.full((len(own),), drawn.gauss(0.0, 1.0), dtype=torch.float64) for own in logprobs]
+        self.tensors |= {
+            "old_logprobs": torch.cat(old), "ref_logprobs": torch.cat(reference), "advantages": torch.cat(advantages),
+        }  # fmt: skip
+        parts = []
+        for new, before, ref, advantage, mask, entropy in zip(
+            logprobs, old, reference, advantages, self.masks, entropies, strict=True
+        ):
+            apart = new - before
+            if name == "gspo":
+                apart = apart[mask].mean() + new - new.detach() - (apart[mask].mean() - apart[mask].mean().detach())
+            ratio = apart.exp()
+            clipped = ratio.clamp(1.0 - low, 1.0 + high)
+            if name == "cispo":
+                loss = -clipped.detach() * advantage * new
+            else:
+                loss = -torch.minimum(ratio * advantage, clipped * advantage)
+            gap = ref - new
+            estimate = {"k1": -gap, "k2": gap.square() / 2, "k3": gap.exp() - 1 - gap, "abs": gap.abs()}[kl]
+            parts.append(loss + coef * estimate - bonus * entropy)
+        return self.reduced(parts)
+
+    # --- the step
+
+    def made(self) -> Drawn:
+        if self.kind == "policy":
+            self.settings["temperature"] = self.drawn.choice((1.0, 0.7))
+        if self.kind == "reward":
+            reads = [torch.stack([self.score(ids) for ids in self.sequences])]
+            loss = self.reward(reads[0])
+        else:
+            logits = [self.logits(ids) for ids in self.sequences]
+            normalizers = [own.logsumexp(-1) for own in logits]
+            logprobs = [
+                own.gather(1, ids.unsqueeze(1)).squeeze(1) - z
+                for own, ids, z in zip(logits, self.sequences, normalizers, strict=True)
+            ]
+            entropies = [z - (own.softmax(-1) * own).sum(-1) for own, z in zip(logits, normalizers, strict=True)]
+            reads = [torch.cat(logprobs), torch.cat(normalizers), torch.cat(entropies)]
+            cut = [len(ids) for ids in self.sequences]
+            given = [read.split(cut) for read in reads]
+            loss = {
+                "sft": lambda: self.sft(list(given[0]), list(given[1])),
+                "dpo": lambda: self.dpo(list(given[0])),
+                "policy": lambda: self.policy(list(given[0]), list(given[2])),
+            }[self.kind]()
+            self.tensors |= {"logprobs": reads[0].detach(), "loss_mask": torch.cat(self.masks)}
+            self.tensors["data_mask"] = self.tensors["loss_mask"]
+        slopes = torch.autograd.grad(loss, reads, retain_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(loss, [*self.weights.values()], retain_graph=True)
+        state, update = self.update(dict(zip(self.weights, gradients, strict=True)))
+        shares = np.zeros(len(reads[0]))
+        for read, slope in zip(reads, slopes, strict=True):
+            for place in range(len(read) if slope is not None else 0):
+                if slope[place]:
+                    own = torch.autograd.grad(
+                        read[place], [*self.weights.values()], retain_graph=True, allow_unused=True
+                    )
+                    shares[place] += float(slope[place]) * sum(
+                        float((value * update[name]).sum())
+                        for name, value in zip(self.weights, own, strict=True)
+                        if value is not None
+                    )
+        return Drawn(self.kind, self.record(state), shares)
+
+    def update(self, gradients: dict[str, torch.Tensor]) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
+        """AdamW by its paper, with clipping and moments from before."""
+        rate, most, decay, beta1, beta2, count = 1e-3, self.drawn.choice((0.1, 100.0)), 0.1, 0.9, 0.95, 4
+        norm = torch.cat([value.flatten() for value in gradients.values()]).norm()
+        clip = min(1.0, most / float(norm))
+        state, found = {}, {}
+        for name, weight in self.weights.items():
+            first = 0.01 * torch.randn_like(weight)
+            second = (0.01 * torch.randn_like(weight)).square() + 1e-6
+            taken = clip * gradients[name]
+            m, v = beta1 * first + (1 - beta1) * taken, beta2 * second + (1 - beta2) * taken.square()
+            step = m / (1 - beta1**count) / ((v / (1 - beta2**count)).sqrt() + 1e-8)
+            found[name] = -rate * (step + (decay if weight.ndim >= 2 else 0.0) * weight.detach())
+            parts = {
+                "gradients": gradients[name], "weights_before": weight, "weights_after": weight + found[name],
+                "exp_avg": first, "exp_avg_sq": second,
+            }  # fmt: skip
+            state |= {f"{kind}.{name}": value.detach().numpy() for kind, value in parts.items()}
+        for name, weight in self.model.named_parameters():
+            if name not in self.weights:
+                state[f"weights_before.{name}"] = weight.detach().numpy()
+        self.settings |= {
+            "max_grad_norm": most, "beta1": beta1, "beta2": beta2, "adam_epsilon": 1e-8, "weight_decay": decay,
+            "updates_before": count - 1.0,
+        }  # fmt: skip
+        self.figures = {"learning_rate": rate, "grad_norm": float(norm)}
+        return state, found
+
+    def record(self, state: dict[str, np.ndarray]) -> StepRecord:
+        """On one rank or on two, whose sequences follow each other."""
+        ranks = self.drawn.choice((1, 2))
+        cuts = [0, 6] if ranks == 1 else [0, 2, 6]
+        lengths = torch.tensor([len(ids) for ids in self.sequences])
+        begins = np.cumsum([0, *lengths.tolist()])
+        whole = {"token_ids": torch.cat(self.sequences), **self.tensors}
+        parts = []
+        for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+            own: dict[str, np.ndarray] = {
+                "lengths": lengths[low:high].numpy(),
+                "micro_batches": np.arange(high - low) // 2,
+            }
+            for name, values in whole.items():
+                if name in ("chosen", "rejected"):
+                    inside = values[(values >= low) & (values < high)] - low
+                    own[name] = inside.numpy()
+                elif len(values) == 6:
+                    own[name] = values[low:high].numpy()
+                else:
+                    own[name] = values[begins[low] : begins[high]].numpy()
+            parts.append(own)
+        head = RecordHead(self.kind, 4, ranks, self.settings, self.figures, model=self.config)
+        return StepRecord(head, parts, state)
+
+
+def drawn_step(number: int, seed: int) -> Drawn:
+    """The step of a number."""
+    return PlainStep(seed * 100_003 + number, KINDS[number % len(KINDS)]).made()
+
+
+def apart(drawn: Drawn) -> tuple[float, float]:
+    """How far the shares are apart, and their sum from the change along the update, over the sum of their sizes."""
+    step = AuditedStep(drawn.record)
+    update = update_of(step)
+    found = shares_of(step, update).whole
+    whole = float(np.abs(drawn.shares).sum()) or 1.0
+    change = sum(float((step.state("gradients.")[name] * value).sum()) for name, value in update.whole.items())
+    return float(np.abs(found - drawn.shares).max()) / whole, abs(float(found.sum()) - change) / whole
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--count", type=int, default=200)
+    options = parser.parse_args()
+    worst, wrong = {kind: [0.0, 0.0] for kind in KINDS}, 0
+    for number in range(options.count):
+        drawn = drawn_step(number, options.seed)
+        found = apart(drawn)
+        worst[drawn.kind] = [max(pair) for pair in zip(worst[drawn.kind], found, strict=True)]
+        if max(found) > MOST_APART:
+            wrong += 1
+            print(f"step {number}, {drawn.kind}: {found}, {drawn.record.head.settings}")
+    for kind, (token, total) in worst.items():
+        print(f"{kind:<8} largest difference of a share {token:.1e}, of their sum {total:.1e}")
+    print(f"{options.count - wrong} of {options.count} steps agree")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

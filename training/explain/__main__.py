@@ -1,0 +1,120 @@
+"""The account of one optimizer step, token by token: each token's share of the update, and what else was asked of it.
+
+    python -m training.explain RUN --step 10 [--held_out FILE.jsonl] [--last 5] [--with "advantage=rloo"] [--out FOLDER]
+    python -m training.explain RUN/records/step_000010
+
+A step whose weights are not on record is run again from the checkpoint before it, or from the start, in a folder of
+its own; the run's folder is read and never written. Writes explained.html, a page, and tokens.parquet, a row for each
+token.
+
+--held_out: responses that the step did not train on, a line each with `prompt` and `response`: what the step did to
+them, to first order and in truth; with --last, which sequences of the last steps taught them. --with, --without_row,
+--with_mask: the same step, with the same samples, under another rule.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import ProgramParser
+from training.utils.run.program import run_program
+from training.utils.run.run_paths import check_place
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from training.explain.explanation import Explanation
+
+DEFAULT_OUT = "runs/explained"
+PAGE, TABLE = "explained.html", "tokens.parquet"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Read or repeat the steps, explain the last, write the page and the table, print what was found."""
+    options = _parse(argv)
+    out = Path(options.out)
+    check_place("--out", str(out / PAGE))
+    from training.explain.asked import AskedStep, explanation_of
+
+    asked = AskedStep(
+        Path(options.run), options.step, options.update, options.last, options.held_out, tuple(options.rules),
+        tuple(options.without_row), tuple(options.with_mask), options.tokenizer, out / "again",
+    )  # fmt: skip
+    found = explanation_of(asked)
+    _write(found, out)
+    if options.json:
+        from training.explain.text import as_json
+
+        print(json.dumps(as_json(found)))
+    else:
+        from training.explain.text import as_lines
+
+        print("\n".join(as_lines(found)))
+        print(f"written: {out / PAGE}, {out / TABLE}")
+
+
+def _write(found: Explanation, out: Path) -> None:
+    from training.explain.page import page
+    from training.utils.base.disk_errors import disk_errors
+
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / PAGE).write_text(page(found), encoding="utf-8", errors="replace")
+        found.to_pandas().to_parquet(out / TABLE, index=False)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = ProgramParser("training.explain", "What one optimizer step did, token by token.")
+    parser.add_argument("run", metavar="RUN", help="A run's folder, or the folder of a record with --record_values.")
+    parser.add_argument("--step", type=int, default=0, help="The step, as in metrics.jsonl; of a record not needed.")
+    parser.add_argument("--update", type=int, default=1, help="Step 3: the optimizer step of the rollout, from 1.")
+    parser.add_argument("--held_out", default="", help="JSON Lines: `prompt` and `response`, or `ids` and `begin`.")
+    parser.add_argument(
+        "--last", type=int, default=1, help="With --held_out: the sequences of so many steps are ordered by effect."
+    )
+    parser.add_argument(
+        "--with",
+        dest="rules",
+        action="append",
+        default=[],
+        help="The step under other settings, NAME=VALUE; repeatable.",
+    )
+    parser.add_argument(
+        "--without_row", type=int, action="append", default=[], help="The step without a row or response; repeatable."
+    )
+    parser.add_argument(
+        "--with_mask", action="append", default=[], help="FILE.py:NAME, columns in, a boolean a token out; repeatable."
+    )
+    parser.add_argument("--tokenizer", default=None, help="A folder; by default the run's.")
+    parser.add_argument("--out", default=DEFAULT_OUT, help=f"The folder that is written; default: {DEFAULT_OUT}.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    options = parser.parse(argv)
+    _check(options)
+    return options
+
+
+def _check(options: argparse.Namespace) -> None:
+    """ThreestepError for flags that do not go together."""
+    from training.explain.records import is_record
+
+    run, record = Path(options.run), is_record(Path(options.run))
+    if not run.is_dir():
+        raise ThreestepError(f"{run} expects the folder of a run, or of a record in it, and is no folder")
+    if record and (options.step or options.last > 1):
+        raise ThreestepError(f"--step and --last are of a run, and {run} is the record of one step; leave them out")
+    if not record and options.step < 1:
+        raise ThreestepError(f"--step expects a step of {run}, from 1, got {options.step}")
+    if not 1 <= options.last <= max(1, options.step):
+        raise ThreestepError(
+            f"--last expects 1 to {max(1, options.step)}, as many steps as there are, got {options.last}"
+        )
+    if options.last > 1 and not options.held_out:
+        raise ThreestepError("--last orders sequences by what they taught --held_out, and no file is given")
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

@@ -1,0 +1,91 @@
+"""A step that a user asks about, by the command or from Python: its records, its tokenizer, the questions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.audit.bisect.rerun import starter
+from training.audit.quantities.step import AuditedStep, LackingError
+from training.explain.explanation import Explanation, Questions, explain
+from training.explain.held_out import read_held_out
+from training.explain.records import is_record, run_of, steps_of_run, whole_record
+from training.explain.rules import OtherRule, rule_of
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import parse_yaml
+from training.utils.base.user_files import load_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MODELS = ("model_name_or_path", "actor_model_name_or_path")
+
+
+@dataclass(frozen=True)
+class AskedStep:
+    """run: a run's folder, or a record's. step, update: of a run. last: steps whose sequences are ordered. held_out: a
+    file. rules, without, masks: as the flags have them. tokenizer: a folder; None: the run's. work: where steps are run
+    again."""
+
+    run: Path
+    step: int = 0
+    update: int = 1
+    last: int = 1
+    held_out: str = ""
+    rules: tuple[str, ...] = ()
+    without: tuple[int, ...] = ()
+    masks: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    work: Path = Path("runs/explained/again")
+
+
+def explanation_of(asked: AskedStep) -> Explanation:
+    """Read or repeat the steps, and explain the last. ThreestepError for what cannot be explained."""
+    if is_record(asked.run):
+        steps = [whole_record(asked.run)]
+    else:
+        numbers = range(asked.step - asked.last + 1, asked.step + 1)
+        steps = steps_of_run(asked.run, numbers, asked.update, work=asked.work.resolve(), start=starter(None))
+    tokenizer = _tokenizer(asked.tokenizer, run_of(asked.run))
+    try:
+        return explain(steps, _questions(asked, steps[-1], tokenizer), _decoder(tokenizer))
+    except LackingError as lacking:
+        raise ThreestepError(f"{asked.run} cannot be explained: the record lacks {lacking.args[0]}") from lacking
+
+
+def _questions(asked: AskedStep, step: AuditedStep, tokenizer: Any) -> Questions:
+    rules = [rule_of(said, step.head.objective) for said in asked.rules]
+    rules += [OtherRule(f"without {row}", {}, (row,)) for row in asked.without]
+    masks = {said: load_function(said, "--with_mask") for said in asked.masks}
+    if not asked.held_out:
+        return Questions(None, False, rules, masks)
+
+    def tokenize(text: str) -> list[int]:
+        if tokenizer is None:
+            raise ThreestepError("--held_out with texts expects a tokenizer: give --tokenizer, or lines with `ids`")
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    held = read_held_out(Path(asked.held_out), tokenize, getattr(tokenizer, "eos_token_id", None))
+    return Questions(held, True, rules, masks)
+
+
+def _tokenizer(given: str | None, run: Path) -> Any:
+    """The tokenizer that is named, or the run's; None without one."""
+    config = run / "config.yaml"
+    settings = (parse_yaml(config.read_text("utf-8")) or {}) if config.is_file() else {}
+    places = [given] if given else [str(run / "model"), *(settings.get(name) for name in _MODELS)]
+    for place in places:
+        if place and (Path(place) / "tokenizer_config.json").is_file():
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(place)
+    if given:
+        raise ThreestepError(f"--tokenizer expects a folder with a tokenizer, got {given}")
+    return None
+
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], str] | None:
+    if tokenizer is None:
+        return None
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

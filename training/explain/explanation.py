@@ -1,0 +1,123 @@
+"""All that is said of one step: its table, and what was asked beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.explain.held_out import change_of
+from training.explain.rules import counterfactual
+from training.explain.shares import model_of, shares_of
+from training.explain.table import explained
+from training.explain.taught import taught
+from training.explain.updates import update_of
+from training.utils.base.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from training.audit.quantities.step import AuditedStep
+    from training.explain.held_out import HeldOutChange, HeldOutResponses
+    from training.explain.rules import Counterfactual, OtherRule
+    from training.explain.table import Explained
+    from training.explain.taught import Taught
+
+
+@dataclass(frozen=True)
+class HeldOutFindings:
+    """rows: the responses. change: of their log-probabilities by the step. by_rule: by each rule, to first order."""
+
+    rows: HeldOutResponses
+    change: HeldOutChange
+    by_rule: Sequence[np.ndarray] = ()
+
+
+@dataclass(frozen=True)
+class NamedLesson:
+    """A lesson with its text."""
+
+    step: int
+    sequence: int
+    name: str
+    effect: float
+    share: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """table: of tokens and sequences. rules: the step under other rules. held_out, taught: None where not asked for."""
+
+    table: Explained
+    held_out: HeldOutFindings | None = None
+    taught: Taught | None = None
+    named_lessons: Sequence[NamedLesson] = ()
+    rules: Sequence[Counterfactual] = ()
+
+    def to_pandas(self) -> Any:
+        """Return the tokens as a frame, a row each."""
+        return self.table.to_pandas()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions to a step beside its shares. held_out: responses. is_taught: who of the steps taught these. rules:
+    under which the step is made again. masks: names and functions of the table's columns to tokens that carry loss."""
+
+    held_out: HeldOutResponses | None = None
+    is_taught: bool = False
+    rules: Sequence[OtherRule] = ()
+    masks: Mapping[str, Callable[[Mapping[str, np.ndarray]], Any]] = field(default_factory=dict)
+
+
+def explain(
+    steps: Sequence[AuditedStep], questions: Questions, decode: Callable[[list[int]], str] | None = None
+) -> Explanation:
+    """Explain the last of steps that follow each other. decode: token ids to text; None: no tokenizer is known."""
+    step = steps[-1]
+    update = update_of(step)
+    shares = shares_of(step, update)
+    ids = np.unique(np.concatenate([each.tensor("token_ids") for each in steps]))
+    texts = {} if decode is None else {int(each): decode([int(each)]) for each in ids}
+    table = explained(step, shares, update, texts)
+    rules = [counterfactual(step, update, rule) for rule in _with_masks(step, questions, table)]
+    held, lessons, named = None, None, []
+    if questions.held_out is not None:
+        before = model_of(step)
+        change = change_of(questions.held_out, before, model_of(step, "weights_after."), update)
+        by_rule = [
+            questions.held_out.sums(before.along(questions.held_out.sequences, each.update.whole)) for each in rules
+        ]
+        held = HeldOutFindings(questions.held_out, change, by_rule)
+        if questions.is_taught:
+            lessons = taught(steps, questions.held_out)
+            named = [
+                NamedLesson(each.step, each.sequence, each.name, each.effect, each.share, _text(each.ids, decode))
+                for each in lessons.lessons
+            ]
+    return Explanation(table, held, lessons, named, rules)
+
+
+def _text(ids: np.ndarray, decode: Callable[[list[int]], str] | None) -> str:
+    return " ".join(map(str, ids)) if decode is None else decode([int(each) for each in ids])
+
+
+def _with_masks(step: AuditedStep, questions: Questions, table: Explained) -> list[OtherRule]:
+    """The rules, and one for each mask."""
+    from training.explain.rules import OtherRule
+
+    found = list(questions.rules)
+    for name, mask in questions.masks.items():
+        given = np.asarray(mask(dict(table.tokens)))
+        if given.shape != (len(table.tokens["sequence"]),) or given.dtype != np.bool_:
+            raise ThreestepError(
+                f"--with_mask {name} expects a function that returns a boolean for each of "
+                f"{len(table.tokens['sequence']):,} tokens, got {given.dtype} {list(given.shape)}"
+            )
+        whole_T = np.zeros(len(step.place_T), dtype=bool)
+        whole_T[step.real_T] = given
+        found.append(OtherRule(f"the mask {name}", {}, mask_T=whole_T))
+    return found

@@ -1,0 +1,238 @@
+"""The model of a record, and its derivatives along directions of its weights, by forward-mode differentiation.
+
+The forward is transformers' own, on the record's weights in float64, one sequence in a row with padding on the right,
+which causal attention does not see. Baydin et al. 2018, section 3.1: a product with the Jacobian costs a forward.
+
+B sequences of a batch, S sequences, T their tokens with padding, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from training.utils.base.errors import ThreestepError
+
+Whole = Mapping[str, np.ndarray]  # a number for each weight, by the record's names
+_BATCH_LOGITS = 8_000_000  # in float64: 64 MB, as much for the derivative, and several times that in between
+_BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The numbers that a model gives each token, one sequence after the other; of a first token 0.
+
+    logprobs_T, normalizers_T (log Z), entropies_T: nats. scores_S: of a reward model; the others are then None.
+    """
+
+    logprobs_T: np.ndarray | None = None
+    normalizers_T: np.ndarray | None = None
+    entropies_T: np.ndarray | None = None
+    scores_S: np.ndarray | None = None
+
+
+class RecordedModel:
+    """weights: by the record's names. config: of the record. temperature: that divides the logits. scores: it is a
+    reward model. ThreestepError for a model that the record does not hold whole."""
+
+    def __init__(
+        self, weights: Whole, config: Mapping[str, Any], *, temperature: float = 1.0, scores: bool = False
+    ) -> None:
+        self.temperature, self._scores = temperature, scores
+        self._lora_scale = config.get("lora_scale")
+        self._weights = {name: torch.tensor(values, dtype=torch.float64) for name, values in weights.items()}
+        self.module = _module(config, scores)
+        self._prefix = _prefix(self.module, weights)
+        missing = [name for name, _ in self.module.named_parameters() if name not in self._effective(self._weights)]
+        if missing or (scores and self._head() is None):
+            raise ThreestepError(
+                f"the record expects the weights of {config.get('model_type')}, and lacks {(missing or ['score'])[0]}: "
+                "it was not written with all values, or the model has parts of its own"
+            )
+
+    def read(self, sequences: Sequence[np.ndarray]) -> Reads:
+        """Return what it says of token ids [T] of each sequence."""
+        with torch.no_grad():
+            return _joined([(index, self._read(self._weights, ids)) for index, ids in self._batches(sequences)])
+
+    def along(self, sequences: Sequence[np.ndarray], direction: Whole) -> Reads:
+        """Return the derivatives of `read` as the weights move along a direction; weights that it lacks stand still."""
+        found = []
+        with torch.no_grad(), forward_ad.dual_level():
+            moved = {
+                name: forward_ad.make_dual(value, torch.tensor(direction[name], dtype=torch.float64))
+                if name in direction
+                else value
+                for name, value in self._weights.items()
+            }
+            for index, ids in self._batches(sequences):
+                parts = self._read(moved, ids)
+                found.append((index, {name: _tangents(part) for name, part in parts.items()}))
+        return _joined(found)
+
+    def gradient(self, sequences: Sequence[np.ndarray], slopes: Reads) -> dict[str, np.ndarray]:
+        """Return the derivative by every weight of what `read` returns, each number times its slope, summed."""
+        leaves = {name: value.clone().requires_grad_(True) for name, value in self._weights.items()}
+        sums = {name: torch.zeros_like(value) for name, value in leaves.items()}
+        given = _split(slopes, sequences)
+        for index, ids in self._batches(sequences):
+            parts = self._read(leaves, ids)
+            whole = sum(
+                (part * torch.tensor(given[name][place])).sum()
+                for name, rows in parts.items()
+                if name in given
+                for place, part in zip(index, rows, strict=True)
+            )
+            if isinstance(whole, int):
+                continue
+            for name, value in zip(
+                leaves, torch.autograd.grad(whole, [*leaves.values()], allow_unused=True), strict=True
+            ):
+                if value is not None:
+                    sums[name] += value
+        return {name: value.numpy() for name, value in sums.items()}
+
+    # --- one batch
+
+    def _batches(self, sequences: Sequence[np.ndarray]) -> Iterator[tuple[list[int], list[np.ndarray]]]:
+        """Sequences of like lengths together."""
+        vocabulary = 1 if self._scores else int(self.module.config.get_text_config().vocab_size)
+        most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
+        index: list[int] = []
+        for place in sorted(range(len(sequences)), key=lambda place: len(sequences[place])):
+            if not len(sequences[place]):
+                continue
+            if index and (len(index) + 1) * len(sequences[place]) > most:
+                yield index, [sequences[each] for each in index]
+                index = []
+            index.append(place)
+        if index:
+            yield index, [sequences[each] for each in index]
+
+    def _read(self, weights: Mapping[str, torch.Tensor], ids: Sequence[np.ndarray]) -> dict[str, list[torch.Tensor]]:
+        """Return, by the names of `Reads`, a tensor for each sequence."""
+        lengths = [len(own) for own in ids]
+        ids_BT = torch.zeros(len(ids), max(lengths), dtype=torch.int64)
+        for row, own in enumerate(ids):
+            ids_BT[row, : len(own)] = torch.tensor(own)
+        given = self._effective(weights)
+        with InDouble():
+            found = functional_call(self.module, given, (ids_BT,), {"use_cache": False, "return_dict": True})
+        if self._scores:
+            head = self._head()
+            assert head is not None
+            states = found.last_hidden_state
+            return {
+                "scores": [(states[row, length - 1] @ weights[head].T).squeeze() for row, length in enumerate(lengths)]
+            }
+        scaled_BTV = found.logits[:, :-1] / self.temperature
+        normalizer_BT = scaled_BTV.logsumexp(-1)
+        logprob_BT = scaled_BTV.gather(2, ids_BT[:, 1:].unsqueeze(2)).squeeze(2) - normalizer_BT
+        entropy_BT = normalizer_BT - (scaled_BTV.softmax(-1) * scaled_BTV).sum(-1)
+        parts = {"logprobs": logprob_BT, "normalizers": normalizer_BT, "entropies": entropy_BT}
+        return {
+            name: [torch.nn.functional.pad(part_BT[row, : length - 1], (1, 0)) for row, length in enumerate(lengths)]
+            for name, part_BT in parts.items()
+        }
+
+    # --- names
+
+    def _effective(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The model's weights by its own names: LoRA's products are added to what they stand beside (Hu et al. 2021,
+        equation 3)."""
+        found = {}
+        for name, value in weights.items():
+            if not name.startswith(self._prefix) or ".lora_" in name:
+                continue
+            if name.endswith(".base_layer.weight"):
+                own = name.removesuffix(".base_layer.weight")
+                down, up = (weights[f"{own}.lora_{side}.default.weight"] for side in "AB")
+                value = value + float(self._lora_scale or 1.0) * (up @ down)
+            found[name.removeprefix(self._prefix).replace(".base_layer.", ".")] = value
+        return found
+
+    def _head(self) -> str | None:
+        """The score head's name in the record."""
+        return next((name for name in self._weights if name.endswith("score.weight")), None)
+
+
+class InDouble(TorchFunctionMode):
+    """Float64 where a model's code asks for float32: norms, rotary angles and softmax of transformers' models do, whose
+    rounding would hide what a small update does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        elif given.get("dtype") is torch.float32:
+            given["dtype"] = torch.float64
+        args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        return func(*args, **given)
+
+
+def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
+    """An empty model of this configuration in float64. ThreestepError for one that transformers does not build."""
+    import transformers
+
+    own = {name: value for name, value in config.items() if name != "lora_scale"}
+    try:
+        kind = transformers.AutoConfig.for_model(**own)
+        auto: Any = transformers.AutoModel if scores else transformers.AutoModelForCausalLM
+        module = auto.from_config(kind, attn_implementation="eager")
+    except (KeyError, ValueError, TypeError) as problem:
+        raise ThreestepError(
+            f"an explanation expects a model that transformers builds from the record's configuration, got "
+            f"{config.get('model_type')}: {problem}"
+        ) from problem
+    if config.get("quantization_config"):
+        raise ThreestepError("an explanation expects weights in floating point, got a quantised base")
+    return module.to(torch.float64).eval()
+
+
+def _prefix(module: torch.nn.Module, weights: Whole) -> str:
+    """Return what stands before the model's own names in the record."""
+    own = next(name for name, _ in module.named_parameters())
+    named = {name.replace(".base_layer.", "."): name for name in weights}
+    found = [name.removesuffix(own) for name in named if name.endswith(own)]
+    dora = next((name for name in weights if "lora_magnitude" in name), None)
+    if dora is not None:
+        raise ThreestepError(f"an explanation expects LoRA without magnitudes, got DoRA's {dora}")
+    return min(found, key=len) if found else ""
+
+
+def _tangents(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    unpacked = [(part, forward_ad.unpack_dual(part).tangent) for part in parts]
+    return [torch.zeros_like(part) if tangent is None else tangent for part, tangent in unpacked]
+
+
+def _joined(found: Sequence[tuple[Sequence[int], Mapping[str, Sequence[torch.Tensor]]]]) -> Reads:
+    """Batches in the order of the sequences."""
+    by_name: dict[str, dict[int, np.ndarray]] = {}
+    for index, parts in found:
+        for name, rows in parts.items():
+            own = by_name.setdefault(name, {})
+            own.update({place: row.detach().numpy() for place, row in zip(index, rows, strict=True)})
+    arrays = {
+        name: np.concatenate([np.atleast_1d(rows[place]) for place in sorted(rows)]) for name, rows in by_name.items()
+    }
+    return Reads(**{f"{name}_{'S' if name == 'scores' else 'T'}": values for name, values in arrays.items()})
+
+
+def _split(slopes: Reads, sequences: Sequence[np.ndarray]) -> dict[str, list[np.ndarray]]:
+    """Slopes of each sequence, by the names of what is read."""
+    ends = np.cumsum([len(ids) for ids in sequences])[:-1]
+    found = {
+        name: np.split(values, ends)
+        for name in ("logprobs", "normalizers", "entropies")
+        if (values := getattr(slopes, f"{name}_T")) is not None
+    }
+    if slopes.scores_S is not None:
+        found["scores"] = list(slopes.scores_S)
+    return found

@@ -1,0 +1,190 @@
+// The script of an explanation: sequences as coloured tokens, sorted, filtered, with the numbers of one token. Tokens
+// are written when they come into view; a column is unpacked when it is first needed.
+"use strict";
+(async () => {
+const data = JSON.parse(document.getElementById("explained").textContent);
+const place = document.getElementById("sequences"), controls = document.getElementById("controls");
+const unpacked = new Map();
+const FIRST_TOKENS = 4000;
+
+async function unpack(id) {
+  const packed = JSON.parse(document.getElementById(id).textContent);
+  const bytes = Uint8Array.from(atob(packed), letter => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+// The number of each of the 65,536 halves (IEEE 754).
+const halves = Float32Array.from({ length: 65536 }, (_, bits) => {
+  const sign = bits & 0x8000 ? -1 : 1, power = (bits >> 10) & 31, part = bits & 1023;
+  if (power === 31) return part ? NaN : sign * Infinity;
+  return sign * (power ? 2 ** (power - 15) * (1 + part / 1024) : 2 ** -14 * (part / 1024));
+});
+async function column(name) {
+  if (!unpacked.has(name)) {
+    const place = data.columns.indexOf(name), bits = new Uint16Array(await unpack(`column_${place}`));
+    unpacked.set(name, Float32Array.from(bits, each => halves[each] * data.largest[place]));
+  }
+  return unpacked.get(name);
+}
+const range = name => data.ranges[data.columns.indexOf(name)];
+
+const text = new Int32Array(await unpack("text")), role = new Uint8Array(await unpack("role"));
+const begins = [0];
+for (const sequence of data.sequences) begins.push(begins[begins.length - 1] + sequence.tokens);
+const names = data.columns;
+const shown = value => value == null || Number.isNaN(value) ? "–" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
+  ? value.toExponential(2) : `${+value.toPrecision(4)}`;
+
+// Blue below 0 and orange above: told apart by readers who see red and green alike. One colour where nothing is below 0.
+const BELOW = [42, 120, 214], ABOVE = [230, 120, 20];
+function colour(value, [low, high]) {
+  if (!value || Number.isNaN(value)) return "";
+  const most = low < 0 ? Math.max(-low, high) : high;
+  const share = Math.min(1, Math.abs(value) / (most || 1));
+  return `rgba(${(value < 0 ? BELOW : ABOVE).join(",")},${(0.08 + 0.72 * share).toFixed(3)})`;
+}
+
+function choice(label, options, chosen) {
+  const box = document.createElement("label"), select = document.createElement("select");
+  box.append(`${label} `, select);
+  for (const [value, words] of options) select.append(new Option(words, value, value === chosen, value === chosen));
+  controls.append(box);
+  return select;
+}
+const by = choice("colour by", names.map(name => [name, name]), "share");
+const figures = Object.keys(data.sequences[0] ?? {}).filter(name => typeof data.sequences[0][name] === "number");
+const order = choice("sort by", [["", "as they came"], ...figures.flatMap(name =>
+  [[`-${name}`, `${name}, largest first`], [`+${name}`, `${name}, smallest first`]])], "");
+const filters = [["", "all tokens"], ["trained", "tokens that carry loss"], ["negative", "share below 0"],
+  ["positive", "share above 0"], ["masked", "tokens without loss"]];
+if (names.includes("clipped")) filters.push(["clipped", "clipped tokens"]);
+const only = choice("show", filters, "");
+const together = ["group", "pair"].find(name => data.sequences.some(sequence => sequence[name] != null));
+const scale = document.createElement("span"), told = document.createElement("p");
+scale.className = "scale";
+told.id = "told";
+told.setAttribute("aria-live", "polite");
+told.textContent = "Point at a token.";
+controls.append(scale, told);
+
+const passes = {
+  "": () => true,
+  trained: at => data.roles[role[at]] === "trained" || data.roles[role[at]] === "the score is read here",
+  masked: at => data.roles[role[at]] !== "trained" && data.roles[role[at]] !== "the score is read here",
+  negative: at => unpacked.get("share")[at] < 0,
+  positive: at => unpacked.get("share")[at] > 0,
+  clipped: at => unpacked.get("clipped")[at] > 0,
+};
+
+function fill(box) {
+  const sequence = +box.dataset.sequence, values = unpacked.get(by.value), bounds = range(by.value);
+  const lines = document.createDocumentFragment(), passing = passes[only.value];
+  for (let at = begins[sequence]; at < begins[sequence + 1]; at++) {
+    const span = document.createElement("span");
+    span.textContent = data.texts[text[at]];
+    const tint = colour(values[at], bounds);
+    if (tint) span.style.background = tint;
+    if (data.roles[role[at]] !== "trained") span.className = "still";
+    if (!passing(at)) span.classList.add("faded");
+    lines.append(span);
+  }
+  box.replaceChildren(lines);
+  box.dataset.filled = "yes";
+}
+const watcher = new IntersectionObserver(entries => {
+  for (const entry of entries) if (entry.isIntersecting && !entry.target.dataset.filled) fill(entry.target);
+}, { rootMargin: "400px" });
+
+const heads = ["side", "score", "share", "trained", "tokens"];
+function card(index) {
+  const sequence = data.sequences[index], box = document.createElement("article");
+  box.className = "sequence";
+  const title = document.createElement("h3"), facts = document.createElement("p"), tokens = document.createElement("div");
+  title.textContent = sequence.name;
+  facts.className = "soft";
+  const said = heads.filter(name => sequence[name] != null && sequence[name] !== "")
+    .map(name => `${name} ${typeof sequence[name] === "number" ? shown(sequence[name]) : sequence[name]}`);
+  if (sequence.counts === false) said.push("left out of the loss");
+  if (sequence.ended === false) said.push("cut at the length limit");
+  facts.textContent = said.join(" · ");
+  tokens.className = "tokens";
+  tokens.tabIndex = 0;
+  tokens.dataset.sequence = index;
+  tokens.style.minHeight = `${Math.min(30, 1.75 * Math.ceil(sequence.tokens / 14))}em`;
+  tokens.setAttribute("role", "group");
+  tokens.setAttribute("aria-label", `${sequence.name}: its tokens`);
+  box.append(title, facts, tokens);
+  watcher.observe(tokens);
+  return box;
+}
+
+function draw() {
+  const indices = data.sequences.map((_, index) => index), way = order.value[0] === "-" ? -1 : 1;
+  if (order.value) indices.sort((a, b) =>
+    way * (data.sequences[a][order.value.slice(1)] - data.sequences[b][order.value.slice(1)]) || a - b);
+  watcher.disconnect();
+  const content = document.createDocumentFragment(), groups = new Map();
+  for (const index of indices) {
+    const key = together ? data.sequences[index][together] : index;
+    if (!groups.has(key)) {
+      groups.set(key, document.createElement("div"));
+      if (together) groups.get(key).className = "beside";
+      content.append(groups.get(key));
+    }
+    groups.get(key).append(card(index));
+  }
+  place.replaceChildren(content);
+  let written = 0;  // the first screen at once: the watcher is told of it a frame later
+  for (const box of place.querySelectorAll(".tokens")) {
+    if (written > FIRST_TOKENS) break;
+    fill(box);
+    written += box.children.length;
+  }
+}
+
+async function again() {
+  await Promise.all([column(by.value), column("share"), ...(only.value === "clipped" ? [column("clipped")] : [])]);
+  const [low, high] = range(by.value), most = low < 0 ? Math.max(-low, high) : high;
+  const bar = document.createElement("i");
+  bar.style.background = `linear-gradient(90deg, ${[...(low < 0 ? [-1, -0.5] : []), 0, 0.5, 1]
+    .map(share => colour(share * most, [low, high]) || "transparent").join(", ")})`;
+  scale.replaceChildren(low < 0 ? shown(-most) : "0", bar, shown(most));
+  for (const box of place.querySelectorAll("[data-filled]")) fill(box);
+}
+
+let cursor = null, telling = 0;
+async function tell(box, number) {
+  const span = box.children[number];
+  if (!span) return;
+  cursor?.classList.remove("at");
+  cursor = span;
+  span.classList.add("at");
+  const at = begins[+box.dataset.sequence] + number, mine = ++telling;
+  const values = await Promise.all(names.map(column));
+  if (mine !== telling) return;
+  const parts = [document.createElement("b"), ` token ${number}, ${data.roles[role[at]]}`];
+  parts[0].textContent = JSON.stringify(data.texts[text[at]]);
+  names.forEach((name, index) => {
+    if (!Number.isNaN(values[index][at])) parts.push(` · ${name} ${shown(values[index][at])}`);
+  });
+  told.replaceChildren(...parts);
+}
+place.addEventListener("pointerover", event => {
+  const box = event.target.closest?.(".tokens");
+  if (box && event.target !== box) tell(box, [...box.children].indexOf(event.target));
+});
+place.addEventListener("keydown", event => {
+  const box = event.target.closest?.(".tokens");
+  const step = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
+  if (!box || step === undefined) return;
+  event.preventDefault();
+  const now = cursor?.parentNode === box ? [...box.children].indexOf(cursor) : -1;
+  const next = Math.max(0, Math.min(box.children.length - 1, now + step));
+  tell(box, next);
+  box.children[next]?.scrollIntoView({ block: "nearest" });
+});
+by.addEventListener("change", again);
+only.addEventListener("change", again);
+order.addEventListener("change", draw);
+await again();
+draw();
+})();

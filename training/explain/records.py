@@ -1,0 +1,92 @@
+"""The records that an explanation reads: those of the run, or written by running its steps again.
+
+A run's folder is read and never written. What it did not record is run again from the checkpoint before it, or from the
+start, in a folder of its own, with the state's values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.audit.bisect.digest_files import read_digests
+from training.audit.bisect.rerun import Start, rerun
+from training.audit.quantities.step import AuditedStep
+from training.utils.base.errors import ThreestepError
+from training.utils.recording.files import read_record
+from training.utils.recording.schema import DESCRIPTION
+
+if TYPE_CHECKING:
+    from training.utils.recording.files import StepRecord
+
+
+def is_record(folder: Path) -> bool:
+    return (folder / DESCRIPTION).is_file()
+
+
+def run_of(folder: Path) -> Path:
+    """The run's folder, of itself or of a record in it."""
+    return folder.parent.parent if is_record(folder) else folder
+
+
+def whole_record(folder: Path) -> AuditedStep:
+    """Read a record with its state. ThreestepError for one without."""
+    record = read_record(folder)
+    if not _has_state(record):
+        raise ThreestepError(
+            f"{folder} expects the weights before and after the step, and has none: record it with --record_values, or "
+            "give the run's folder and --step, and the step is run again"
+        )
+    return AuditedStep(record)
+
+
+def _has_state(record: StepRecord) -> bool:
+    kinds = ("weights_before.", "weights_after.", "gradients.", "exp_avg.")
+    return all(any(name.startswith(kind) for name in record.state) for kind in kinds)
+
+
+def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, start: Start) -> list[AuditedStep]:
+    """Return the records of steps that follow each other, of step 3 all their updates up to `update` of the last. work:
+    the folder in which they are run again where the run has no record of one with its state."""
+    found = _recorded(run / "records", steps, update)
+    if found is not None:
+        return found
+    digests = read_digests(run)
+    last = next((key for key in ((steps[-1], 0), (steps[-1], update)) if key in digests.steps), None)
+    if last is None:
+        known = sorted({step for step, _ in digests.steps})
+        span = f"{known[0]:,} to {known[-1]:,}" if known else "none"
+        raise ThreestepError(f"--step expects a step of {run}, one of {span}, got {steps[-1]:,}, update {update}")
+    own = {"record_steps": list(steps), "record_values": True}
+    again = rerun(digests, last, work, start, first=steps[0], settings=own)
+    found = _recorded(again.folder.parent, steps, update)
+    if found is None:
+        raise ThreestepError(
+            f"{run} was run again in {work} up to step {steps[-1]:,}, and its records lack the state: the model has "
+            "too many weights, or the step was skipped, or its rows are no plain sequences; see the log beside the "
+            "folder"
+        )
+    return found
+
+
+def _recorded(folder: Path, steps: Sequence[int], update: int) -> list[AuditedStep] | None:
+    """Records of the steps in a folder, if all are there with their state."""
+    found = []
+    for step in steps:
+        own = folder / f"step_{step:06}"
+        parts = sorted(folder.glob(f"step_{step:06}_update*"), key=_update)
+        if step == steps[-1]:
+            parts = [part for part in parts if _update(part) <= update]
+        for part in parts or [own]:
+            if not is_record(part):
+                return None
+            record = read_record(part)
+            if not _has_state(record):
+                return None
+            found.append(AuditedStep(record))
+    return found
+
+
+def _update(folder: Path) -> int:
+    return int(folder.name.rpartition("_update")[2])
