@@ -21,7 +21,8 @@ from training.step3_ppo.flags.algorithm import experience_settings, learning_set
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.learning.learning import Updates, _row_ids_of_all_ranks
+from training.step3_ppo.learning.learning import Updates
+from training.step3_ppo.learning.notes import row_ids_of_all_ranks
 from training.step3_ppo.parts.prompt_source import PromptSource
 from training.step3_ppo.trainer import PpoTrainer, _shown
 from training.utils.base.errors import Mistakes
@@ -199,8 +200,8 @@ def test_a_minibatch_of_which_nothing_counts_takes_no_step():
 
 def test_row_ids_of_all_ranks_follow_their_sequences(monkeypatch):
     """Prompts are dealt to ranks one by one: the first of each rank, then the second of each."""
-    monkeypatch.setattr("training.step3_ppo.learning.learning.gathered", lambda own: [own, [row + 100 for row in own]])
-    assert _row_ids_of_all_ranks(PROMPTS[7:9], 2) == [7, 7, 107, 107, 8, 8, 108, 108]
+    monkeypatch.setattr("training.step3_ppo.learning.notes.gathered", lambda own: [own, [row + 100 for row in own]])
+    assert row_ids_of_all_ranks(PROMPTS[7:9], 2) == [7, 7, 107, 107, 8, 8, 108, 108]
 
 
 def test_a_skipped_step_is_counted_and_leaves_the_average_alone(capsys):
