@@ -24,9 +24,9 @@ step3_ppo.parts.settings: loop_settings
 step3_ppo.roles.roles: Roles
 step3_ppo.contracts.settings: PpoSettings DrawingSettings ExperienceSettings ReadingSettings KlSettings UpdateSettings
     LearningSettings ScoringSettings
-step3_ppo.trainer: PpoTrainer PpoTrainer.train PpoTrainer.rollouts PpoTrainer.next_prompts PpoTrainer._own
-    PpoTrainer.roll_out PpoTrainer._sample_seeds PpoTrainer._drawn PpoTrainer.score PpoTrainer.experience_of
-    PpoTrainer.learn PpoTrainer.steer_kl
+step3_ppo.trainer: PpoTrainer PpoTrainer.train PpoTrainer.samples PpoTrainer.rollouts PpoTrainer.next_prompts
+    PpoTrainer._own PpoTrainer.roll_out PpoTrainer._sample_seeds PpoTrainer._drawn PpoTrainer.score
+    PpoTrainer.experience_of PpoTrainer.learn PpoTrainer.steer_kl
 step3_ppo.parts.prompt_source: PromptSource.take
 utils.data.rows.collate: PromptBatch collate_prompts
 step3_ppo.experience.drawing: draw_responses request_for
@@ -37,7 +37,7 @@ step3_ppo.experience.scoring: start_scoring score outcome_scores
 step3_ppo.experience.reward_shaping: shaped_rewards missing_eos_punishment
 step3_ppo.experience.experience: make_experience read_tokens _read
 step3_ppo.experience.exchange: read_balanced
-step3_ppo.mismatch.weights: old_policy corrected
+step3_ppo.mismatch.weights: old_policy
 step3_ppo.kl.estimators: k1
 step3_ppo.experience.token_rewards: token_rewards kl_in_reward
 step3_ppo.advantages.inputs: AdvantageInputs AdvantageInputs.inside_BR discounted_sums
@@ -57,7 +57,7 @@ utils.layout.order: ShuffledStream ShuffledStream.take
 utils.layout.rank_share: SequenceLayout rank_share
 utils.contracts.documents: TokenSequence
 utils.contracts.token_rows: TokenRows
-utils.contracts.guests: GuestStep GuestStep.loss_part GuestStep.after_backward Guest Guest.prepare Guest.begin
+utils.contracts.guests: GuestSteps
 utils.models.target_head: TokenLogprobs
 utils.engine.accumulate: MicroLoss MicroBatch Trainee Trainee.begin Trainee.learn TakenStep accumulate
 """
