@@ -5,6 +5,9 @@ names, in the order of reading. All lines of each are counted, from decorators t
 has methods, its head, docstring and fields. Left out, since their names say enough: the opening of models and engines;
 checks, clocks, figures and guards against rounding; and what lies behind the doors: rollout engines, models, the
 training engine, the planner of rows.
+
+A test keeps the list whole (tests/unit/step3_ppo/test_reading_path.py): every function of step 3 that a plain step runs
+is on the path or in ASIDE.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ step3_ppo.advantages.whiten: moments whiten
 step3_ppo.kl.control: KlControl KlControl.update
 step3_ppo.learning.learning: Updates Updates.learn Updates._minibatches Learner Learner.learn Learner._totals
     Learner.forwards Learner._read Learner._actor_loss Learner._critic_loss
-step3_ppo.learning.notes: LearntRollout Minibatch
+step3_ppo.learning.notes: LearntRollout LearntRollout.laid_out Minibatch
 step3_ppo.experience.sequences: TrainingSequence TokenColumns TokenColumns.__init__ training_sequences
     sequences_of_all_ranks
 step3_ppo.losses.tokens: PolicyTokens PolicyTokens.log_ratio_M
@@ -61,6 +64,37 @@ utils.contracts.guests: GuestSteps
 utils.models.target_head: TokenLogprobs
 utils.engine.accumulate: MicroLoss MicroBatch Trainee Trainee.begin Trainee.learn TakenStep accumulate
 """
+
+# Functions of step 3 that a plain step runs too, and that a reader passes by: what each name says is enough.
+ASIDE = {
+    "keep rounding from deciding": """
+step3_ppo.advantages.inputs: settled spread evened _of_group
+step3_ppo.experience.rounding: share of_logprobs of_kl
+step3_ppo.experience.scoring: rounding_of_sums
+step3_ppo.experience.token_rewards: _meaning
+""",
+    "check and warn": """
+step3_ppo.experience.scoring: _check_finite _warn_of_none
+""",
+    "do nothing without the flag of their name": """
+step3_ppo.experience.reward_shaping: overlong_punishment
+step3_ppo.experience.scoring: further_columns
+step3_ppo.learning.learning: Learner._selected Learner._text_batches Learner._added Learner._has_kl Updates._next_texts
+step3_ppo.learning.selection: selected_tokens
+step3_ppo.parts.prompt_source: PromptSource.observe
+""",
+    "note, record and report": """
+step3_ppo.learning.notes: StepNotes.__post_init__ StepNotes.begun StepNotes.taken StepNotes.outcomes StepNotes.figures
+    rank_token_figures row_ids_of_all_ranks
+step3_ppo.learning.outcomes: prompt_outcomes
+step3_ppo.learning.record: minibatch_numbers
+step3_ppo.measures.measures: spread moments figures_of _row
+""",
+    "are short, and say what they return": """
+step3_ppo.experience.sequences: _parts counted_by_the_actor
+step3_ppo.roles.roles: Roles.actor_model Roles.scorer Roles.reading Roles.whole_actor Reference.__call__
+""",
+}
 
 
 def listed(path: str = PATH) -> dict[str, list[str]]:
@@ -92,6 +126,10 @@ def counted(sources: Mapping[str, str]) -> dict[str, dict[str, int]]:
     return {module: {name: lines_of(sources[module])[name] for name in names} for module, names in listed().items()}
 
 
+def is_class(name: str) -> bool:
+    return name.rpartition(".")[2].lstrip("_")[0].isupper()
+
+
 def main() -> None:
     checkout = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     found = counted(modules(checkout / "training"))
@@ -99,7 +137,10 @@ def main() -> None:
     for module, names in found.items():
         of_which = ", ".join(f"{name} {count}" for name, count in names.items())
         print(f"| {module} | {sum(names.values())} | {of_which} |")
-    print(f"| {len(found)} files | {sum(sum(names.values()) for names in found.values())} | |")
+    every = [(name, count) for names in found.values() for name, count in names.items()]
+    of_classes = sum(count for name, count in every if is_class(name))
+    total = sum(count for _, count in every)
+    print(f"| {len(found)} files | {total} | functions {total - of_classes}, records and settings {of_classes} |")
 
 
 if __name__ == "__main__":
