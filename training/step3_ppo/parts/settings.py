@@ -160,4 +160,4 @@ def with_kept_media(media: Any, most_mb: int, roles: Roles, log: Callable[..., N
     names, readers = ("actor", "reference", "critic", "reward model"), roles.readers
     with roles.reading():
         those = {name: readers[name] for name in names if name in readers}
-        return kept_for_readers(media, most_mb, roles.actor, those, log)
+        return kept_for_readers(media, most_mb, roles.actor, those, log=log)

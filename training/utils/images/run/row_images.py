@@ -111,6 +111,7 @@ def kept_for_readers(
     most_mb: int,
     engine: TrainingEngine,
     readers: Mapping[str, tuple[Any, Callable[[TokenRows], torch.Tensor]]],
+    *,
     log: Callable[..., None],
 ) -> RowImages:
     """Return the images with up to `most_mb` MiB of the features of the first reader's tower stored. The other models
