@@ -6,7 +6,7 @@ has methods, its head, docstring and fields. Left out, since their names say eno
 checks, clocks, figures and guards against rounding; and what lies behind the doors: rollout engines, models, the
 training engine, the planner of rows.
 
-A test keeps the list whole (tests/unit/step3_ppo/test_reading_path.py): every function of step 3 that a plain step runs
+A test keeps the list whole (tests/test_reading_path.py): every function of step 3 that a plain step runs
 is on the path or in ASIDE.
 """
 
