@@ -107,7 +107,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.assembly import with_guests
     from training.step3_ppo.parts.prompt_source import PromptSource
-    from training.step3_ppo.parts.settings import with_kept_pictures
+    from training.step3_ppo.parts.settings import with_kept_media
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.trainer import PpoTrainer
@@ -143,7 +143,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     total = ITERATIONS * EPOCHS
     roles = load_roles(flags, Tokenizers(tokenizer, tokenizer), ranks, total, needed=needed, media=images)
     said: list[str] = []
-    images = with_kept_pictures(images, case.kept_mb, roles, lambda text, is_main: said.append(text))
+    images = with_kept_media(images, case.kept_mb, roles, lambda text, is_main: said.append(text))
     if case.kept_mb:
         [readers] = said
         assert readers.endswith("actor, reference" + ", critic, reward model" * (case.kind == "ppo")), readers

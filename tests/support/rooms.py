@@ -46,7 +46,7 @@ data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention models.tensors layout contracts flags models.families base
 report.pages: report.figures run
 generation: models engine.config contracts flags base
-generation.decoding: models models.tensors contracts images base
+generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats images data.files base
 models.adapters: models models.quantized models.tensors models.families base
 report: report.pages report.figures run report.trackers contracts flags serving base
@@ -164,14 +164,12 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_imag
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
-training.chat training.inference.talk training.inference.web training.new_model training.step2_reward.pair_file
-training.step3_ppo.parts.inputs training.step3_ppo.parts.replay training.step3_ppo.parts.settings
-training.utils.contracts training.utils.data.build.row_maker training.utils.data.kinds
+training.chat training.inference.talk training.inference.web training.new_model
+training.utils.contracts training.utils.data.kinds
 training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
 training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
-training.utils.generation.decoding.decode_check training.utils.generation.decoding.decoding
-training.utils.generation.decoding.prompt_inputs training.utils.generation.vllm training.utils.models.families
+training.utils.generation.vllm training.utils.models.families
 training.utils.report.figures.sample_media training.utils.report.png training.utils.setup.media
 """.split()
 )

@@ -136,7 +136,7 @@ def _under_template(path: str, raw: PromptRawDataset, strategy: ChatText, media:
         prompt, responses = [token for piece in ids[: read.prompts] for token in piece], ids[read.prompts :]
         spans: tuple[Any, ...] = ()
         if media is not None:
-            spans = media.spans(prompt, read.images, read.where)
+            spans = media.spans(prompt, read.media, read.where)
             for response in responses:
                 media.spans(response, (), read.where)
         yield _Encoded(prompt, responses, spans)

@@ -30,71 +30,90 @@ from training.utils.setup.opened_run import planned_run, start_digests
 if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.utils.run.run_folder import RunFolder
+    from training.utils.loading.score_scale import ScoreScale
+    from training.utils.setup.opened_run import OpenedRun, PlannedRun
 
 
 def run(flags: PpoFlags, components: Components) -> None:
     """Load prompts and models, train, save."""
-    ppo, trains = flags.ppo, not flags.ppo.val_only
     shares_gpu = components.rollout_engine.frees_gpu_memory(flags.settings_of_engine(components.rollout_engine))
-    of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, resolved_settings(flags), trains)
+    given, trains = resolved_settings(flags), not flags.ppo.val_only
+    of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, given, trains)
     with planned_run(of_run, shares_gpu) as planned:
-        ranks, flags = planned.ranks, flags._replace(data=planned.flags.data)
-        check_models(flags, components.with_critic_tokenizer)
-        tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
-        tokenizer = tokenizers.actor
-        flags.guests.check_words(tokenizer)
-        style = adopt_style(tokenizer, flags.data.chat, planned.plan.began_with("prompt_style"))
-        log(style.sentence, ranks.is_main and not style.is_open)
-        opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)
-        scale = wanted_score_scale(flags.roles, ppo)
-        environments, rewards, rules = components.environments, components.rewards, components.rules
-        inputs = load_inputs(
-            flags, tokenizer, ranks, log, style=style, environments=environments, rewards=rewards, rules=rules
-        )
-        opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
-        check_beside_media(flags, components, inputs.media)
-        check_ahead_of_run(
-            flags,
-            components.rollout_engine,
-            inputs.media,
-            rollouts=inputs.length.rollouts,
-            ranks=ranks.world_size,
-        )
-        prompts_of_step = ppo.per_device_generation_batch_size * ppo.generation_batches * ranks.world_size
-        if ppo.replay_schedule is not None:  # before a model loads
-            read_schedule(ppo.replay_schedule, Admission(ppo.steps_ahead, prompts_of_step, inputs.length.rollouts))
-        opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
+        opened, opening, scale = open_inputs(planned, flags._replace(data=planned.flags.data), components)
+        flags, _, tokenizers, inputs, ranks = opening
         roles = open_roles(opening, opened.model.head_chunk_mb)
         settings = loop_settings(opening, roles, scale)
         engine = open_rollout_engine(opening, roles)
         parts = CheckpointParts(roles.trained, ranks, roles.average, *roles.saved)
-        read_again = ("actor", "critic") if components.with_critic_tokenizer else ("actor",)
-        paths = {f"{role}_model_name_or_path": flags.roles.model(role).name_or_path for role in read_again}
-        digests = start_digests(paths, flags.data.cache.cache_dir)
-        held_out = HeldOut.of_run(inputs, ppo)
-        place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizer))
-        open_asked(rules.values(), flags.reward.reward_replay, place)
+        digests = start_digests(paths_read_again(opening), flags.data.cache.cache_dir)
+        held_out = HeldOut.of_run(inputs, flags.ppo)
+        place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
+        open_asked(components.rules.values(), flags.reward.reward_replay, place)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
             evaluator = Evaluator(
-                roles, engine, tokenizer, components.checker, settings, held_out, metrics, opened.folder
+                roles, engine, tokenizers.actor, components.checker, settings, held_out, metrics, opened.folder
             )
             updates = Updates(roles, settings, inputs.texts, bad_steps)
-            events = _events(opening, opened.folder, prompts_of_step)
+            events = events_of_rollouts(opened, opening)
             trainer = PpoTrainer(
                 roles, engine, inputs.train, updates, evaluator, settings, metrics, checkpoints, events
             )
             result = trainer.train()
         summary = result.summary()
-        closing = closing_sentence(summary, opened.folder, ppo.val_only) + result.signs
+        closing = closing_sentence(summary, opened.folder, flags.ppo.val_only) + result.signs
         opened.finish(parts, roles.actor_guests, {"summary.json": summary}, closing)
 
 
-def _events(opening: PpoOpening, folder: RunFolder, prompts_of_step: int) -> RolloutEvents | None:
+def open_inputs(
+    planned: PlannedRun, flags: PpoFlags, components: Components
+) -> tuple[OpenedRun, PpoOpening, ScoreScale | None]:
+    """Open the run's folder, tokenizers and prompts, checked before a model loads; return them with the scale of
+    --normalize_reward_scores. A collective."""
+    ranks = planned.ranks
+    check_models(flags, components.with_critic_tokenizer)
+    tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
+    flags.guests.check_words(tokenizers.actor)
+    style = adopt_style(tokenizers.actor, flags.data.chat, planned.plan.began_with("prompt_style"))
+    log(style.sentence, ranks.is_main and not style.is_open)
+    opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)
+    scale = wanted_score_scale(flags.roles, flags.ppo)
+    environments, rewards, rules = components.environments, components.rewards, components.rules
+    inputs = load_inputs(
+        flags, tokenizers.actor, ranks, log, style=style, environments=environments, rewards=rewards, rules=rules
+    )
+    opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
+    check_beside_media(flags, components, inputs.media)
+    check_ahead_of_run(
+        flags,
+        components.rollout_engine,
+        inputs.media,
+        rollouts=inputs.length.rollouts,
+        ranks=ranks.world_size,
+    )
+    opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
+    if flags.ppo.replay_schedule is not None:
+        admission = Admission(flags.ppo.steps_ahead, prompts_of_step(opening), inputs.length.rollouts)
+        read_schedule(flags.ppo.replay_schedule, admission)
+    return opened, opening, scale
+
+
+def paths_read_again(opening: PpoOpening) -> dict[str, str]:
+    """Return the models' folders that a run reads at each start, by flag."""
+    roles = ("actor", "critic") if opening.components.with_critic_tokenizer else ("actor",)
+    return {f"{role}_model_name_or_path": opening.flags.roles.model(role).name_or_path for role in roles}
+
+
+def events_of_rollouts(opened: OpenedRun, opening: PpoOpening) -> RolloutEvents | None:
     """Return the log of the rollouts; None where scores choose the prompts, so that there are no epochs."""
-    flags, is_main = opening.flags, opening.ranks.is_main
-    if flags.chooses_prompts:
+    if opening.flags.chooses_prompts:
         return None
-    log_or_none = folder.run_log(ROLLOUTS) if is_main else None
+    log_or_none = opened.folder.run_log(ROLLOUTS) if opening.ranks.is_main else None
     prompts = len(opening.inputs.train.prompts)
-    return RolloutEvents(log_or_none, flags.ppo.rollout_engine, prompts, prompts_of_step)
+    return RolloutEvents(log_or_none, opening.flags.ppo.rollout_engine, prompts, prompts_of_step(opening))
+
+
+def prompts_of_step(opening: PpoOpening) -> int:
+    """Return the prompts that all ranks take in a step."""
+    ppo = opening.flags.ppo
+    return ppo.per_device_generation_batch_size * ppo.generation_batches * opening.ranks.world_size

@@ -7,7 +7,6 @@ after the end is 0. Knows neither flags nor files; what it needs is passed in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,18 +19,16 @@ from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCou
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import start_scoring
 from training.step3_ppo.parts.evaluation import Evaluator, PpoEvaluation, PpoResult
-from training.utils.base.console import log
+from training.step3_ppo.parts.reports import Reports
 from training.utils.base.seeds import derived_seed
 from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.data.rows.collate import PromptBatch, collate_prompts
-from training.utils.divergence.signs import Uniform
-from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.ranks.host_memory import give_back_freed_memory
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
-from training.utils.run.progress import ShownFigure, progress_bar, show
+from training.utils.run.progress import progress_bar
 from training.utils.run.traces import traced
 
 if TYPE_CHECKING:
@@ -49,8 +46,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
     from training.utils.contracts.rows import PromptRow
     from training.utils.run.metrics import MetricsWriter
-
-_MANY_CUT = 0.05  # share of a rollout's responses from which a warning names the length limit
 
 
 @dataclass(eq=False)
@@ -71,8 +66,10 @@ class PpoTrainer:
         self.ranks = self.roles.actor.ranks
         self.kl_control = replace(self.settings.experience.kl.control)  # its coefficient moves
         self.clock = PhaseClock(gpu_wait(self.ranks.device))
-        self._warned_of_cut = False
-        self._divergence = DivergenceWatch()
+        self.before: PpoEvaluation | None = None
+        self.after: PpoEvaluation | None = None
+        self.replaced = GroupCounts()
+        self.reports = Reports(self.roles, self.settings, self.metrics)
         self.ahead = open_ahead(
             self.settings, self.rollout_engine, self.roles.whole_actor, self._asked, ask_alone=self._asked_alone
         )
@@ -80,82 +77,38 @@ class PpoTrainer:
 
     def train(self) -> PpoResult:
         """Run all rollouts with their updates; return the held-out evaluations."""
-        settings = self.settings
-        self._divergence = self._watch()
-        done, end, before, after = self._start()
+        settings, total = self.settings, self.settings.total_rollouts
+        self.reports.begin()
+        done, end = self._start()
         self.clock.read()
-        total, pace = settings.total_rollouts, settings.log_pace
-        with progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=pace) as bar:
+        with progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=settings.log_pace) as bar:
             for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
-                counts = GroupCounts()
-                for batch, (prompts, rollout) in enumerate(self.rollouts(iteration)):  # 1, 2
-                    samples = self.score(prompts, rollout)  # 3
-                    left_out: Sequence[LeftOut] = ()
-                    if settings.drawing.dynamic_sampling_tries:  # 1 to 3 again
-                        samples, left_out, replaced = self.replace_equal_groups(samples, iteration, batch)
-                        counts += replaced
+                for samples in self.samples(iteration):  # 1 to 3
                     experiences.append(self.experience_of(samples))  # 4 to 6
                     rows += samples.rows
-                    self.prompt_source.observe(samples, left_out)
                 figures = self.learn(experiences, iteration, rows)  # 7
                 figures |= described(experiences, settings.experience)
-                figures |= counts.figures() if settings.drawing.dynamic_sampling_tries else {}
-                self.note_drawn(iteration)
                 self.report(iteration, figures, bar)  # 8
                 self.steer_kl(figures, experiences)
                 experiences.clear()  # frees what they hold
-                last = iteration == total or self.kl_is_over(figures) or self.checkpoints.ends(iteration)
-                if last or settings.evaluation.are_due(iteration):
-                    after = self.evaluate(iteration)
-                    last = last or self.checkpoints.ends(iteration)
-                self.save_checkpoint(iteration, last, figures, before, after=after)
-                give_back_freed_memory(iteration)
                 done = iteration
-                if last:
+                if self.conclude(iteration, figures):
                     break
-        self._note_unused()
-        best = self._of_the_best(done, after)
-        return PpoResult(before, best, self.metrics.seconds, self._divergence.closing())
+        return self._result(done)
 
-    def _start(self) -> tuple[int, int, PpoEvaluation | None, PpoEvaluation | None]:
-        """Resume, or evaluate first; return the rollouts that are done, the last one to do, and the evaluations before
-        training and so far. A collective."""
-        done, saved = self.checkpoints.restore()
-        before = after = None
-        if saved:
-            check_keys(saved, ("before", "after", "trainer"), "the loop's state", optional=("rollout/kl",))
-            before, after = (
-                saved[name] and record_of(PpoEvaluation, saved[name], f"the evaluation {name}")
-                for name in ("before", "after")
-            )
-            self.load_state_dict(saved["trainer"])
-        elif self.settings.evaluation.evaluates_first:
-            after = self.evaluate(0)
-            before = after if self.settings.total_rollouts else None  # without training it is the only one
-        is_over = self.checkpoints.ends(done) or self.kl_is_over(saved)
-        return done, done if is_over else self.settings.total_rollouts, before, after
-
-    def _watch(self) -> DivergenceWatch:
-        """Watch for a policy to which all tokens become equally likely, and for gradients."""
-        vocabulary = self.roles.actor_model.config.get_text_config().vocab_size
-        uniform = Uniform(math.log(vocabulary), f"all {vocabulary:,} tokens", "the policy's entropy")
-        return DivergenceWatch(self.metrics.folder, self.ranks.is_main, uniform, "rollout/entropy")
-
-    def _of_the_best(self, done: int, last: PpoEvaluation | None) -> PpoEvaluation | None:
-        """Load the best checkpoint, if that is asked for; return its evaluation, otherwise `last`."""
-        best = self.checkpoints.load_best(done)
-        return PpoEvaluation(**best["after"]) if best else last
-
-    @timed("evaluation")
-    def evaluate(self, step: int) -> PpoEvaluation | None:
-        """Return the evaluation of the held-out prompts after `step`; None without such prompts."""
-        if self.ahead is not None:
-            self.ahead.wait()  # evaluations draw by the same engine
-        found = self.evaluator.evaluate(step)
-        self.checkpoints.evaluated(step)
-        return found
+    def samples(self, iteration: int) -> Iterator[Samples]:
+        """Parts 1 to 3: yield this rank's scored responses, batch by batch."""
+        self.replaced = GroupCounts()
+        for batch, (prompts, rollout) in enumerate(self.rollouts(iteration)):
+            samples = self.score(prompts, rollout)
+            left_out: Sequence[LeftOut] = ()
+            if self.settings.drawing.dynamic_sampling_tries:
+                samples, left_out, counts = self.replace_equal_groups(samples, iteration, batch)
+                self.replaced += counts
+            yield samples
+            self.prompt_source.observe(samples, left_out)
 
     def rollouts(self, iteration: int) -> Iterator[tuple[PromptBatch, Rollout]]:
         """Parts 1 and 2: yield this rank's prompts with their responses, batch by batch; with --rollouts_ahead those
@@ -166,31 +119,6 @@ class PpoTrainer:
         for batch in range(self.settings.drawing.generation_batches):
             prompts, seeds = self.next_prompts(iteration, batch)
             yield prompts, self.roll_out(prompts, seeds)
-
-    @timed("2_rollout")
-    def _from_ahead(self, ahead: RolloutsAhead | FreeRollouts, iteration: int) -> Iterable[tuple[PromptBatch, Rollout]]:
-        self._drawn_ahead = drawn = ahead.take(iteration)
-        return zip(drawn.prompts, drawn.rollouts, strict=True)
-
-    def _asked(self, iteration: int) -> Asked:
-        """Return the prompts of an iteration, and what is asked for them."""
-        batches = range(self.settings.drawing.generation_batches)
-        return self._asked_for([self.next_prompts(iteration, batch) for batch in batches])
-
-    def _asked_alone(self, position: int) -> Asked:
-        """Return the prompt at a position of the run, and what is asked for it."""
-        rows = self.prompt_source.take(position, 1)
-        prompts = collate_prompts(rows, self.settings.drawing.sampling.pad_token_id)
-        return self._asked_for([(prompts, [derived_seed(self.settings.seed, "rollout", position)])])
-
-    def _asked_for(self, batches: Sequence[tuple[PromptBatch, list[int]]]) -> Asked:
-        layout, device = self.settings.experience.layout, self.ranks.device
-        sampling = self.settings.drawing.sampling
-        requests = [
-            request_for(prompts, sampling, self._sample_seeds(seeds), layout, device=device)
-            for prompts, seeds in batches
-        ]
-        return Asked([prompts for prompts, _ in batches], requests)
 
     @timed("1_prompts")
     def next_prompts(self, iteration: int, batch: int) -> tuple[PromptBatch, list[int]]:
@@ -265,37 +193,14 @@ class PpoTrainer:
         """Part 7: epochs of minibatches, each one optimizer step of actor and critic. rows: this rank's prompts."""
         return self.updates.learn(experiences, iteration, self.kl_control.kl_coef, rows)
 
-    def note_drawn(self, iteration: int) -> None:
-        """Note what was drawn, and what became of each prompt. A collective."""
-        if self.events is not None:
-            drawn = self._drawn_ahead or RolloutsOfStep(iteration, iteration - 1, (), ())
-            self.events.trained(drawn, self.updates.outcomes)
-
-    def _note_unused(self) -> None:
-        if self.ahead is not None and self.events is not None:
-            self.ahead.note_unused(self.events, "the run ended before their step")
-
     def report(self, iteration: int, figures: dict[str, float], bar: tqdm) -> None:
         """Part 8: write the figures, and show some."""
         seconds = self.clock.read()
-        tokens, drawn = figures.pop("rollout/tokens"), figures.pop("rollout/drawn_tokens")
-        flops = figures.pop("learn/flops", None)
-        if self.roles.reference is not None:
-            figures["rollout/kl_coef"] = self.kl_control.kl_coef
-        figures |= {f"time/{name}": spent for name, spent in seconds.items()}
-        step_seconds = sum(spent for name, spent in seconds.items() if name not in ("evaluation", "checkpoint"))
-        figures["train/tokens_per_second"] = tokens / step_seconds
-        figures["train/tokens_per_second_per_rank"] = tokens / step_seconds / self.ranks.world_size
-        figures |= _milliseconds_per_token(seconds, tokens, drawn)
-        if flops is not None:
-            figures["train/mfu"] = flops / seconds["7_learn"] / self.settings.updates.meters[0].peak_flops_per_second
-        figures |= self.rollout_engine.figures()
-        if self.ahead is not None:
-            figures |= self.ahead.figures()
-        self.metrics.write(iteration, figures)
-        self._divergence.see(iteration, figures)
-        show(bar, *_shown(figures))
-        self._warn_of_cut(figures, iteration)
+        if self.settings.drawing.dynamic_sampling_tries:
+            figures |= self.replaced.figures()
+        drawing = [self.rollout_engine.figures(), {} if self.ahead is None else self.ahead.figures()]
+        self.reports.write(iteration, figures, seconds, drawing, kl_coef=self.kl_control.kl_coef)
+        self.reports.show(iteration, figures, bar)
 
     def steer_kl(self, figures: dict[str, float], experiences: Sequence[Experience]) -> None:
         """Let the controller move the KL's coefficient for the next iteration."""
@@ -308,21 +213,58 @@ class PpoTrainer:
         bound = self.settings.stop_kl
         return bound is not None and figures.get("rollout/kl", 0.0) > bound
 
+    def conclude(self, iteration: int, figures: Mapping[str, float]) -> bool:
+        """Evaluate and save where that is due; return whether the run ends here. A collective."""
+        self.note_drawn(iteration)
+        last = iteration == self.settings.total_rollouts or self.kl_is_over(figures) or self.checkpoints.ends(iteration)
+        if last or self.settings.evaluation.are_due(iteration):
+            self.after = self.evaluate(iteration)
+            last = last or self.checkpoints.ends(iteration)
+        self.save_checkpoint(iteration, last, figures)
+        give_back_freed_memory(iteration)
+        return last
+
+    @timed("evaluation")
+    def evaluate(self, step: int) -> PpoEvaluation | None:
+        """Return the evaluation of the held-out prompts after `step`; None without such prompts."""
+        if self.ahead is not None:
+            self.ahead.wait()  # evaluations draw by the same engine
+        found = self.evaluator.evaluate(step)
+        self.checkpoints.evaluated(step)
+        return found
+
     @timed("checkpoint")
-    def save_checkpoint(
-        self,
-        iteration: int,
-        last: bool,
-        figures: Mapping[str, float],
-        before: PpoEvaluation | None,
-        *,
-        after: PpoEvaluation | None,
-    ) -> None:
+    def save_checkpoint(self, iteration: int, last: bool, figures: Mapping[str, float]) -> None:
         """Write a checkpoint if one is due. A collective."""
         if self.checkpoints.due(iteration, iteration if last else self.settings.total_rollouts):
-            state = {"before": before and asdict(before), "after": after and asdict(after)}
+            evaluations = {"before": self.before, "after": self.after}
+            state = {name: found and asdict(found) for name, found in evaluations.items()}
             kl = {name: figures[name] for name in ("rollout/kl",) if name in figures}
             self.checkpoints.save(iteration, {**state, **kl, "trainer": self.state_dict()})
+
+    def _start(self) -> tuple[int, int]:
+        """Resume, or evaluate first; return the rollouts that are done, and the last one to do. A collective."""
+        done, saved = self.checkpoints.restore()
+        if saved:
+            check_keys(saved, ("before", "after", "trainer"), "the loop's state", optional=("rollout/kl",))
+            self.before, self.after = (
+                saved[name] and record_of(PpoEvaluation, saved[name], f"the evaluation {name}")
+                for name in ("before", "after")
+            )
+            self.load_state_dict(saved["trainer"])
+        elif self.settings.evaluation.evaluates_first:
+            self.after = self.evaluate(0)
+            self.before = self.after if self.settings.total_rollouts else None  # without training it is the only one
+        is_over = self.checkpoints.ends(done) or self.kl_is_over(saved)
+        return done, done if is_over else self.settings.total_rollouts
+
+    def _result(self, done: int) -> PpoResult:
+        """Load the best checkpoint, if that is asked for; return its evaluation, otherwise the last one."""
+        if self.ahead is not None and self.events is not None:
+            self.ahead.note_unused(self.events, "the run ended before their step")
+        best = self.checkpoints.load_best(done)
+        after = PpoEvaluation(**best["after"]) if best else self.after
+        return PpoResult(self.before, after, self.metrics.seconds, self.reports.closing())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what iterations change besides the models, as JSON holds it. A collective."""
@@ -349,43 +291,33 @@ class PpoTrainer:
         if self.ahead is not None:
             self.ahead.load_state_dict(state["rollouts_ahead"])
 
-    def _warn_of_cut(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Say once that many responses reach a limit, where rewards and losses read unfinished text."""
-        cut_share = 1.0 - figures["rollout/ended_share"]
-        if self._warned_of_cut or cut_share < _MANY_CUT:
-            return
-        self._warned_of_cut = True
-        limit = f"--max_answer_seq_len {self.settings.drawing.sampling.max_new_tokens:,} tokens"
-        if "conversation/turns" in figures:
-            limit = "the limits of conversations (conversation/cut_by_... in metrics.jsonl tells which)"
-        log(
-            f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut at {limit} before they "
-            "ended; rollout/ended_share in metrics.jsonl follows it (raise the limit, or see --missing_eos_penalty and "
-            "--mask_truncated_responses)",
-            self.ranks.is_main,
-        )
+    @timed("2_rollout")
+    def _from_ahead(self, ahead: RolloutsAhead | FreeRollouts, iteration: int) -> Iterable[tuple[PromptBatch, Rollout]]:
+        self._drawn_ahead = drawn = ahead.take(iteration)
+        return zip(drawn.prompts, drawn.rollouts, strict=True)
 
+    def _asked(self, iteration: int) -> Asked:
+        """Return the prompts of an iteration, and what is asked for them."""
+        batches = range(self.settings.drawing.generation_batches)
+        return self._asked_for([self.next_prompts(iteration, batch) for batch in batches])
 
-def _milliseconds_per_token(seconds: Mapping[str, float], tokens: float, drawn: float) -> dict[str, float]:
-    """Return milliseconds of each numbered part over the tokens of all ranks: drawn ones for the rollout, prompts and
-    responses for the others."""
-    return {
-        f"time_per_token_ms/{name}": 1000.0 * spent / (drawn if name == "2_rollout" else tokens)
-        for name, spent in seconds.items()
-        if name[0].isdigit()
-    }
+    def _asked_alone(self, position: int) -> Asked:
+        """Return the prompt at a position of the run, and what is asked for it."""
+        rows = self.prompt_source.take(position, 1)
+        prompts = collate_prompts(rows, self.settings.drawing.sampling.pad_token_id)
+        return self._asked_for([(prompts, [derived_seed(self.settings.seed, "rollout", position)])])
 
+    def _asked_for(self, batches: Sequence[tuple[PromptBatch, list[int]]]) -> Asked:
+        layout, device = self.settings.experience.layout, self.ranks.device
+        sampling = self.settings.drawing.sampling
+        requests = [
+            request_for(prompts, sampling, self._sample_seeds(seeds), layout, device=device)
+            for prompts, seeds in batches
+        ]
+        return Asked([prompts for prompts, _ in batches], requests)
 
-def _shown(figures: Mapping[str, float]) -> list[ShownFigure]:
-    """Return what the progress shows of a rollout with its updates."""
-    cut_share = 1.0 - figures["rollout/ended_share"]
-    rate = figures.get("actor/learning_rate", figures.get("critic/learning_rate"))  # the critic's while it warms up
-    found = [ShownFigure("score", figures["rollout/score"])]
-    if "rollout/kl" in figures:
-        found.append(ShownFigure("KL", figures["rollout/kl"]))
-    if cut_share > 0:
-        by = "by a limit" if "conversation/turns" in figures else "at the length limit"
-        found.append(ShownFigure(f"cut {by}", cut_share, ".0%"))
-    if rate is not None:
-        found.append(ShownFigure("learning rate", rate, ".2e", is_mean=False))
-    return [*found, ShownFigure("", figures["train/tokens_per_second"], ",.0f", "tok/s")]
+    def note_drawn(self, iteration: int) -> None:
+        """Note what was drawn, and what became of each prompt. A collective."""
+        if self.events is not None:
+            drawn = self._drawn_ahead or RolloutsOfStep(iteration, iteration - 1, (), ())
+            self.events.trained(drawn, self.updates.outcomes)

@@ -21,9 +21,10 @@ from training.step3_ppo.flags.algorithm import experience_settings, learning_set
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.learning.learning import Updates, _row_ids_of_all_ranks
+from training.step3_ppo.learning.learning import Updates
+from training.step3_ppo.learning.notes import row_ids_of_all_ranks
 from training.step3_ppo.parts.prompt_source import PromptSource
-from training.step3_ppo.trainer import PpoTrainer, _shown
+from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import Mistakes
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout import Rollout
@@ -151,31 +152,6 @@ def test_prompts_that_score_alike_are_replaced_by_others_the_same_ones_every_tim
     assert replaced(1) == [after]
 
 
-def test_many_cut_responses_are_said_once_with_their_share(capsys):
-    trainer = made_trainer(Engine())
-    for iteration, cut_share in enumerate((0.04, 0.25, 0.5), start=1):
-        trainer._warn_of_cut({"rollout/ended_share": 1 - cut_share}, iteration)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(
-        "warning: 25% of the responses of rollout 2 were cut at --max_answer_seq_len 4 tokens before"
-    )
-    trainer = made_trainer(Engine())
-    trainer._warn_of_cut({"rollout/ended_share": 0.5, "conversation/turns": 2.0}, 1)
-    assert "were cut at the limits of conversations (conversation/cut_by_... in metrics.jsonl tells which) before" in (
-        capsys.readouterr().out
-    )
-
-
-def test_the_progress_shows_what_a_rollout_has():
-    figures = {"rollout/score": 0.5, "rollout/ended_share": 0.75, "train/tokens_per_second": 1200.4}
-    rates = {"critic/learning_rate": 2e-5}
-    assert [str(figure) for figure in _shown({**figures, **rates})] == [
-        "score 0.500", "cut at the length limit 25%", "learning rate 2.00e-05", "1,200 tok/s"
-    ]  # fmt: skip
-    whole = {**figures, **rates, "rollout/ended_share": 1.0, "rollout/kl": 0.125, "actor/learning_rate": 1e-5}
-    assert [str(figure) for figure in _shown(whole)][1:3] == ["KL 0.125", "learning rate 1.00e-05"]
-
-
 def test_the_coefficient_follows_its_controller():
     trainer = made_trainer(Engine(), kl_control="adaptive", kl_target=1.0, kl_horizon=100.0)
     experiences = two_rollouts(trainer)[:1]
@@ -199,8 +175,8 @@ def test_a_minibatch_of_which_nothing_counts_takes_no_step():
 
 def test_row_ids_of_all_ranks_follow_their_sequences(monkeypatch):
     """Prompts are dealt to ranks one by one: the first of each rank, then the second of each."""
-    monkeypatch.setattr("training.step3_ppo.learning.learning.gathered", lambda own: [own, [row + 100 for row in own]])
-    assert _row_ids_of_all_ranks(PROMPTS[7:9], 2) == [7, 7, 107, 107, 8, 8, 108, 108]
+    monkeypatch.setattr("training.step3_ppo.learning.notes.gathered", lambda own: [own, [row + 100 for row in own]])
+    assert row_ids_of_all_ranks(PROMPTS[7:9], 2) == [7, 7, 107, 107, 8, 8, 108, 108]
 
 
 def test_a_skipped_step_is_counted_and_leaves_the_average_alone(capsys):

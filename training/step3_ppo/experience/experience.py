@@ -18,7 +18,7 @@ from training.step3_ppo.contracts.records import Experience, Forward, Readings, 
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.scoring import beside
 from training.step3_ppo.experience.token_rewards import kl_in_reward, token_rewards
-from training.step3_ppo.mismatch.weights import corrected, old_policy
+from training.step3_ppo.mismatch.weights import NOT_CORRECTED, corrected, old_policy
 from training.utils.engine.ranks.collectives import summed
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def make_experience(
             kl = kl_in_reward(rollout, old_BR, read, settings.kl.estimator, dtype=roles.actor_model.dtype)
         rewards_BR = token_rewards(samples, group_B, kl, kl_coef, settings=settings)
     with clock.phase("6_advantages"):
-        correction = corrected(old_BR, drawn, counts_B, settings.mismatch, over_ranks=summed)
+        correction = NOT_CORRECTED
+        if settings.mismatch is not None:
+            correction = corrected(old_BR, drawn, counts_B, settings.mismatch, over_ranks=summed)
         if greedy is not None:
             read = replace(read, greedy_scores_B=beside(scored, greedy.scored, settings.samples_per_prompt))
         inputs = AdvantageInputs(

@@ -5,9 +5,9 @@ M response tokens of a micro-batch, r of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,28 +21,25 @@ from training.step3_ppo.experience.sequences import (
     text_sequence,
     training_sequences,
 )
-from training.step3_ppo.learning.outcomes import PromptOutcome, prompt_outcomes
-from training.step3_ppo.learning.record import MinibatchOfRollout, minibatch_numbers, policy_record
+from training.step3_ppo.learning.notes import LearntRollout, Minibatch, StepNotes
 from training.step3_ppo.learning.selection import Selected, selected_tokens
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyTokens
-from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.rank_share import documents_of, rank_share
+from training.utils.layout.rank_share import rank_share
 from training.utils.recording.recorder import NOT_RECORDED
-from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
+    from training.step3_ppo.learning.outcomes import PromptOutcome
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.contracts.token_rows import TokenRows
@@ -79,26 +76,21 @@ class Learner:
         minibatch, from `forwards`, or those that reading has made; each of these is good for one backward.
         recording: of this step.
         """
-        roles, device = self.roles, self.roles.actor.ranks.device
+        roles, guests, device = self.roles, self.roles.actor_guests, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
-        totals, actor_totals = self._totals(sequences)
-        selected = selected_tokens(sequences, self.settings, totals.tokens, noise_seed, device=device)
         batches = [
             (forward, TokenColumns([by_number[number] for number in forward.numbers], device))
             for forward in on_device(forwards, device)
         ]
-        trainees = []
+        totals, actor_totals = self._totals(sequences)
+        trainees: list[Trainee] = []
         if self.train_actor:
-            learnt = [
-                MicroBatch(part.rows, partial(self._actor_loss, part, own, actor_totals, selected), part.for_guests)
-                for part, own in batches
-            ]
-            learnt = [*recording.watched("actor", roles.actor, learnt)]
-            read_alone = self._text_batches(texts, device)
-            guests = roles.actor_guests
-            recording.note(other_terms=bool(guests) or bool(texts and self.settings.unsup_coef))
+            selected = self._selected(sequences, totals, noise_seed)
+            loss = partial(self._actor_loss, totals=actor_totals, selected=selected)
+            learnt = [MicroBatch(part.rows, partial(loss, part, own), part.for_guests) for part, own in batches]
+            learnt = [*recording.watched("actor", roles.actor, learnt), *self._text_batches(texts, device)]
             counted = guests.tally([plain(part) for each in sequences for part in each.tokens.parts]) if guests else ()
-            trainees.append(Trainee("actor", roles.actor, [*learnt, *read_alone], guests, counted))
+            trainees.append(Trainee("actor", roles.actor, learnt, guests, counted))
         if roles.critic is not None:
             learnt = [MicroBatch(part.rows, partial(self._critic_loss, part, own, totals)) for part, own in batches]
             learnt = [*recording.watched("critic", roles.critic, learnt)]
@@ -116,6 +108,75 @@ class Learner:
         tokens = float(sum(len(sequence.advantages_r) for sequence in counted))
         return StepTotals(tokens, float(len(counted)), longest), StepTotals(*counted_by_the_actor(counted), longest)
 
+    def forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
+        """Return this rank's forwards of a minibatch, laid out on the CPU. Pure."""
+        guests, device = self.roles.actor_guests, self.roles.actor.ranks.device
+        tokens = [sequence.tokens for sequence in sequences]
+        return [
+            Forward(
+                [sequences[index].number for index in indices], rows, for_guests=pinned(guests.prepare(rows), device)
+            )
+            for indices, rows in rank_share(tokens, self.experience.layout, device, with_before=guests.needs_before)
+        ]
+
+    def _read(self, forward: Forward) -> TokenLogprobs:
+        """Return the actor's log-probabilities of a micro-batch's targets."""
+        if forward.policy is not None:
+            return forward.policy
+        wanted = {"with_logits": self._has_kl and self.experience.kl.estimator.of_logits}
+        wanted |= self.roles.actor_guests.forward_kwargs(forward.for_guests)
+        with_entropy = self.settings.entropy_coef > 0
+        return self.roles.actor(forward.rows, self.experience.reading.temperature, with_entropy, **wanted)
+
+    def _actor_loss(
+        self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: Selected | None
+    ) -> MicroLoss:
+        """Return this micro-batch's part of the actor's loss. selected: of KL-Cov and Clip-Cov; None for others."""
+        settings, sequence_M, counted_M = self.settings, forward.rows.sequence_M, batch.counted_M
+        read = self._read(forward)
+        # Exactly on-policy, the old policy is this one.
+        old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
+        selected_M = None if selected is None else selected.of_rows(forward.numbers)
+        tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, sequence_M, selected_M)
+        weights_M = AGGREGATIONS[settings.aggregation](batch.actor_counted_M, sequence_M, totals)
+        policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
+        log_ratio_M = tokens.log_ratio_M.detach()
+        corrections_M = batch.weights_M if settings.bypass is None else self._corrections(log_ratio_M, sequence_M)
+        if corrections_M is not None:
+            policy_M = policy_M * corrections_M
+        loss = (policy_M * weights_M).sum()
+        seen = {
+            "actor/policy_loss": loss,
+            "actor/clip_fraction": (clipped_M * counted_M).sum(),
+            "actor/ratio": (log_ratio_M.exp() * counted_M).sum(),
+            "actor/update_kl": (-(log_ratio_M * counted_M)).sum(),
+        }
+        for name, part, figure in self._added(read, forward, batch, weights_M):
+            loss, seen[name] = loss + part, figure
+        return MicroLoss(loss, seen, read)
+
+    def _critic_loss(self, forward: Forward, batch: TokenColumns, totals: StepTotals) -> MicroLoss:
+        values_M = forward.values_M
+        if values_M is None:
+            assert self.roles.critic is not None
+            values_M = self.roles.critic(forward.rows, at="targets")
+        assert batch.values_M is not None and batch.returns_M is not None  # an experience has both if there is a critic
+        clip_range = self.settings.clip_range_value
+        loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
+        loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
+        clipped = (clipped_M * batch.counted_M).sum()
+        return MicroLoss(loss, {"critic/value_loss": loss, "critic/clip_fraction": clipped})
+
+    def _selected(self, sequences: Sequence[TrainingSequence], totals: StepTotals, noise_seed: int) -> Selected | None:
+        """Return the tokens that KL-Cov and Clip-Cov treat apart; None for other losses."""
+        device = self.roles.actor.ranks.device
+        return selected_tokens(sequences, self.settings, totals.tokens, noise_seed, device=device)
+
+    def _corrections(self, log_ratio_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
+        """Return the weights of tokens with --mismatch_bypass, which this policy decides."""
+        assert self.settings.bypass is not None
+        return loss_weights(log_ratio_M, sequence_M, self.settings.bypass)
+
     def _text_batches(self, texts: Sequence[TokenSequence], device: torch.device) -> list[MicroBatch]:
         """Return this rank's micro-batches of texts, which are only read if their loss has no weight."""
         if not texts:
@@ -130,59 +191,21 @@ class Learner:
         shares = [moved(rows, device) for _, rows in rank_share(texts, self.experience.layout, device, sharing=False)]
         return [MicroBatch(rows, partial(loss_of, rows), learns=coefficient > 0) for rows in shares]
 
-    def forwards(self, sequences: Sequence[TrainingSequence]) -> list[Forward]:
-        """Return this rank's forwards of a minibatch, laid out on the CPU. Pure."""
-        guests, device = self.roles.actor_guests, self.roles.actor.ranks.device
-        tokens = [sequence.tokens for sequence in sequences]
-        return [
-            Forward(
-                [sequences[index].number for index in indices], rows, for_guests=pinned(guests.prepare(rows), device)
-            )
-            for indices, rows in rank_share(tokens, self.experience.layout, device, with_before=guests.needs_before)
-        ]
-
-    def _read(self, forward: Forward, with_logits: bool) -> TokenLogprobs:
-        """Return the actor's log-probabilities of a micro-batch's targets."""
-        if forward.policy is not None:
-            return forward.policy
-        with_entropy, more = self.settings.entropy_coef > 0, self.roles.actor_guests.forward_kwargs(forward.for_guests)
-        temperature = self.experience.reading.temperature
-        return self.roles.actor(forward.rows, temperature, with_entropy, with_logits=with_logits, **more)
-
-    def _actor_loss(
-        self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: Selected | None
-    ) -> MicroLoss:
-        """Return this micro-batch's part of the actor's loss. selected: of KL-Cov and Clip-Cov; None for others."""
-        settings, kl, rows = self.settings, self.experience.kl, forward.rows
-        kl_in_loss = kl.in_loss and self.roles.reference is not None
-        read = self._read(forward, with_logits=kl_in_loss and kl.estimator.of_logits)
-        # Exactly on-policy, the old policy is this one.
-        old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
-        selected_M = None if selected is None else selected.of_rows(forward.numbers)
-        tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, rows.sequence_M, selected_M)
-        weights_M = AGGREGATIONS[settings.aggregation](batch.actor_counted_M, rows.sequence_M, totals)
-        policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
-        counted_M, log_ratio_M = batch.counted_M, tokens.log_ratio_M.detach()
-        corrections_M = batch.weights_M
-        if settings.bypass is not None:
-            corrections_M = loss_weights(log_ratio_M, rows.sequence_M, settings.bypass)
-        if corrections_M is not None:
-            policy_M = policy_M * corrections_M
-        loss = (policy_M * weights_M).sum()
-        seen = {
-            "actor/policy_loss": loss,
-            "actor/clip_fraction": (clipped_M * counted_M).sum(),
-            "actor/ratio": (log_ratio_M.exp() * counted_M).sum(),
-            "actor/update_kl": (-(log_ratio_M * counted_M)).sum(),
-        }
-        if kl_in_loss:
-            kl_loss = (self._kl_of_loss(read, rows, batch) * weights_M).sum()
-            loss = loss + self.kl_coef * kl_loss
-            seen["actor/kl_loss"] = kl_loss
+    def _added(
+        self, read: TokenLogprobs, forward: Forward, batch: TokenColumns, weights_M: torch.Tensor
+    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield what is added to the policy's loss, if wanted: KL and entropy, each with its figure's name, and the
+        figure."""
+        if self._has_kl:
+            kl_loss = (self._kl_of_loss(read, forward.rows, batch) * weights_M).sum()
+            yield "actor/kl_loss", self.kl_coef * kl_loss, kl_loss
         if read.entropies_M is not None:
-            loss = loss + (entropy_loss(read.entropies_M, settings.entropy_coef) * weights_M).sum()
-            seen["actor/entropy"] = (read.entropies_M.detach() * counted_M).sum()
-        return MicroLoss(loss, seen, read)
+            part = (entropy_loss(read.entropies_M, self.settings.entropy_coef) * weights_M).sum()
+            yield "actor/entropy", part, (read.entropies_M.detach() * batch.counted_M).sum()
+
+    @property
+    def _has_kl(self) -> bool:
+        return self.experience.kl.in_loss and self.roles.reference is not None
 
     def _kl_of_loss(self, read: TokenLogprobs, rows: TokenRows, batch: TokenColumns) -> torch.Tensor:
         """Return the KL to the reference of each token, with a gradient."""
@@ -192,18 +215,6 @@ class Learner:
         with torch.no_grad():
             ref_logits_MV = reference(rows, self.experience.reading.temperature, with_logits=True).logits_MV
         return estimator.estimate(read.logits_MV, ref_logits_MV)
-
-    def _critic_loss(self, forward: Forward, batch: TokenColumns, totals: StepTotals) -> MicroLoss:
-        values_M = forward.values_M
-        if values_M is None:
-            assert self.roles.critic is not None
-            values_M = self.roles.critic(forward.rows, at="targets")
-        assert batch.values_M is not None and batch.returns_M is not None  # an experience has both if there is a critic
-        clip_range = self.settings.clip_range_value
-        loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
-        loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
-        clipped = (clipped_M * batch.counted_M).sum()
-        return MicroLoss(loss, {"critic/value_loss": loss, "critic/clip_fraction": clipped})
 
 
 @dataclass(eq=False)
@@ -228,54 +239,39 @@ class Updates:
         """Return figures, means over the minibatches. rows: this rank's prompts, named where a step goes wrong. A
         collective."""
         ranks, experience, settings = self.ranks, self.settings.experience, self.settings.updates
-        train_actor = iteration > settings.critic_warmup
         own = training_sequences(experiences, experience.samples_per_prompt, ranks.rank, ranks.world_size)
         sequences = sequences_of_all_ranks(own, ranks.device)
-        row_ids = _row_ids_of_all_ranks(rows, experience.samples_per_prompt)
-        reusable = [forward for each in experiences for forward in each.reusable]  # of one minibatch
+        train_actor = iteration > settings.critic_warmup
         learner = Learner(self.roles, experience, settings.learning, kl_coef, train_actor)
-        steps: list[dict[str, float]] = []
-        empty = computed = 0
-        stepped: set[int] = set()
-        minibatches = self._minibatches(len(sequences), iteration)
-        ahead: Ahead[list[int], list[Forward]] = Ahead(
-            lambda places: learner.forwards([sequences[place] for place in places]),
-            in_background=ranks.device.type == "cuda" and not reusable,
-        )
-        laid_out_ahead = ahead.each([places for _, places in minibatches])
-        for (seed, places), laid_out in zip(minibatches, laid_out_ahead, strict=True):
-            picked = [sequences[index] for index in places]
-            texts = self._next_texts(len(picked)) if train_actor else []
-            if not any(sequence.counts for sequence in picked):  # there is nothing to learn
-                empty += 1
+        rollout = LearntRollout(iteration, experiences, own, sequences, rows)
+        notes = StepNotes(self.settings, ranks, rollout, kl_coef, self.bad_steps)
+        for minibatch in self._minibatches(rollout, learner):
+            texts = self._next_texts(len(minibatch.sequences)) if train_actor else []
+            if not any(sequence.counts for sequence in minibatch.sequences):
+                notes.empty += 1  # there is nothing to learn
                 continue
-            forwards = reusable or laid_out()
-            computed += sum(forward.rows.input_ids_NT.numel() for forward in forwards)
-            recording = self.settings.records.of_step(iteration, ranks, len(steps) + 1)
-            figures = learner.learn(picked, texts, seed, forwards, recording=recording)
-            recorded = MinibatchOfRollout(iteration, experiences, own, picked, forwards)
-            make_record = partial(policy_record, recorded, experience, settings.learning, kl_coef=kl_coef)
-            numbers = minibatch_numbers(recorded, rows, figures, is_first=not steps)
-            recording.write(partial(make_record, figures=figures), numbers)
-            self.bad_steps.check(iteration, figures, [row_ids[place] for place in places] if rows else [])
+            forwards = minibatch.forwards()
+            recording = notes.begun(self.roles.actor_guests, texts, train_actor)
+            figures = learner.learn(minibatch.sequences, texts, minibatch.seed, forwards, recording=recording)
+            notes.taken(recording, minibatch, forwards, figures)
             if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                 self.roles.average.update()
-            stepped.update(places if not figures.get("actor/skipped", 0.0) else ())
-            steps.append(figures)
             if settings.stop_update_kl is not None and figures.get("actor/update_kl", 0.0) > settings.stop_update_kl:
                 break
-        self.outcomes = prompt_outcomes(row_ids, sequences, stepped, experience.samples_per_prompt) if rows else ()
-        return self._figures(steps, empty, sequences, train_actor) | (rank_token_figures(computed) if steps else {})
+        self.outcomes = notes.outcomes()
+        return notes.figures(train_actor)
 
-    def _minibatches(self, sequences: int, iteration: int) -> list[tuple[int, list[int]]]:
-        """Return each minibatch of all epochs: its epoch's seed, and its places among the sequences."""
-        size = self.settings.updates.sequences_per_minibatch * self.ranks.world_size
-        found = []
+    def _minibatches(self, rollout: LearntRollout, learner: Learner) -> Iterator[Minibatch]:
+        """Yield the minibatches of all epochs, each epoch in an order of its own."""
+        sequences, size = rollout.sequences, self.settings.updates.sequences_per_minibatch * self.ranks.world_size
+        orders = []
         for epoch in range(self.settings.updates.ppo_epochs):
-            seed = derived_seed(self.settings.seed, "minibatch", iteration, epoch)
-            order = ShuffledStream(sequences, seed)
-            found += [(seed, order.take(start, size)) for start in range(0, sequences, size)]
-        return found
+            seed = derived_seed(self.settings.seed, "minibatch", rollout.iteration, epoch)
+            order = ShuffledStream(len(sequences), seed)
+            orders += [(seed, order.take(start, size)) for start in range(0, len(sequences), size)]
+        laid_out = rollout.laid_out(learner.forwards, [places for _, places in orders], self.ranks.device)
+        for (seed, places), forwards in zip(orders, laid_out, strict=True):
+            yield Minibatch(seed, places, [sequences[place] for place in places], forwards)
 
     def _next_texts(self, count: int) -> list[TokenSequence]:
         """Return one block of unsupervised text per sequence of the minibatch; none if no text is given."""
@@ -284,36 +280,3 @@ class Updates:
         taken = self._text_stream.take(self.texts_taken, count)
         self.texts_taken += count
         return [text_sequence(self.texts[row]) for row in taken]
-
-    def _figures(
-        self, steps: Sequence[dict[str, float]], empty: int, sequences: Sequence[TrainingSequence], train_actor: bool
-    ) -> dict[str, float]:
-        """Return means over the steps, and their FLOPs. empty: minibatches without a step."""
-        settings = self.settings
-        means = {}
-        for name in dict.fromkeys(name for figures in steps for name in figures):
-            values = [figures[name] for figures in steps if name in figures]
-            means[name] = sum(values) / len(values)
-        means |= {"train/minibatches": float(len(steps)), "train/empty_minibatches": float(empty)}
-        if settings.updates.meters:
-            tokens = [sequence.tokens for sequence in sequences]
-            documents = documents_of(tokens, settings.experience.layout.plan)
-            targets = sum(int(part.is_target.sum()) for part in tokens)
-            epochs = len(steps) * settings.updates.sequences_per_minibatch * self.ranks.world_size / len(sequences)
-            trained = settings.updates.meters if train_actor else settings.updates.meters[1:]
-            means["learn/flops"] = epochs * sum(meter.flops(documents, targets) for meter in trained)
-        return means
-
-
-def rank_token_figures(computed: int) -> dict[str, float]:
-    """Return the mean, deviation and extremes over ranks of the tokens that each computed in a rollout's updates,
-    padding included and a shared prompt once. A collective."""
-    measure = Measure(torch.tensor([float(computed)]), spread("train/rank_tokens"))
-    [own] = moments([measure])
-    return figures_of([measure], [reduce(Moments.joined, gathered(own))])
-
-
-def _row_ids_of_all_ranks(rows: Sequence[PromptRow], samples_per_prompt: int) -> list[int]:
-    """Return the row of each of all ranks' sequences, in the order of their numbers. A collective."""
-    parts = gathered([row.row_id for row in rows])
-    return [row_id for prompts in zip(*parts, strict=True) for row_id in prompts for _ in range(samples_per_prompt)]

@@ -71,6 +71,9 @@ class Corrected(NamedTuple):
     kept_BR: torch.Tensor | None = None
 
 
+NOT_CORRECTED = Corrected()
+
+
 def old_policy(
     read_BR: torch.Tensor | None, drawn: DrawnTokens, settings: MismatchSettings | None
 ) -> torch.Tensor | None:
@@ -84,19 +87,19 @@ def corrected(
     old_logprobs_BR: torch.Tensor | None,
     drawn: DrawnTokens,
     counts_B: torch.Tensor,
-    settings: MismatchSettings | None,
+    settings: MismatchSettings,
     *,
     over_ranks: Callable[[torch.Tensor], torch.Tensor],
 ) -> Corrected:
-    """Weigh and reject the tokens of a rollout; nothing without settings or in a bypass. over_ranks: the sum of a
+    """Weigh and reject the tokens of a rollout; nothing in a bypass. over_ranks: the sum of a
     tensor over all ranks, called only to normalise.
 
     Normalised weights are divided by their mean over all ranks' tokens (responses, above the level of tokens), those
     of responses that do not count (counts_B) and what is rejected apart: first the bounds, then the mean, then the
     rejection.
     """
-    if settings is None or settings.bypass:
-        return Corrected()
+    if settings.bypass:
+        return NOT_CORRECTED
     assert old_logprobs_BR is not None  # reads_old_logprobs is True wherever there is a correction
     log_ratio_M = (old_logprobs_BR - drawn.logprobs_BR)[drawn.mask_BR]
     sequence_M = sequences_of(drawn.mask_BR)

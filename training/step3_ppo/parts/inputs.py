@@ -13,6 +13,7 @@ from training.step3_ppo.parts.prompt_source import PromptSource, open_prompt_sou
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
@@ -22,14 +23,13 @@ from training.utils.data.chat.chat import conversation_end
 from training.utils.data.chat.style import save_style, saved_style
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
-from training.utils.images.data.decoding import DecodedPictures
 from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
 from training.utils.rewards.needed import check_columns
 from training.utils.rewards.weighted import reads_messages
-from training.utils.setup.media import reader_of_model, run_media, why_unread
+from training.utils.setup.media import media_for_rewards, reader_of_model, run_media, why_unread
 from training.utils.setup.opened_run import RunData
 
 if TYPE_CHECKING:
@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.utils.contracts.media import SeenMedia
+    from training.utils.contracts.media import RunMedia, SeenMedia
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.chat.chat import PromptStyle
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.environments.loading import Environments
-    from training.utils.images.models.pictured import RowImages
     from training.utils.rewards.calling.calling import Rule
     from training.utils.rewards.weighted import Reward
 
@@ -105,7 +104,7 @@ class Inputs:
     train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
     data: of prompts and texts; a step is a rollout.
-    media: of the prompts; seen: of their pictures; both None where no prompt has one.
+    media: of the prompts; seen: what was read of them; both None where no prompt has one.
     """
 
     train: PromptSource
@@ -115,13 +114,13 @@ class Inputs:
     length: RunLength
     end_token_ids: tuple[int, ...]
     data: RunData
-    media: RowImages | None = None
+    media: RunMedia | None = None
     seen: SeenMedia | None = None
 
     @property
     def media_of(self) -> Callable[[PromptRow], dict[str, Any]] | None:
         """Return the column that shows the media of a row to a reward; None where no prompt has some."""
-        return None if self.seen is None else partial(media_of, self.seen)
+        return None if self.seen is None else partial(media_for_rewards, self.seen)
 
 
 class PpoOpening(NamedTuple):
@@ -163,7 +162,7 @@ def load_inputs(
     if style is not None:
         most, say = data.rows.max_prompt_seq_len, log if ranks.is_main else silent
         settle_style(style, phase.train, tokenizer, say, most_tokens=most)
-    images = run_media(chain(phase.train, phase.eval), phase.seen, prompt_document)
+    media = run_media(chain(phase.train, phase.eval), phase.seen, prompt_document)
     if environments is not None:
         check_rows(environments, phase.train)
         check_rows(environments, phase.eval)
@@ -174,7 +173,7 @@ def load_inputs(
         )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
     if ppo.prompt_dataset is None:  # whose prompts may have others
-        of_media = [] if phase.seen is None else ["images"]
+        of_media = [] if phase.seen is None else [MEDIA_COLUMN]
         check_columns(rules or {}, [*columns, *of_media], (phase.train, phase.eval))
     texts = None
     if data.source.unsupervised_dataset_name is not None:
@@ -207,21 +206,9 @@ def load_inputs(
         ),
         end_token_ids=ends,
         data=RunData(phase.report, fingerprint, len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size)),
-        media=images,
+        media=media,
         seen=phase.seen,
     )
-
-
-def media_of(seen: SeenMedia, row: PromptRow) -> dict[str, Any]:
-    """Return the column `images` of a prompt for reward functions."""
-    return {"images": pictures_of(seen, row)}
-
-
-def pictures_of(seen: SeenMedia, row: PromptRow) -> DecodedPictures:
-    """Return the pictures of a prompt, for a reward to look at. One that is cut up has several spans, of one key."""
-    keys = dict.fromkeys(span.key for span in row.media)
-    key_of = dict(zip(dict.fromkeys(row.picture_digests), keys, strict=True))
-    return DecodedPictures(tuple(seen.encoded(key_of[digest]) for digest in row.picture_digests))
 
 
 def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:

@@ -2,7 +2,7 @@
 
 One safetensors file per rollout and rank, numbered in the order in which a run asks for them, evaluations included:
 `rollout_000003_rank0.safetensors` holds the Rollout's tensors and the seeds, and in its metadata, as JSON, how they
-were drawn, the sha256 of each prompt's pictures, and what became of conversations, whose environments a replay does not
+were drawn, the sha256 of each prompt's media, and what became of conversations, whose environments a replay does not
 ask. A run with the same settings asks
 for the same rollouts in the same order, so it gets them back. A resumed run continues with its checkpoint's number, and
 overwrites what a killed run wrote after it.
@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from training.step3_ppo.parts.rollout_tensors import TENSORS, rollout_of, tensors_of
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
 
 _FORMAT = "threestep rollout 1"
-_RECORDS, _PICTURES = "conversations", "pictures"
+_RECORDS = "conversations"
 _ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
 
@@ -81,7 +82,7 @@ class DumpingRollout(EngineWrapper):
         tensors, records = tensors_of(rollout)
         metadata = _metadata(request, self._files.more)
         if request.media is not None:
-            metadata[_PICTURES] = _pictures(request)
+            metadata[STORED_MEDIA] = _media_of(request)
         if records is not None:
             asked = zip(_ASKED, request.repeated(), strict=True)
             tensors |= {name: tensor.cpu().contiguous() for name, tensor in asked}
@@ -118,7 +119,7 @@ class ReplayRollout(RolloutEngine):
             )
         tensors, metadata = _read(path)
         records = metadata.pop(_RECORDS, None)
-        _check_pictures(path, metadata.pop(_PICTURES, None), request)
+        _check_media(path, metadata.pop(STORED_MEDIA, None), request)
         _check_asked_alike(path, tensors, metadata, request, wanted_settings=_metadata(request, self._files.more))
         self._files.count += 1
         columns = {name: tensor.to(request.prompt_ids_BP.device) for name, tensor in tensors.items()}
@@ -148,17 +149,17 @@ def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str
     return {name: json.dumps(value) for name, value in settings.items()}
 
 
-def _pictures(request: RolloutRequest) -> str:
-    """The sha256 of each picture of each prompt, as JSON."""
-    assert request.rows is not None, "prompts with images are of a dataset"
-    return json.dumps([list(row.picture_digests) for row in request.rows])
+def _media_of(request: RolloutRequest) -> str:
+    """The sha256 of each medium of each prompt, as JSON."""
+    assert request.rows is not None, "prompts with media are of a dataset"
+    return json.dumps([row.media_names for row in request.rows])
 
 
-def _check_pictures(path: Path, drawn: str | None, request: RolloutRequest) -> None:
-    if drawn != (None if request.media is None else _pictures(request)):
+def _check_media(path: Path, drawn: str | None, request: RolloutRequest) -> None:
+    if drawn != (None if request.media is None else _media_of(request)):
         raise ThreestepError(
-            f"--rollout_replay: {path} holds responses to prompts with other pictures than those that this run asks "
-            "for; replay with the data of the run that dumped, or dump again"
+            f"--rollout_replay: {path} holds responses to prompts with other {STORED_MEDIA} than those that this run "
+            "asks for; replay with the data of the run that dumped, or dump again"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo import STEP
 from training.step3_ppo.contracts.settings import (
@@ -19,7 +19,6 @@ from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
 from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
-from training.utils.images.run.row_images import why_not_kept, with_kept_features
 from training.utils.layout.rank_share import SequenceLayout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
@@ -27,6 +26,7 @@ from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.recording.recorder import records_of
 from training.utils.rewards.weighted import Rewards
+from training.utils.setup.media import kept_for_readers
 from training.utils.setup.setup import compute_meter
 
 if TYPE_CHECKING:
@@ -38,18 +38,17 @@ if TYPE_CHECKING:
     from training.step3_ppo.roles.roles import Roles
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.images.models.pictured import RowImages
     from training.utils.layout.planner import PlanSettings
 
 
 def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -> PpoSettings:
-    """Return the settings of the loop and its parts. A collective, which reads pictures and measures the matmul rate
+    """Return the settings of the loop and its parts. A collective, which reads media and measures the matmul rate
     where that is asked for. scale: of `wanted_score_scale`"""
     flags, components, _, inputs, ranks = opening
     ppo, rollouts, sampling = flags.ppo, inputs.length.rollouts, _sampling(opening, roles.actor_model)
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks=ranks.world_size)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
-    media = with_kept_pictures(inputs.media, flags.roles.kept_image_features_mb, roles, log)
+    media = with_kept_media(inputs.media, flags.roles.kept_image_features_mb, roles, log)
     layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media)
     experience = experience_settings(components.algorithm, ppo, layout, _rewards(opening), scale=scale)
     length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
@@ -98,7 +97,7 @@ def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
     flags, inputs, tokenizer = opening.flags, opening.inputs, opening.tokenizers.actor
     ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
     paths = _path_sampling(ppo, flags.data.chat, tokenizer)
-    # The token that stands for images, where prompts have some, would be an image without pixels in a response.
+    # The token that stands for a medium, where prompts have some, would be one without content in a response.
     unwritten = () if inputs.media is None else ((placeholder_id(model.config),),)
     return settings_of(
         Sampling,
@@ -161,27 +160,12 @@ def wanted_score_scale(roles: RolesArguments, ppo: PpoArguments) -> ScoreScale |
     return read_score_scale(roles.critic_model_name_or_path, "--normalize_reward_scores")
 
 
-def with_kept_pictures(
-    images: RowImages | None, most_mb: int, roles: Roles, log: Callable[..., None]
-) -> RowImages | None:
-    """Return the images with up to `most_mb` MiB of the actor's features stored, for all forwards: the rollout's
-    prompts, the reading of a rollout, and its updates. The other models read them if their vision tower has the same
-    weights, which is logged, and pixels if not. ThreestepError if the actor cannot."""
-    if not most_mb or images is None:
-        return images
-    device, is_main, models = roles.actor.ranks.device, roles.actor.ranks.is_main, roles.readers
+def with_kept_media(media: Any, most_mb: int, roles: Roles, log: Callable[..., None]) -> Any:
+    """Return the prompts' media, or None, with up to `most_mb` MiB of what the actor makes of them stored, for all
+    forwards: the rollout's prompts, the reading of a rollout, and its updates."""
+    if not most_mb or media is None:
+        return media
+    names, readers = ("actor", "reference", "critic", "reward model"), roles.readers
     with roles.reading():
-        stored = with_kept_features(
-            images, most_mb, roles.actor_model, roles.actor, read=models["actor"][1], evicts=True
-        )
-        assert stored is not None
-        readers = ["actor"]
-        for name in [name for name in ("reference", "critic", "reward model") if name in models]:
-            model, read = models[name]
-            reason = why_not_kept(stored, model, read, device, shares=roles.actor_model)
-            if reason is None:
-                readers.append(name)
-            else:
-                log(f"the {name} reads pixels, and no features that are kept: {reason}", is_main)
-    log(f"the features of up to {most_mb} MiB of pictures are kept for: {', '.join(readers)}", is_main)
-    return stored
+        those = {name: readers[name] for name in names if name in readers}
+        return kept_for_readers(media, most_mb, roles.actor, those, log=log)

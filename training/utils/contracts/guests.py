@@ -101,6 +101,35 @@ class Guest:
         return None
 
 
+class GuestSteps(tuple[GuestStep, ...]):
+    """An optimizer step of one model's guests."""
+
+    __slots__ = ()
+
+    def added_to(self, loss: torch.Tensor, rows: Any, read: Any) -> torch.Tensor:
+        """Return the loss of a micro-batch with the guests' parts. A collective."""
+        for guest in self:
+            loss = loss + guest.loss_part(rows, read)
+        return loss
+
+    def after_backward(self, read: Any, prepared: Sequence[Any]) -> None:
+        """prepared: of `Guests.prepare`; () where it was not called. A collective."""
+        for guest, own in zip(self, prepared or (None,) * len(self), strict=True):
+            guest.after_backward(read, own)
+
+    def sums(self, group: str) -> dict[str, float | torch.Tensor]:
+        """Return this rank's sums for `end`, by names that no figure of the model has."""
+        return {f"{group} {name}": number for guest in self for name, number in guest.sums.items()}
+
+    def end(self, group: str, totals: dict[str, float]) -> dict[str, float]:
+        """Take the guests' steps; return their figures, named GROUP/... totals: sums over all ranks, from which those
+        of the guests are removed. A collective."""
+        figures: dict[str, float] = {}
+        for guest in self:
+            figures |= guest.end(group, {name: totals.pop(f"{group} {name}") for name in guest.sums})
+        return figures
+
+
 class Guests(tuple[Guest, ...]):
     """The guests of one model."""
 
@@ -123,6 +152,11 @@ class Guests(tuple[Guest, ...]):
 
     def tally(self, documents: Sequence[Document]) -> tuple[Any, ...]:
         return tuple(guest.tally(documents) for guest in self)
+
+    def begin(self, rows: Sequence[Any], forward: Callable[[int, Any], Any], counted: Sequence[Any] = ()) -> GuestSteps:
+        """Begin an optimizer step. counted: of `tally`; () where it was not called. A collective."""
+        each = zip(self, counted or (None,) * len(self), strict=True)
+        return GuestSteps(guest.begin(rows, forward, own) for guest, own in each)
 
     def forward_kwargs(self, prepared: Sequence[Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}

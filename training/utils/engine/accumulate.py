@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from training.utils.base.transfer import moved
-from training.utils.contracts.guests import Guests, GuestStep
+from training.utils.contracts.guests import Guests, GuestSteps
 from training.utils.engine.ranks.collectives import DeviceSums
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Trainee:
     guests: Guests = Guests()
     counted: tuple[Any, ...] = ()
 
-    def begin(self) -> list[GuestStep]:
+    def begin(self) -> GuestSteps:
         """Put the model in train mode, and let the guests begin. A collective."""
         self.engine.train()
         learnt = [micro_batch for micro_batch in self.micro_batches if micro_batch.learns]
@@ -65,22 +65,16 @@ class Trainee:
         def forward(index: int, rows: TokenRows) -> Any:
             return (learnt[index].forward or self.engine)(rows)
 
-        rows = [micro_batch.rows for micro_batch in learnt]
-        counted = self.counted or (None,) * len(self.guests)
-        return [guest.begin(rows, forward, own) for guest, own in zip(self.guests, counted, strict=True)]
+        return self.guests.begin([micro_batch.rows for micro_batch in learnt], forward, self.counted)
 
-    def learn(self, micro_batch: MicroBatch, guests: Sequence[GuestStep]) -> Mapping[str, float | torch.Tensor]:
+    def learn(self, micro_batch: MicroBatch, guests: GuestSteps) -> Mapping[str, float | torch.Tensor]:
         """Run a micro-batch's forward and backward; return its summands of the figures. A collective."""
         if not micro_batch.learns:
             with torch.no_grad():
                 return micro_batch.loss().figures
         loss, figures, read = micro_batch.loss()
-        for guest in guests:
-            loss = loss + guest.loss_part(micro_batch.rows, read)
-        self.engine.backward(loss)
-        prepared = micro_batch.for_guests or (None,) * len(guests)
-        for guest, own in zip(guests, prepared, strict=True):
-            guest.after_backward(read, own)
+        self.engine.backward(guests.added_to(loss, micro_batch.rows, read))
+        guests.after_backward(read, micro_batch.for_guests)
         return figures
 
 
@@ -100,22 +94,19 @@ def accumulate(trainees: Sequence[Trainee], numbers: Mapping[str, float] | None 
     numbers: of this rank, summed into `totals` with the figures
     """
     sums = DeviceSums()
-    guests = [trainee.begin() for trainee in trainees]
+    begun = [(trainee, trainee.begin()) for trainee in trainees]
     for turn in range(max(len(trainee.micro_batches) for trainee in trainees)):
-        for trainee, its_guests in zip(trainees, guests, strict=True):
+        for trainee, guests in begun:
             if turn < len(trainee.micro_batches):
-                sums.add(trainee.learn(trainee.micro_batches[turn], its_guests))
+                sums.add(trainee.learn(trainee.micro_batches[turn], guests))
     figures: dict[str, float] = {}
-    for trainee, its_guests in zip(trainees, guests, strict=True):
+    for trainee, guests in begun:
         figures |= trainee.engine.step().figures(trainee.group)
-        for guest in its_guests:
-            sums.add({f"{trainee.group} {name}": number for name, number in guest.sums.items()})
+        sums.add(guests.sums(trainee.group))
     sums.add(numbers or {})
     totals = sums.totals(trainees[0].engine.ranks.device)
-    for trainee, its_guests in zip(trainees, guests, strict=True):
-        for guest in its_guests:
-            own = {name: totals.pop(f"{trainee.group} {name}") for name in guest.sums}
-            figures |= guest.end(trainee.group, own)
+    for trainee, guests in begun:
+        figures |= guests.end(trainee.group, totals)
     return TakenStep(totals, figures)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 
+from training.utils.images.inputs import image_inputs
 from training.utils.images.kept_features import KeptFeatures, known_pictures
-from training.utils.images.spans import ImagePixels, ImageSpan
+from training.utils.images.spans import ImagePixels, ImageSpan, left_padded_axes, positions_taken
 
 PixelsOf = Callable[[Sequence[int]], ImagePixels]
+_SEES_ITSELF = "token_type_ids"  # 1 where a token is of an image that sees itself (Gemma 3, transformers 5.19)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,32 @@ class PromptImages:
     def pixels(self) -> ImagePixels:
         """Pixels of all their images, or of those whose features are not kept yet."""
         return pixels_of_keys([[image.key for image in own] for own in self.spans], self.pixels_of, self.kept)
+
+    def positions(self, mask_BP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return [B, 1], the position of the token behind each left-padded prompt; and the positions of their tokens
+        [3, B, P], if an image counts by its sides (M-RoPE). int64."""
+        lengths = mask_BP.sum(1).tolist()
+        taken = [positions_taken(length, own) for length, own in zip(lengths, self.spans, strict=True)]
+        by_sides = any(image.sides for own in self.spans for image in own)
+        taken_B1 = torch.tensor(taken, device=mask_BP.device).unsqueeze(1)
+        return taken_B1, left_padded_axes(mask_BP, self.spans) if by_sides else None
+
+    def forward_kwargs(self, model: Any, mask_BP: torch.Tensor, accepted: Container[str]) -> dict[str, Any]:
+        """Return the arguments of the model's forward for the images of left-padded prompts. accepted: by name.
+
+        The family makes the mask, as for prompts of text: of images whose tokens all see each other (Gemma 3) it is
+        told which these are.
+        """
+        device, width = mask_BP.device, mask_BP.shape[1]
+        given = image_inputs(model, self.pixels, device)
+        if _SEES_ITSELF in accepted:
+            types_BP = torch.zeros(mask_BP.shape, dtype=torch.int64)
+            for row, (length, own) in enumerate(zip(mask_BP.sum(1).tolist(), self.spans, strict=True)):
+                for image in own:
+                    first = width - length + image.begin
+                    types_BP[row, first : first + image.tokens] = image.sees_itself
+            given[_SEES_ITSELF] = types_BP.to(device)
+        return given
 
     def picked(self, prompts: Sequence[int]) -> PromptImages:
         """Return those of the prompts with these indices."""

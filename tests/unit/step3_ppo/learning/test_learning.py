@@ -18,7 +18,7 @@ from training.step3_ppo.flags.algorithm import experience_settings, learning_set
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.learning import learning, selection
+from training.step3_ppo.learning import selection
 from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.added import value_loss
@@ -400,14 +400,3 @@ def test_a_step_in_which_no_response_counts_moves_nothing_and_tells_no_means():
     figures = stepped(PLANS[1], made, roles, kl_in="loss", entropy_coef=0.1, policy_loss="kl_cov")
     assert figures.keys() == {"actor/stepped", "critic/stepped"}
     assert not roles.actor.gradient().any() and not roles.critic.gradient().any()
-
-
-def test_tokens_of_ranks_have_a_spread(monkeypatch):
-    """Ranks that computed 30 and 10 tokens."""
-    monkeypatch.setattr(learning, "gathered", lambda own: [own, own._replace(total=10.0, squares=100.0, least=10.0)])
-    assert learning.rank_token_figures(30) == {
-        "train/rank_tokens_mean": 20.0,
-        "train/rank_tokens_std": 10.0,
-        "train/rank_tokens_min": 10.0,
-        "train/rank_tokens_max": 30.0,
-    }

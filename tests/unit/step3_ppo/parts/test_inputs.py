@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 from transformers import GenerationConfig
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from training.step3_ppo.parts.inputs import load_inputs, load_tokenizers, pictures_of, share_style
+from training.step3_ppo.parts.inputs import load_inputs, load_tokenizers, share_style
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rows import PromptRow
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.style import SavedStyle, save_style, saved_style
-from training.utils.images.data.reader import PixelReader
-from training.utils.images.spans import ImageSpan
 
 
 def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):
@@ -111,21 +104,3 @@ def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
         "was trained on prompts in another style (human_assistant)" in o for o in others
     )
     assert saved_style(tokenizers.critic) == SavedStyle("chat_template")  # what it learns in this run
-
-
-def test_a_reward_sees_the_pictures_of_a_prompt():
-    """One of two tiles, another, the first again; each is decoded when it is taken."""
-    stored = {}
-    for key, color in ((4, "red"), (9, "blue")):
-        file = io.BytesIO()
-        Image.new("RGBA", (3, 2), color).save(file, format="PNG")
-        stored[key] = file.getvalue()
-    spans = [ImageSpan(at, 1, key=key) for at, key in enumerate((4, 4, 9, 4, 4))]
-    row = PromptRow(0, np.arange(5), "", None, media=tuple(spans), picture_digests=("a", "b", "a"))
-    reader: Any = None
-    found = pictures_of(PixelReader(reader, stored), row)
-    assert [(one.mode, one.size, one.getpixel((0, 0))) for one in found] == [
-        ("RGB", (3, 2), color) for color in ((255, 0, 0), (0, 0, 255), (255, 0, 0))
-    ]
-    assert found.encoded[1] == stored[9] and found[0] is not found[0] and len(found[1:]) == 2
-    assert len(pictures_of(PixelReader(reader, stored), PromptRow(0, np.arange(5), "", None))) == 0

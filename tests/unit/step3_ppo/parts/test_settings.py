@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.vision_models import PlainScorer, answers, awake, llava, sequence
-from training.step3_ppo.parts.settings import with_kept_pictures
+from training.step3_ppo.parts.settings import with_kept_media
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
 from training.utils.images.models.pictured import RowImages
@@ -66,7 +66,7 @@ def roles_of(actor: Any, reference: Any, scorer: Any) -> Any:
 
 def opened(images: RowImages, *models: Any, megabytes: int = 1) -> tuple[Any, list[str]]:
     said: list[str] = []
-    return with_kept_pictures(images, megabytes, roles_of(*models), lambda text, is_main: said.append(text)), said
+    return with_kept_media(images, megabytes, roles_of(*models), lambda text, is_main: said.append(text)), said
 
 
 def test_models_whose_tower_is_the_actors_read_its_features():
@@ -137,7 +137,7 @@ def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
     roles = roles_of(actor, actor, critic)
     roles.readers = {"actor": roles.readers["actor"], "critic": (critic, ScalarModel(critic))}
     said: list[str] = []
-    kept: Any = with_kept_pictures(images, 1, roles, lambda text, is_main: said.append(text))
+    kept: Any = with_kept_media(images, 1, roles, lambda text, is_main: said.append(text))
     assert said[-1].endswith("are kept for: actor, critic")
     ran: list[int] = []
     actor.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)

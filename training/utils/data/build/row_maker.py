@@ -14,7 +14,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.parallel_thinking import ParallelCheck
-from training.utils.data.kinds.strategies import GLUED, ChatText, PlainText, ReadSample, is_glued
+from training.utils.data.kinds.strategies import GLUED, ChatText, PlainText, ReadSample, check_media_are_read, is_glued
 from training.utils.data.kinds.whole_sentences import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.formats.messages import BadConversation
@@ -87,8 +87,9 @@ class RowMaker:
             yield from self._made(waiting)
 
     def _take(self, sample: Any, row_id: int, where: str) -> Waiting:
-        self._check_images(sample, where)
         kind, raw = self._kind, self._source.raw
+        if self._making.media is None or not self._is_chat:
+            check_media_are_read(raw, sample, self._making.media, where)
         mark = raw.get_mark(sample)
         if mark in kind.dropped_marks:
             raise Dropped(kind.dropped_marks[mark])
@@ -101,20 +102,6 @@ class RowMaker:
         if responses and not self._is_chat and is_glued(read):
             self._counts.noted[GLUED] += 1
         return Waiting(row_id, read, kind.carried(raw, sample, read, self._source.name))
-
-    def _check_images(self, sample: Any, where: str) -> None:
-        """Raise BadConversation for images that nothing reads."""
-        if self._making.media is not None and self._is_chat:
-            return
-        if not self._source.raw.get_images(sample):
-            return
-        if self._making.media is None:
-            raise BadConversation(
-                f"{where}: get_images returned images, and {self._source.raw.unread_images}; leave such rows out"
-            )
-        raise BadConversation(
-            f"{where}: the row has images, whose places a chat template writes; use --prompt_style chat_template"
-        )
 
     def _made(self, waiting: Sequence[Waiting]) -> Iterator[Row]:
         for one, ids in zip(waiting, self._strategy.encode([one.sample for one in waiting]), strict=True):

@@ -48,7 +48,7 @@ class Making:
             return ()
         for each in others:
             self.media.spans(each, (), one.sample.where)
-        return self.media.spans(ids, one.sample.images, one.sample.where)
+        return self.media.spans(ids, one.sample.media, one.sample.where)
 
     def count_ends(self, learnt: Iterable[tuple[TextPiece, Ids]]) -> None:
         """Count the special tokens that carry loss: those at the end of a response, and those before it."""

@@ -61,7 +61,7 @@ class Prompts(RowKind):
         if chat.return_raw_chat:
             raw_chat = checked_json(chat.raw, "get_prompt_messages", conversation.messages, where)
         pieces = chat.expanded(pieces, images, where)
-        return ReadSample(where, pieces, len(pieces), text, raw_chat, images=images, has_messages=has_messages)
+        return ReadSample(where, pieces, len(pieces), text, raw_chat, media=images, has_messages=has_messages)
 
     def carried(self, raw: PromptRawDataset, sample: Any, read: ReadSample, source: str) -> dict[str, Any]:
         reference, columns = read_carried(raw, sample, source, read.where)
@@ -96,7 +96,7 @@ class Prompts(RowKind):
             columns["full_prompts"] = "".join(piece.text for piece in sample.pieces)
         making.counts.columns.update(columns.keys())
         flipped = np.array(cut[::-1], np.int32)
-        digests = tuple(image.digest for image in sample.images)
+        digests = tuple(image.digest for image in sample.media)
         return PromptRow(
             one.row_id, flipped, sample.prompt_text, one.carried["reference"], columns, spans, picture_digests=digests
         )

@@ -60,7 +60,7 @@ class Ranked(RowKind):
             raise Dropped("prompt_no_prefix_of_the_response")
         prompt_pieces, answer_pieces = pieces
         prompt_pieces = chat.expanded(prompt_pieces, images, where)
-        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), images=images)
+        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), media=images)
 
     def _answer(self, raw: PromptRawDataset, kind: str, sample: Any, where: str) -> Message:
         given = getattr(raw, f"get_{kind}_messages")(sample)

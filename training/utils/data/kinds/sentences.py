@@ -63,7 +63,7 @@ class Sentences(RowKind):
         noted = None if chat.texts.follows_its_prompt(conversation, pieces) else OTHER_PROMPT
         if conversation.messages[-1]["role"] != "assistant":
             noted = UNANSWERED
-        return ReadSample(where, chat.expanded(pieces, images, where), noted=noted, images=images)
+        return ReadSample(where, chat.expanded(pieces, images, where), noted=noted, media=images)
 
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
         flags, whole = making.flags, joined(one.sample.pieces, ids)

@@ -42,7 +42,7 @@ class ReadSample:
     raw_chat: of prompts, their messages with `--return_raw_chat` or `--return_prompt_messages`.
     has_messages: the dataset has messages, of which `raw_chat` is not made.
     noted: names under which the report counts it.
-    images: of the prompt, in the order of their places.
+    media: images of the prompt, in the order of their places.
     """
 
     where: str
@@ -51,7 +51,7 @@ class ReadSample:
     prompt_text: str = ""
     raw_chat: list[Message] | None = None
     noted: str | None = None
-    images: tuple[RowPicture, ...] = ()
+    media: tuple[RowPicture, ...] = ()
     has_messages: bool = False
 
 
@@ -189,3 +189,15 @@ class ChatText:
     def expanded(self, pieces: list[TextPiece], images: Sequence[RowPicture], where: str) -> list[TextPiece]:
         """The pieces, with the tokens of the images in their places."""
         return pieces if self.media is None else self.media.expanded(pieces, images, where)
+
+
+def check_media_are_read(raw: PromptRawDataset, sample: Any, media: ReadsMedia | None, where: str) -> None:
+    """Raise BadConversation for images of a sample that no chat template puts in their places. media: the run's
+    reader."""
+    if not raw.get_images(sample):
+        return
+    if media is None:
+        raise BadConversation(f"{where}: get_images returned images, and {raw.unread_images}; leave such rows out")
+    raise BadConversation(
+        f"{where}: the row has images, whose places a chat template writes; use --prompt_style chat_template"
+    )

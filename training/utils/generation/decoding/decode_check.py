@@ -1,8 +1,8 @@
 """In which way a model is decoded: the first whose log-probabilities are the model's own.
 
 The probes' sequences (`tensors.probes`) are decoded token by token, as a rollout would draw them: prompts of different
-lengths and of the same length, two responses each, rows that end at different tokens. Where rows have images, so are
-the examples of these (`models.pictured`), beside a prompt of text.
+lengths and of the same length, two responses each, rows that end at different tokens. Where rows have media, so are
+the examples of these (`contracts.media`), beside a prompt of text.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from training.utils.base.errors import ThreestepError, first_line
+from training.utils.contracts.media import media_between
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.ragged_rows import RaggedRows
-from training.utils.images.prompts import PixelsOf, PromptImages
-from training.utils.images.spans import ImageSpan, media_between
 from training.utils.models.own_forward import OwnForward, current_difference
 from training.utils.models.tensors.rounding import rms
 
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.media import MediaForward
+    from training.utils.contracts.media import MediaForward, RunMedia
 
 _SAMPLES = 2
-_MOST_GIVEN = 8  # of the response of an example with images
+_MOST_GIVEN = 8  # of the response of an example with media
 
 
 def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, list[str]]:
@@ -69,12 +68,11 @@ def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> 
     if reason is not None or own.with_media is None:
         return reason
     if not way.padded:
-        return "it is not given positions, which prompts with images need"
-    cases, numbers_M = _pictured_cases(own, own.with_media)
-    pixels_of = own.with_media.media.pixels_of
-    tolerance = own.with_media.tolerance
-    reason = _why_other(cases, numbers_M, tolerance, lambda cases: _decoded(model, cases, way, pixels_of))
-    return None if reason is None else f"of prompts with images {reason}"
+        return f"it is not given positions, which prompts with {own.with_media.media.name} need"
+    cases, numbers_M = _media_cases(own, own.with_media)
+    media, tolerance = own.with_media.media, own.with_media.tolerance
+    reason = _why_other(cases, numbers_M, tolerance, lambda cases: _decoded(model, cases, way, media))
+    return None if reason is None else f"of prompts with {media.name} {reason}"
 
 
 def why_not_verified(model: PreTrainedModel, own: OwnForward, guesses: int) -> str | None:
@@ -116,12 +114,12 @@ def _why_other(
 
 @dataclass(frozen=True)
 class _Case:
-    """A prompt with one response, which is given. is_known: `own` has its numbers. images: of the prompt."""
+    """A prompt with one response, which is given. is_known: `own` has its numbers. media: of the prompt."""
 
     prompt_ids_P: torch.Tensor
     response_ids: list[int]
     is_known: bool
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[Any, ...] = ()
 
 
 def _cases(own: OwnForward) -> list[_Case]:
@@ -147,33 +145,33 @@ def _unknown(prompt_ids_P: torch.Tensor, short: Sequence[_Case]) -> list[_Case]:
     return [_Case(prompt_ids_P, case.response_ids[:1], False) for case in short[:_SAMPLES]]
 
 
-def _pictured_cases(own: OwnForward, pictured: MediaForward) -> tuple[list[_Case], torch.Tensor]:
+def _media_cases(own: OwnForward, measured: MediaForward) -> tuple[list[_Case], torch.Tensor]:
     """Return two cases for each example, the first response of its row and what ends before it, between two of a text;
     and the numbers of the known ones."""
     cases, numbers = list[_Case](), list[torch.Tensor]()
     at = 0
-    for document in pictured.media.examples:
+    for document in measured.media.examples:
         tokens = document.segments[0].tokens
         target_M = tokens.is_target.nonzero().flatten().tolist()
         begin = target_M[0]
         count = next((place for place, target in enumerate(target_M) if target != begin + place), len(target_M))
         count = min(count, _MOST_GIVEN)
-        ids, images = tokens.input_ids.tolist(), media_between(tokens.media, 0, begin)
-        case = _Case(tokens.input_ids[:begin], ids[begin : begin + count], True, images)
+        ids, media = tokens.input_ids.tolist(), media_between(tokens.media, 0, begin)
+        case = _Case(tokens.input_ids[:begin], ids[begin : begin + count], True, media)
         cases += [replace(case, response_ids=ids[begin : begin + 1], is_known=False), case]
-        numbers.append(pictured.numbers_M[at : at + count])
+        numbers.append(measured.numbers_M[at : at + count])
         at += len(target_M)
     text = _unknown(own.probes.other.segments[0].tokens.input_ids, cases)
     return [*cases[:_SAMPLES], *text, *cases[_SAMPLES:]], torch.cat(numbers)
 
 
 def _decoded(
-    model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay, pixels_of: PixelsOf | None = None
+    model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay, media: RunMedia | None = None
 ) -> list[list[torch.Tensor]]:
     """Return, for each case, the log-probabilities (float64) of its response's tokens, given one by one."""
     request = _request(cases, model.device)
-    if pixels_of is not None:
-        request = replace(request, media=PromptImages(tuple(case.images for case in cases[::_SAMPLES]), pixels_of))
+    if media is not None:
+        request = replace(request, media=media.of_prompts([case.media for case in cases[::_SAMPLES]]))
     parts = [(list(range(len(cases))), request)] if way.padded else list(of_one_length(request))
     read: list[list[torch.Tensor]] = [[] for _ in cases]
     for rows, part in parts:

@@ -84,7 +84,7 @@ class Decoding:
     def prefill(self, samples_per_prompt: int) -> torch.Tensor:
         """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
         mask_BP, prompts = self.mask[:, : self.length], self._prompts
-        logits_BV = self.forward(self.input_ids, mask_BP, prompts.position_ids, prompts.of_images)
+        logits_BV = self.forward(self.input_ids, mask_BP, prompts.position_ids, prompts.of_media)
         if samples_per_prompt > 1:
             order = self.rows_A.repeat_interleave(samples_per_prompt)
             if self.way.cache == NONE:
@@ -145,18 +145,18 @@ class Decoding:
         input_ids: torch.Tensor,
         mask: Any,
         position_ids: torch.Tensor,
-        of_images: Mapping[str, Any] | None = None,
+        of_media: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
-        """Return the logits [A, V] of the last position. mask: as the family's forward takes it. of_images: further
-        arguments of prompts with images."""
+        """Return the logits [A, V] of the last position. mask: as the family's forward takes it. of_media: further
+        arguments of prompts with media."""
         name = "cache_params" if self.is_state_space else "past_key_values"
         inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": self.way.cache != NONE, "logits_to_keep": 1}
         if self.way.padded:
-            inputs |= {"attention_mask": mask, "position_ids": position_ids, **(of_images or {})}
+            inputs |= {"attention_mask": mask, "position_ids": position_ids, **(of_media or {})}
         if self.cache is not None:
             inputs[name] = self.cache
         if self.way not in (FIXED, MASKED, WAYS[0]):  # families of any signature
-            known = {*self._accepted, *(of_images or {})}
+            known = {*self._accepted, *(of_media or {})}
             inputs = {key: value for key, value in inputs.items() if key in known}
         output = self.model(**inputs)
         if self.way.cache == OWN:

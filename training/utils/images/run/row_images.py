@@ -106,6 +106,34 @@ def why_not_kept(
     return f"with them it computes other numbers, by {difference:.2g}"
 
 
+def kept_for_readers(
+    images: RowImages,
+    most_mb: int,
+    engine: TrainingEngine,
+    readers: Mapping[str, tuple[Any, Callable[[TokenRows], torch.Tensor]]],
+    *,
+    log: Callable[..., None],
+) -> RowImages:
+    """Return the images with up to `most_mb` MiB of the features of the first reader's tower stored. The other models
+    read them if their vision tower has the same weights, which is logged, and pixels if not. ThreestepError if the
+    first cannot.
+
+    engine: of the first. readers: by name, each a model and numbers of rows by it.
+    """
+    (first, (owner, read)), *others = readers.items()
+    stored = with_kept_features(images, most_mb, owner, engine, read=read, evicts=True)
+    assert stored is not None
+    device, is_main, found = engine.ranks.device, engine.ranks.is_main, [first]
+    for name, (model, read) in others:
+        reason = why_not_kept(stored, model, read, device, shares=owner)
+        if reason is None:
+            found.append(name)
+        else:
+            log(f"the {name} reads pixels, and no features that are kept: {reason}", is_main)
+    log(f"the features of up to {most_mb} MiB of pictures are kept for: {', '.join(found)}", is_main)
+    return stored
+
+
 def _unlike(documents: Sequence[Document]) -> list[Document]:
     """Those whose first image is that of none before them, then the others."""
     keys, first, others = set[int](), list[Document](), list[Document]()

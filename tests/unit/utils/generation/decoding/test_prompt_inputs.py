@@ -111,9 +111,9 @@ def one_way(model: Any, request: RolloutRequest, accepted: Any) -> Any:
 def in_another_order(model: Any, request: RolloutRequest, accepted: Any) -> Any:
     """The images of one prompt are those of another."""
     made = prompt_inputs(model, request, accepted)
-    if "pixel_values" not in made.of_images:
+    if "pixel_values" not in made.of_media:
         return made
-    return replace(made, of_images={**made.of_images, "pixel_values": made.of_images["pixel_values"].flip(0)})
+    return replace(made, of_media={**made.of_media, "pixel_values": made.of_media["pixel_values"].flip(0)})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_prompts_of_text_are_given_what_they_were():
     family = FAMILIES["gemma3"]()
     request = replace(request_of(family), media=None)
     made = prompt_inputs(family.model, request, {"token_type_ids"})
-    assert made.of_images == {} and made.position_ids[1].tolist()[-5:] == [0, 1, 2, 3, 4]
+    assert made.of_media == {} and made.position_ids[1].tolist()[-5:] == [0, 1, 2, 3, 4]
     assert made.last_B1.flatten().tolist() == [len(prompt) - 1 for prompt in prompts_of(family)]
     assert isinstance(MASKED, DecodeWay)
 
