@@ -113,7 +113,7 @@ PAIRS: dict[str, Pair] = dict([
     _pair("sft stages 1 and 3", "token", AT, "data", "token_ids", a="--zero_stage 1", b="--zero_stage 3", **_TWO),
     _own("dpo", "reference", "forward", "ref_logprob_sums"),
     _own("dpo", "query", "forward", "layers.0.self_attn.q_proj"),
-    _flag("dpo", "--beta 0.2", "backward", "gradient of the output"),
+    _flag("dpo", "--beta 0.2", "forward", "beta"),
     _own("reward", "score", "forward", "model.norm"),
     _own("reward", "pair_weight", "forward", "loss"),
     _own("reward", "row", "data", "rows, row"),

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from training.audit.bisect.compare import Comparison, compare
-from training.audit.bisect.digest_files import RunDigests, StepKey, causes_of_rounding, settings_that_differ
+from training.audit.bisect.digest_files import (
+    RunDigests,
+    StepKey,
+    causes_of_rounding,
+    environments_that_differ,
+    settings_that_differ,
+)
 from training.audit.bisect.records import WEIGHTS, Located, TracedRecord, locate, read_layers
 from training.audit.bisect.rerun import Rerun, Start, rerun
 from training.utils.base.errors import ThreestepError
@@ -62,8 +68,8 @@ def _located(runs: Sequence[tuple[RunDigests, Path, Start]], key: StepKey, bound
     again = [rerun(run, key, folder, start) for run, folder, start in runs]
     notes = [
         f"{run.folder}, run again from {_from(each.began)}, is not the same in step {key[0]:,} as before ({differing}):"
-        " its machine or its libraries differ, or its operations have no fixed order"
-        for (run, _, _), each in zip(runs, again, strict=True)
+        f" {_why(run, each, side)}"
+        for (run, _, _), each, side in zip(runs, again, "ab", strict=True)
         if (differing := _not_repeated(run.steps[key], each.line))
     ]
     located = locate(_read(again[0]), _read(again[1]), bound)
@@ -89,5 +95,18 @@ def _not_repeated(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     for group in ("hashes", "floats", "gradients", "weights"):
         for name, value in before.get(group, {}).items():
             if now.get(group, {}).get(name) != value:
-                return str(name)
+                return str(name) if group in ("hashes", "floats") else f"{group} of {name}"
     return ""
+
+
+def _why(run: RunDigests, again: Rerun, side: str) -> str:
+    """Why a run may not repeat itself. side: a or b."""
+    differing = environments_that_differ(run.environment, again.environment)
+    if not differing:
+        return "its machine differs, or its operations have no fixed order"
+    words = ", ".join(f"{name} {before}, now {now}".strip() for name, (before, now) in differing.items())
+    flags = [
+        *([f"--code_{side} takes a checkout"] if {"commit", "threestep"} & differing.keys() else []),
+        *([f"--python_{side} takes an interpreter"] if differing.keys() - {"commit", "threestep", ""} else []),
+    ]
+    return f"it ran with {words}" + (f"; {', '.join(flags)}" if flags else "")

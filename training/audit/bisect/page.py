@@ -5,10 +5,12 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from training.audit.bisect.text import headline, verdict
+from training.audit.bisect.text import headline, notes, verdict
 from training.utils.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from training.audit.bisect.bisect import Bisection
     from training.audit.bisect.digest_files import RunDigests
 
@@ -22,7 +24,7 @@ def page(a: RunDigests, b: RunDigests, found: Bisection) -> str:
     """Return the whole page."""
     title = headline(a, b, found)
     kind = "warning verdict wrong" if found.comparison.first is not None else "warning verdict"
-    parts = [_located(found), _drift(found), _flags(found), _notes(found)]
+    parts = [_located(found), _drift(found), _flags(found), _notes(notes(a, b, found))]
     return document(
         f"Audit: {title}",
         f'<header><h1>Audit of two runs</h1><p class="soft paths">{escape(title)}</p>'
@@ -64,6 +66,6 @@ def _flags(found: Bisection) -> str:
     return f"<h2>Flags that differ</h2>{scrolled(table(['flag', 'A', 'B'], rows), 'flags')}"
 
 
-def _notes(found: Bisection) -> str:
-    listed = "".join(f"<li>{escape(note)}</li>" for note in found.notes)
+def _notes(notes: Sequence[str]) -> str:
+    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f"<h2>Notes</h2><ul>{listed}</ul>" if listed else ""

@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from training.audit.bisect.compare import BACKWARD, DATA, FORWARD, OPTIMIZER, ROLLOUT
+from training.audit.bisect.digest_files import environments_that_differ
 from training.audit.bisect.records import WEIGHTS
 
 if TYPE_CHECKING:
     from training.audit.bisect.bisect import Bisection
-    from training.audit.bisect.compare import Compared, FirstDifference
+    from training.audit.bisect.compare import Compared, Comparison, FirstDifference
     from training.audit.bisect.digest_files import RunDigests, StepKey
     from training.audit.bisect.records import Located
 
@@ -111,7 +112,29 @@ def as_lines(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
         lines.append(f"  and {len(found.located or ()) - _MOST_LISTED} quantities after these")
     if found.located is not None and not found.located:
         lines.append("  run again, the two records of this step are the same")
-    return [*lines, *(f"  note: {note}" for note in found.notes), verdict(found)]
+    return [*lines, *(f"  note: {note}" for note in notes(a, b, found)), verdict(found)]
+
+
+def notes(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
+    """Return what a reader must know of the findings, in sentences."""
+    commits = environments_that_differ(a.environment, b.environment).get("commit")
+    code = [] if commits is None else [f"the code of threestep differs: commit {commits[0]} and {commits[1]}"]
+    return [*code, *_of_generators(found.comparison), *found.notes]
+
+
+def _of_generators(comparison: Comparison) -> list[str]:
+    """Return a sentence if the random generators have a part in the first difference."""
+    key, first, steps = comparison.random_from, comparison.first, comparison.steps
+    if key is None or (first is not None and first.compared.name == "random"):
+        return []
+    if first is None or key <= max(first.key, steps[0]):
+        return [f"the states of the random generators differ before {_step(key)}: dropout and sampling draw from them"]
+    if first.key not in steps or key != steps[steps.index(first.key) + 1]:
+        return []
+    return [
+        f"the states of the random generators are the same before {_step(first.key)} and differ after it: it draws "
+        "more or fewer random numbers, as dropout does"
+    ]
 
 
 def as_json(a: RunDigests, b: RunDigests, found: Bisection) -> dict[str, Any]:
@@ -137,5 +160,5 @@ def as_json(a: RunDigests, b: RunDigests, found: Bisection) -> dict[str, Any]:
             f"{step}.{update}" if update else str(step): own for (step, update), own in found.comparison.drift.items()
         },
         "located": None if found.located is None else [vars(place) for place in found.located],
-        "notes": list(found.notes),
+        "notes": notes(a, b, found),
     }
