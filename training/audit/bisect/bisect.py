@@ -24,7 +24,8 @@ from training.utils.recording.files import read_record
 @dataclass(frozen=True)
 class Bisection:
     """settings: flags that differ. located: in the records, as the data flow; None if nothing was run again. key: of
-    the step that was recorded. began: where the runs were taken up. notes: what a reader must know of this."""
+    the step that was recorded. began: where the runs were taken up. notes: what a reader must know of this. records: of
+    the step, in both."""
 
     comparison: Comparison
     settings: Mapping[str, tuple[Any, Any]]
@@ -32,6 +33,7 @@ class Bisection:
     key: StepKey | None = None
     began: int = 0
     notes: tuple[str, ...] = ()
+    records: tuple[Path, ...] = ()
 
 
 _NOTHING = Comparison((), None, {}, ())
@@ -73,7 +75,8 @@ def _located(runs: Sequence[tuple[RunDigests, Path, Start]], key: StepKey, bound
         if (differing := _not_repeated(run.steps[key], each.line))
     ]
     located = locate(_read(again[0]), _read(again[1]), bound)
-    return Bisection(_NOTHING, {}, located, key, min(each.began for each in again), tuple(notes))
+    began, records = min(each.began for each in again), tuple(each.folder for each in again)
+    return Bisection(_NOTHING, {}, located, key, began, tuple(notes), records)
 
 
 def _read(found: Rerun) -> TracedRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from training.audit.bisect.text import headline, notes, verdict
+from training.audit.bisect.text import advice, headline, notes, verdict
 from training.utils.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
@@ -28,17 +28,22 @@ def page(a: RunDigests, b: RunDigests, found: Bisection) -> str:
     return document(
         f"Audit: {title}",
         f'<header><h1>Audit of two runs</h1><p class="soft paths">{escape(title)}</p>'
-        f'<p class="{kind}">{escape(verdict(found))}</p></header><main>{"".join(parts)}</main>'
+        f'<p class="{kind}">{escape(verdict(found))}</p>{_next(found)}</header><main>{"".join(parts)}</main>'
         "<footer>Written by threestep audit. Quantities are in the order in which the data flow.</footer>",
         _OWN_STYLE,
     )
+
+
+def _next(found: Bisection) -> str:
+    listed = "".join(f"<li>{escape(each)}</li>" for each in advice(found))
+    return f"<p>Next:</p><ul>{listed}</ul>" if listed else ""
 
 
 def _located(found: Bisection) -> str:
     if not found.located:
         return ""
     rows = [
-        [each.part, each.name, each.where, each.a, each.b, f"{each.differing:,} of {each.of:,}"]
+        [each.part, each.name, each.where, each.a, each.b, f"{each.differing:,} of {each.of:,} {each.unit}"]
         for each in found.located
     ]
     head = ["part", "quantity", "first at", "A", "B", "differ"]

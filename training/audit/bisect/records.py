@@ -33,6 +33,7 @@ _OWN_GRADIENT = TRACED[3]
 _PARTS_BEFORE, _PARTS_AFTER = TRACED[:1], (TRACED[1:2], TRACED[2:4], TRACED[4:])
 # A traced part in words.
 _CALLED = {"forward": "output", "backward": "gradient of the output", "gradient": "gradient, in Adam's first moment"}
+_UNITS = dict.fromkeys(TRACED[1:3], "modules")  # what the sums of a traced part are of; others: weights
 _MOST_WORDS = 60
 WEIGHTS = "weights"  # the part of a step before all others
 
@@ -40,7 +41,7 @@ WEIGHTS = "weights"  # the part of a step before all others
 @dataclass(frozen=True)
 class Located:
     """A quantity that differs. part: of the step. where: its first place. a, b: the numbers there, in words. differing:
-    how many, of so many."""
+    how many, of so many. unit: what is counted."""
 
     part: str
     name: str
@@ -49,6 +50,7 @@ class Located:
     b: str
     differing: int = 1
     of: int = 1
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _missing(a: Mapping[Any, _Sequence], b: Mapping[Any, _Sequence]) -> Iterator
     if any(only):
         words = [_named(side[0]) if side else "none" for side in only]
         places = [_named(each) for each in (only[0] or only[1])[:1]]
-        yield Located("data", "rows", places[0], words[0], words[1], max(map(len, only)), max(len(a), len(b)))
+        yield Located("data", "rows", places[0], *words, max(map(len, only)), max(len(a), len(b)), "sequences")
 
 
 def _named(each: _Sequence) -> str:
@@ -165,7 +167,7 @@ def _tokens(
                 first = (x, y, at, *map(_number, values))
         if first is not None:
             x, y, at, *words = first
-            yield Located(part, name, f"{_both(x, y)}, token {at:,}", words[0], words[1], differing, total)
+            yield Located(part, name, f"{_both(x, y)}, token {at:,}", *words, differing, total, "tokens")
 
 
 def _both(x: _Sequence, y: _Sequence) -> str:
@@ -185,7 +187,8 @@ def _of_sequences(
         wrong = [each for each in known if _wrong(np.asarray(each[2]), np.asarray(each[3]), bound)]
         if wrong:
             x, y, *values = wrong[0]
-            yield Located("forward", name, _both(x, y), _number(values[0]), _number(values[1]), len(wrong), len(known))
+            counts = len(wrong), len(known), "sequences"
+            yield Located("forward", name, _both(x, y), _number(values[0]), _number(values[1]), *counts)
 
 
 def _rollout(a: StepRecord, b: StepRecord, bound: float) -> Iterator[Located]:
@@ -209,7 +212,7 @@ def _rollout(a: StepRecord, b: StepRecord, bound: float) -> Iterator[Located]:
             number, rank, at, x, y, short = first
             words = [f"{len(side)} tokens" for side in (x, y)] if short else [_number(side[at]) for side in (x, y)]
             where = f"response {number:,} (rank {rank})" + (f", token {at:,}" if len(x) > 1 and not short else "")
-            yield Located("rollout", name, where, words[0], words[1], differing, total)
+            yield Located("rollout", name, where, *words, differing, total, "responses")
 
 
 def _responses(record: StepRecord) -> dict[int, tuple[int, dict[str, np.ndarray]]]:
@@ -272,7 +275,7 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
                 words = [f"norm {math.sqrt(side[2]):.9g}, sum {side[1]:.9g}" for side in (own, other)]
                 whose = _CALLED.get(part, part)
                 whose = whose if len(a.layers) == 1 else f"{whose} ({model})"
-                yield Located(_part(part), whose, where, words[0], words[1], len(wrong), len(names))
+                yield Located(_part(part), whose, where, *words, len(wrong), len(names), _UNITS.get(part, "weights"))
 
 
 def _backward_place(a: TracedRecord, name: str) -> float:

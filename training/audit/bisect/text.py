@@ -52,7 +52,7 @@ def _is_earlier(first: FirstDifference, found: Bisection) -> bool:
 
 
 def _place(place: Located) -> str:
-    many = f"; {place.differing:,} of {place.of:,} differ" if place.of > 1 else ""
+    many = f"; {place.differing:,} of {place.of:,} {place.unit} differ" if place.of > 1 else ""
     return f"{place.part}: {place.name}, {place.where}: {place.a} and {place.b}{many}"
 
 
@@ -99,7 +99,7 @@ def _cause(found: Bisection) -> str:
 
 
 def as_lines(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
-    """The whole of it; the verdict last."""
+    """The whole of it; the verdict is last, before what to do next."""
     comparison, lines = found.comparison, [headline(a, b, found)]
     if comparison.of_rounding:
         lines.append(f"  may be rounded differently: {'; '.join(comparison.of_rounding)}")
@@ -112,7 +112,49 @@ def as_lines(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
         lines.append(f"  and {len(found.located or ()) - _MOST_LISTED} quantities after these")
     if found.located is not None and not found.located:
         lines.append("  run again, the two records of this step are the same")
-    return [*lines, *(f"  note: {note}" for note in notes(a, b, found)), verdict(found)]
+    lines += [f"  note: {note}" for note in notes(a, b, found)]
+    return [*lines, verdict(found), *(f"next: {each}" for each in advice(found))]
+
+
+# What remains to be looked at where all before a part is equal.
+_ADVICE = {
+    WEIGHTS: "the weights differ before the step, and nothing before them: compare the models or checkpoints that the "
+    "runs begin with",
+    DATA: "the data differ, not the model: compare the files, the tokenizer and the chat template; `threestep inspect` "
+    "shows rows, dropped ones and tokens",
+    ROLLOUT: "weights and prompts are equal: compare how responses are drawn and rewarded",
+    FORWARD: "data and weights are equal: compare the code of this module and the libraries below it",
+    BACKWARD: "the forward is equal: compare what changes a gradient, such as clipping, hooks, accumulation and the "
+    "exchange between ranks",
+    OPTIMIZER: "the gradients are equal: compare the learning rate's schedule and the optimizer's settings and version",
+}
+
+
+def advice(found: Bisection) -> list[str]:
+    """Return what to do next, in sentences; nothing where the runs do not differ."""
+    first = found.comparison.first
+    if first is None:
+        return []
+    part = _part_of(first, found)
+    if found.settings:
+        parts = ["give one run the other's flags, one at a time, until they agree"]
+    elif first.compared.name == "random" and part == DATA:
+        parts = ["the random generators differ before the step: compare seeds and what drew from them earlier"]
+    else:
+        parts = [_ADVICE[part]]
+    if found.records:
+        places = " and ".join(f"`threestep audit {place}`" for place in found.records)
+        parts.append(f"{places} say which of the two steps is wrong")
+    elif found.located is None and found.comparison.steps:
+        parts.append("without --digests_only both are run again up to this step, and compared number by number")
+    return parts
+
+
+def _part_of(first: FirstDifference, found: Bisection) -> str:
+    """The part of the step in which the verdict has the first difference."""
+    if found.located and not _is_earlier(first, found):
+        return found.located[0].part
+    return WEIGHTS if first.key == (0, 0) else first.compared.part
 
 
 def notes(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
@@ -161,4 +203,5 @@ def as_json(a: RunDigests, b: RunDigests, found: Bisection) -> dict[str, Any]:
         },
         "located": None if found.located is None else [vars(place) for place in found.located],
         "notes": notes(a, b, found),
+        "next": advice(found),
     }

@@ -53,7 +53,7 @@ def test_equal_records_on_other_ranks():
 
 def test_a_row():
     found = first(record([6, 9], [30]), record([6, 9], [33]))
-    assert found == Located("data", "rows", "row 30 (rank 1)", "row 30 (rank 1)", "row 33 (rank 1)", 1, 3)
+    assert found == Located("data", "rows", "row 30 (rank 1)", "row 30 (rank 1)", "row 33 (rank 1)", 1, 3, "sequences")
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def responses(moved: float = 0.0) -> TracedRecord:
 
 def test_a_response_of_a_rollout():
     found = first(responses(), responses(0.5))
-    assert found == Located("rollout", "rewards", "response 5 (rank 0)", "2", "2.5", 1, 2)
+    assert found == Located("rollout", "rewards", "response 5 (rank 0)", "2", "2.5", 1, 2, "responses")

@@ -16,7 +16,7 @@ from training.audit.bisect.bisect import bisect
 from training.audit.bisect.digest_files import RunDigests
 from training.audit.bisect.page import page
 from training.audit.bisect.rerun import checkpoint_before, rerun, starter
-from training.audit.bisect.text import as_json, as_lines, notes
+from training.audit.bisect.text import advice, as_json, as_lines, notes
 from training.utils.base.errors import ThreestepError
 from training.utils.recording.files import RecordHead, StepRecord, write_record
 
@@ -116,9 +116,11 @@ def test_two_runs_are_bisected_and_written_down(tmp_path: Path):
     a, b = (with_settings(run_in(tmp_path / name, rows)) for name, rows in (("a", "x"), ("b", "y")))
     found = bisect(a, b, tmp_path / "work", [Started(a), Started(b, row=2)])
     lines = as_lines(a, b, found)
-    assert lines[-1].startswith(
-        "the first difference is in step 1, data: rows, row 1 (rank 0): row 1 (rank 0) and row 2"
-    )
+    verdict, *following = lines[-3:]
+    assert verdict.startswith("the first difference is in step 1, data: rows, row 1 (rank 0): row 1 (rank 0) and row 2")
+    assert following[0].startswith("next: the data differ, not the model") and "`threestep inspect`" in following[0]
+    assert f"`threestep audit {tmp_path}/work/b/records/step_000001` say which" in following[1]
+    assert as_json(a, b, found)["next"] == [each.removeprefix("next: ") for each in following]
     assert as_json(a, b, found)["located"][0]["name"] == "rows"
     assert "row 2 (rank 0)" in page(a, b, found) and "warning verdict wrong" in page(a, b, found)
 
@@ -142,6 +144,28 @@ def test_what_a_run_ran_with_is_in_the_note(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (("hashes", "random"), "compare seeds"),
+        (("floats", "train/loss"), "compare the code of this module"),
+        (("figures", "train/grad_norm"), "exchange between ranks"),
+        (("figures", "train/learning_rate"), "the learning rate's schedule"),
+        (("hashes", "rollout/samples"), "how responses are drawn"),
+    ],
+)
+def test_each_part_has_its_advice(tmp_path: Path, path, words):
+    a, b = (run_in(tmp_path / name) for name in "ab")
+    group, name = path
+    for run, value in ((a, 1.0), (b, 2.0)):
+        line = {**run.steps[1, 0], group: {**run.steps[1, 0][group], name: [value] if group == "floats" else value}}
+        run.steps[1, 0] = line  # type: ignore[index]
+    assert words in advice(bisect(a, b, None, []))[0]
+    other = replace(b, settings={**SETTINGS, "beta": 1})
+    assert advice(bisect(a, other, None, []))[0].startswith("give one run the other's flags")
+    assert advice(bisect(a, a, None, [])) == []
+
+
 def test_generators_that_part_are_a_note(tmp_path: Path):
     a, b = (run_in(tmp_path / name) for name in "ab")
     for step in (2, 3):
@@ -160,9 +184,9 @@ def test_generators_that_part_are_a_note(tmp_path: Path):
 def test_digests_alone_run_nothing(tmp_path: Path):
     a, b = (with_settings(run_in(tmp_path / name, rows)) for name, rows in (("a", "x"), ("b", "y")))
     found = bisect(a, b, None, [])
-    assert (
-        found.located is None and as_lines(a, b, found)[-1] == "the first difference is in step 1: data: rows: x and y"
-    )
+    *_, verdict, _, following = as_lines(a, b, found)
+    assert found.located is None and verdict == "the first difference is in step 1: data: rows: x and y"
+    assert following.startswith("next: without --digests_only both are run again")
     equal = bisect(a, a, tmp_path, [])
     assert as_lines(a, a, equal)[-1] == "no difference: every number of every step is equal, bit for bit"
 
