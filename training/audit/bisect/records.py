@@ -258,13 +258,18 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
             else:
                 ours, theirs = ([table.get(part, {}) for table in side] for side in (ours, theirs))
             names = [name for name in ours[0] if name in theirs[0]]
-            if part == _OWN_GRADIENT:
+            alone = _of_one_run(ours, theirs) if part in TRACED[2:4] else []
+            names += alone
+            if part == _OWN_GRADIENT or alone:
                 names.sort(key=partial(_backward_place, a))
             whole = math.sqrt(sum(table[name][2] for table in ours for name in table)) or 1.0
             wrong = []
             for name in names:
                 for rank, (x, y) in enumerate(zip(ours, theirs, strict=True)):
                     own, other = x.get(name), y.get(name)
+                    if name in alone and own is not other:  # not None in both
+                        wrong.append((name, rank, own, other))
+                        break
                     scale = whole if "gradient" in part else None
                     if own is not None and other is not None and _sums_differ(own, other, bound, scale):
                         wrong.append((name, rank, own, other))
@@ -272,10 +277,21 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
             if wrong:
                 name, rank, own, other = wrong[0]
                 where = name.removeprefix("model.") + (f" (rank {rank})" if len(ours) > 1 else "")
-                words = [f"norm {math.sqrt(side[2]):.9g}, sum {side[1]:.9g}" for side in (own, other)]
+                words = [
+                    "none" if side is None else f"norm {math.sqrt(side[2]):.9g}, sum {side[1]:.9g}"
+                    for side in (own, other)
+                ]
                 whose = _CALLED.get(part, part)
                 whose = whose if len(a.layers) == 1 else f"{whose} ({model})"
                 yield Located(_part(part), whose, where, *words, len(wrong), len(names), _UNITS.get(part, "weights"))
+
+
+def _of_one_run(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names that have a gradient in one of two runs: a weight is frozen in the other, or no gradient reaches it."""
+    known: list[dict[str, None]] = [dict.fromkeys(name for table in side for name in table) for side in (ours, theirs)]
+    if not all(known):
+        return []
+    return [name for name in known[0] | known[1] if (name in known[0]) != (name in known[1])]
 
 
 def _backward_place(a: TracedRecord, name: str) -> float:

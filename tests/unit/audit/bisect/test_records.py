@@ -105,6 +105,22 @@ def test_the_norm_of_gradients_comes_after_them_and_the_weights_last():
     ]  # fmt: skip
 
 
+def test_a_weight_that_is_frozen_in_one_run():
+    a, b = record([6], [9]), record([6], [9], grad_norm=1.5)
+    for table in b.layers["train"]:
+        for part in ("weights before", "gradient of a rank", "gradient", "weights after"):
+            del table[part]["model.layers.1.up"]
+    found = locate(a, b, 0.0)
+    assert [(each.name, each.where) for each in found] == [
+        ("gradient of a rank", "layers.1.up (rank 0)"), ("grad_norm", "the whole step"),
+    ]  # fmt: skip
+    assert (found[0].a, found[0].b, found[0].differing, found[0].of) == ("norm 2, sum 1", "none", 1, 2)
+    assert [each.b for each in locate(b, a, 0.0)] == ["norm 2, sum 1", "1"]
+    for table in b.layers["train"]:
+        table["gradient of a rank"].clear()  # of another version, say, which writes none
+    assert [each.name for each in locate(a, b, 0.0)] == ["grad_norm"]
+
+
 def test_rounding_is_below_the_bound():
     a, b = record([6]), record([6])
     b.record.ranks[0]["logprobs"] += 1e-6
