@@ -186,7 +186,7 @@ class Bench:
     def bisected(self, name: str, pair: Pair) -> Bisection:
         """Run a pair, and bisect it. B's flags stand after A's, so that they win."""
         runs = [read_digests(self.run(pair, side, name)) for side in (0, 1)]
-        starts = [_starter(plant) for plant in ("", pair.plant)]
+        starts = [starter(plant) for plant in ("", pair.plant)]
         return bisect(runs[0], runs[1], self.folder / f"again_{name.replace(' ', '_')}", starts)
 
 
@@ -232,7 +232,9 @@ class _Ranks:
             end(program)
 
 
-def _starter(plant: str) -> Start:
+def starter(plant: str) -> Start:
+    """Return what starts a program with a difference planted in it; "": with none."""
+
     def start(words: Sequence[str], ranks: int, output: Path) -> _Ranks:
         environments: list[Mapping[str, str]] = [_environment(plant)]
         if ranks > 1:

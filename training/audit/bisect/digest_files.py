@@ -44,7 +44,8 @@ def read_digests(folder: Path) -> RunDigests:
     path = folder / DIGESTS
     if not path.is_file():
         raise ThreestepError(
-            f"{folder} expects a run with {DIGESTS}, and has none; every run writes it, unless --digests is false"
+            f"{folder} expects a run with {DIGESTS}, and has none; runs on a CPU write it, unless --digests is false, "
+            "and those on a GPU with --digests true"
         )
     lines = [_line(path, number, text) for number, text in enumerate(path.read_text("utf-8").splitlines(), start=1)]
     begins = [line for line in lines if "digests" in line]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from training.audit.bisect.text import advice, headline, notes, verdict
+from training.audit.bisect.text import advice, counts, headline, notes, verdict
 from training.utils.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 _OWN_STYLE = """
 .verdict { overflow-wrap: anywhere; }
-.wrong { border-left: 4px solid var(--bad); }
+.wrong { border-left: 4px solid var(--bad); margin-bottom: 1rem; }
+code { overflow-wrap: anywhere; }
 """
 
 
@@ -35,17 +37,19 @@ def page(a: RunDigests, b: RunDigests, found: Bisection) -> str:
 
 
 def _next(found: Bisection) -> str:
-    listed = "".join(f"<li>{escape(each)}</li>" for each in advice(found))
-    return f"<p>Next:</p><ul>{listed}</ul>" if listed else ""
+    listed = "".join(f"<li>{_with_code(each)}</li>" for each in advice(found))
+    return f"<p>What to do next:</p><ul>{listed}</ul>" if listed else ""
+
+
+def _with_code(sentence: str) -> str:
+    """HTML of a sentence with commands between backticks."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(sentence))
 
 
 def _located(found: Bisection) -> str:
     if not found.located:
         return ""
-    rows = [
-        [each.part, each.name, each.where, each.a, each.b, f"{each.differing:,} of {each.of:,} {each.unit}"]
-        for each in found.located
-    ]
+    rows = [[each.part, each.name, each.where, each.a, each.b, counts(each)] for each in found.located]
     head = ["part", "quantity", "first at", "A", "B", "differ"]
     return f"<h2>What differs in this step</h2>{scrolled(table(head, rows), 'quantities')}"
 

@@ -32,7 +32,12 @@ _PARTS = ("forward", "backward", "optimizer")
 _OWN_GRADIENT = TRACED[3]
 _PARTS_BEFORE, _PARTS_AFTER = TRACED[:1], (TRACED[1:2], TRACED[2:4], TRACED[4:])
 # A traced part in words.
-_CALLED = {"forward": "output", "backward": "gradient of the output", "gradient": "gradient, in Adam's first moment"}
+_CALLED = {
+    "forward": "output",
+    "backward": "gradient of the output",
+    _OWN_GRADIENT: "gradient of the weight",
+    "gradient": "gradient, in Adam's first moment",
+}
 _UNITS = dict.fromkeys(TRACED[1:3], "modules")  # what the sums of a traced part are of; others: weights
 _MOST_WORDS = 60
 WEIGHTS = "weights"  # the part of a step before all others

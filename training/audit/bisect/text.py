@@ -22,7 +22,7 @@ _ORDER = (WEIGHTS, DATA, ROLLOUT, FORWARD, BACKWARD, OPTIMIZER)
 def headline(a: RunDigests, b: RunDigests, found: Bisection) -> str:
     """The two runs, in words."""
     steps = len({step for step, _ in found.comparison.steps})
-    return f"{a.folder} and {b.folder}: {a.program}, {steps:,} step{'' if steps == 1 else 's'} in common"
+    return f"A {a.folder}, B {b.folder}: {a.program}, {steps:,} step{'' if steps == 1 else 's'} in common"
 
 
 def verdict(found: Bisection) -> str:
@@ -52,8 +52,13 @@ def _is_earlier(first: FirstDifference, found: Bisection) -> bool:
 
 
 def _place(place: Located) -> str:
-    many = f"; {place.differing:,} of {place.of:,} {place.unit} differ" if place.of > 1 else ""
+    many = f"; {counts(place)} differ" if place.of > 1 else ""
     return f"{place.part}: {place.name}, {place.where}: {place.a} and {place.b}{many}"
+
+
+def counts(place: Located) -> str:
+    """How many of a quantity differ; "" where there is one."""
+    return f"{place.differing:,} of {place.of:,} {place.unit}" if place.of > 1 else ""
 
 
 def _where(first: FirstDifference) -> str:
@@ -144,7 +149,7 @@ def advice(found: Bisection) -> list[str]:
         parts = [_ADVICE[part]]
     if found.records:
         places = " and ".join(f"`threestep audit {place}`" for place in found.records)
-        parts.append(f"{places} say which of the two steps is wrong")
+        parts.append(f"{places} judge each of the two steps by itself")
     elif found.located is None and found.comparison.steps:
         parts.append("without --digests_only both are run again up to this step, and compared number by number")
     return parts

@@ -100,7 +100,7 @@ def test_the_norm_of_gradients_comes_after_them_and_the_weights_last():
     for part in ("backward", "gradient of a rank", "gradient", "weights after"):
         b.layers["train"][0][part]["model.layers.0.up"][0] = "10"
     assert [each.name for each in locate(a, b, 0.0)] == [
-        "gradient of the output", "gradient of a rank", "grad_norm", "gradient, in Adam's first moment",
+        "gradient of the output", "gradient of the weight", "grad_norm", "gradient, in Adam's first moment",
         "learning_rate", "weights after",
     ]  # fmt: skip
 
@@ -112,7 +112,7 @@ def test_a_weight_that_is_frozen_in_one_run():
             del table[part]["model.layers.1.up"]
     found = locate(a, b, 0.0)
     assert [(each.name, each.where) for each in found] == [
-        ("gradient of a rank", "layers.1.up (rank 0)"), ("grad_norm", "the whole step"),
+        ("gradient of the weight", "layers.1.up (rank 0)"), ("grad_norm", "the whole step"),
     ]  # fmt: skip
     assert (found[0].a, found[0].b, found[0].differing, found[0].of) == ("norm 2, sum 1", "none", 1, 2)
     assert [each.b for each in locate(b, a, 0.0)] == ["norm 2, sum 1", "1"]

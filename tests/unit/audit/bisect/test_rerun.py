@@ -119,10 +119,11 @@ def test_two_runs_are_bisected_and_written_down(tmp_path: Path):
     verdict, *following = lines[-3:]
     assert verdict.startswith("the first difference is in step 1, data: rows, row 1 (rank 0): row 1 (rank 0) and row 2")
     assert following[0].startswith("next: the data differ, not the model") and "`threestep inspect`" in following[0]
-    assert f"`threestep audit {tmp_path}/work/b/records/step_000001` say which" in following[1]
+    assert f"`threestep audit {tmp_path}/work/b/records/step_000001` judge each" in following[1]
     assert as_json(a, b, found)["next"] == [each.removeprefix("next: ") for each in following]
     assert as_json(a, b, found)["located"][0]["name"] == "rows"
     assert "row 2 (rank 0)" in page(a, b, found) and "warning verdict wrong" in page(a, b, found)
+    assert f"<code>threestep audit {tmp_path}/work/b/records/step_000001</code> judge each" in page(a, b, found)
 
 
 def test_a_run_that_does_not_repeat_itself_is_a_note(tmp_path: Path):
