@@ -71,7 +71,7 @@ def _compare_runs(options: argparse.Namespace) -> None:
     a, b = (read_digests(Path(folder)) for folder in (options.record, options.other))
     work = None if options.digests_only else Path(options.work).resolve()
     by = [(options.python_a, options.code_a), (options.python_b, options.code_b)]
-    starts = [starter(*given, run.environment.get("threads")) for given, run in zip(by, (a, b), strict=True)]
+    starts = [starter(*given, run.threads) for given, run in zip(by, (a, b), strict=True)]
     found = bisect(a, b, work, starts)
     if options.out:
         Path(options.out).write_text(page(a, b, found), encoding="utf-8")

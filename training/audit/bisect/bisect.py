@@ -106,7 +106,8 @@ def _why(run: RunDigests, again: Rerun, side: str) -> str:
     """Why a run may not repeat itself. side: a or b."""
     differing = environments_that_differ(run.environment, again.environment)
     if not differing:
-        return "its machine differs, or its operations have no fixed order"
+        code = f"its code (--code_{side} takes a checkout) or " if "commit" not in run.environment else ""
+        return f"{code}its machine differs, or its operations have no fixed order"
     words = ", ".join(f"{name} {before}, now {now}".strip() for name, (before, now) in differing.items())
     flags = [
         *([f"--code_{side} takes a checkout"] if {"commit", "threestep"} & differing.keys() else []),

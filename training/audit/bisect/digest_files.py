@@ -14,7 +14,10 @@ from training.utils.recording.schema import DIGESTS_VERSION
 from training.utils.run.run_folder import DIGESTS
 
 StepKey = tuple[int, int]  # the step, and in step 3 its optimizer step from 1; otherwise 0
-_AT_HAND = ("output_dir", "resume", "overwrite", "record_steps", "profile_steps", "run_name", "save_every")
+_AT_HAND = (
+    "digests", "keep_last", "output_dir", "overwrite", "profile_steps", "record_steps", "record_values", "report",
+    "report_to", "resume", "run_name", "save_at_end", "save_epochs", "save_every",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class RunDigests:
     @property
     def program(self) -> str:
         return str(self.begin["program"])
+
+    @property
+    def threads(self) -> int | None:
+        """Of each rank; None if that is not known."""
+        found = re.search(r"(\d+) thread", str(self.environment.get("device")))
+        return int(found[1]) if found else None
 
     def ranks_at(self, step: int) -> int:
         """The number of ranks that took a step."""

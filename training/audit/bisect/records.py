@@ -28,6 +28,7 @@ _READ = ("logits", "logprobs", "new_values", "token_losses")
 _OF_ROLLOUT = (
     "sampling_logprobs", "scores", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns",
 )  # fmt: skip
+_OF_THE_LOSS = ("denominator", "beta", "reference_point")  # figures that it is computed from
 _PARTS = ("forward", "backward", "optimizer")
 _OWN_GRADIENT = TRACED[3]
 _PARTS_BEFORE, _PARTS_AFTER = TRACED[:1], (TRACED[1:2], TRACED[2:4], TRACED[4:])
@@ -246,7 +247,7 @@ def _responses(record: StepRecord) -> dict[int, tuple[int, dict[str, np.ndarray]
 
 def _figures(a: TracedRecord, b: TracedRecord, bound: float) -> Iterator[Located]:
     ours, theirs = a.record.head.figures, b.record.head.figures
-    for name in dict.fromkeys((*ours, *theirs)):
+    for name in sorted(dict.fromkeys((*ours, *theirs)), key=lambda name: name not in _OF_THE_LOSS):
         x, y = ours.get(name), theirs.get(name)
         if x is None or y is None or _wrong(np.asarray(x), np.asarray(y), bound):
             part = "backward" if name == "grad_norm" else "optimizer" if name == "learning_rate" else "forward"

@@ -141,7 +141,9 @@ def advice(found: Bisection) -> list[str]:
     if first is None:
         return []
     part = _part_of(first, found)
-    if found.settings:
+    if found.located is not None and found.notes:
+        parts = ["have both runs repeat themselves first, as the notes say: what ran again is not what had run"]
+    elif found.settings:
         parts = ["give one run the other's flags, one at a time, until they agree"]
     elif first.compared.name == "random" and part == DATA:
         parts = ["the random generators differ before the step: compare seeds and what drew from them earlier"]

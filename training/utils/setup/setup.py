@@ -181,9 +181,9 @@ def environment_of(device: str) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:  # on the path without being installed
             continue
     started = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    about: dict[str, Any] = {"device": device, "threads": torch.get_num_threads(), "started": started}
     commit = commit_of(Path(training.__file__).parents[1])
-    return {**about, "versions": versions, **({} if commit is None else {"commit": commit})}
+    code = {} if commit is None else {"commit": commit}
+    return {"device": device, "started": started, "versions": versions, **code}
 
 
 def commit_of(root: Path) -> str | None:

@@ -198,4 +198,6 @@ def test_the_environments_of_two_runs(tmp_path: Path):
     runs = [replace(written(tmp_path / name, [line(1)]), environment=each) for name, each in (("a", one), ("b", two))]
     assert causes_of_rounding(*runs) == ["transformers 5.19.0 and 5.24.0"]  # a commit alone is to change no bit
     three = about("1 rank on cpu, 2 threads (of 2 cores)", "5.19.0")
+    assert [run.threads for run in (*runs, replace(runs[0], environment=three))] == [1, 1, 2]
+    assert replace(runs[0], environment={}).threads is None
     assert environments_that_differ(one, three) == {"": ("cpu, 1 thread", "cpu, 2 threads")}

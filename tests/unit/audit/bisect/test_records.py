@@ -105,6 +105,11 @@ def test_the_norm_of_gradients_comes_after_them_and_the_weights_last():
     ]  # fmt: skip
 
 
+def test_a_denominator_comes_before_the_loss():
+    a, b = record([6], denominator=20.0), record([6], loss=1.5, denominator=24.0)
+    assert [(each.part, each.name) for each in locate(a, b, 0.0)] == [("forward", "denominator"), ("forward", "loss")]
+
+
 def test_a_weight_that_is_frozen_in_one_run():
     a, b = record([6], [9]), record([6], [9], grad_norm=1.5)
     for table in b.layers["train"]:

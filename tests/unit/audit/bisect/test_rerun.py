@@ -130,6 +130,10 @@ def test_a_run_that_does_not_repeat_itself_is_a_note(tmp_path: Path):
     a, b = (with_settings(run_in(tmp_path / name, rows)) for name, rows in (("a", "x"), ("b", "y")))
     found = bisect(a, b, tmp_path / "work", [Started(b), Started(b)])
     assert len(found.notes) == 1 and "is not the same in step 1 as before (rows)" in found.notes[0]
+    assert found.notes[0].endswith(
+        ": its code (--code_a takes a checkout) or its machine differs, or its operations have no fixed order"
+    )
+    assert advice(found)[0].startswith("have both runs repeat themselves first")
     assert found.located == [] and "the two records of this step are the same" in "\n".join(as_lines(a, b, found))
 
 
