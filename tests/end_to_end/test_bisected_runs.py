@@ -47,6 +47,7 @@ class Ended:
         pass
 
 
+@pytest.mark.long
 def test_a_run_on_a_cpu_and_one_on_a_gpu(on_cuda, tmp_path: Path):
     """The weights, the data and the forward are the same on both; the planted flag is the first difference."""
     bench, pair = Bench(tmp_path), Pair("sft", "", (1, "forward", "loss"), b="--digests true --z_loss_coef 1e-3")
