@@ -128,7 +128,7 @@ _ADVICE = {
     DATA: "the data differ, not the model: compare the files, the tokenizer and the chat template; `threestep inspect` "
     "shows rows, dropped ones and tokens",
     ROLLOUT: "weights and prompts are equal: compare how responses are drawn and rewarded",
-    FORWARD: "data and weights are equal: compare the code of this module and the libraries below it",
+    FORWARD: "data and weights are equal: compare the code that computes it and the libraries below",
     BACKWARD: "the forward is equal: compare what changes a gradient, such as clipping, hooks, accumulation and the "
     "exchange between ranks",
     OPTIMIZER: "the gradients are equal: compare the learning rate's schedule and the optimizer's settings and version",

@@ -153,7 +153,7 @@ def test_what_a_run_ran_with_is_in_the_note(tmp_path: Path):
     ("path", "words"),
     [
         (("hashes", "random"), "compare seeds"),
-        (("floats", "train/loss"), "compare the code of this module"),
+        (("floats", "train/loss"), "compare the code that computes it"),
         (("figures", "train/grad_norm"), "exchange between ranks"),
         (("figures", "train/learning_rate"), "the learning rate's schedule"),
         (("hashes", "rollout/samples"), "how responses are drawn"),
