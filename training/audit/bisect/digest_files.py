@@ -38,7 +38,7 @@ class RunDigests:
 
     @property
     def threads(self) -> int | None:
-        """Of each rank; None if that is not known."""
+        """The threads of each rank; None if they are not known."""
         found = re.search(r"(\d+) thread", str(self.environment.get("device")))
         return int(found[1]) if found else None
 

@@ -57,7 +57,7 @@ def _place(place: Located) -> str:
 
 
 def counts(place: Located) -> str:
-    """How many of a quantity differ; "" where there is one."""
+    """The numbers of a quantity that differ, of all; "" where there is one."""
     return f"{place.differing:,} of {place.of:,} {place.unit}" if place.of > 1 else ""
 
 
