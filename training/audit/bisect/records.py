@@ -289,7 +289,8 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
                 ]
                 whose = _CALLED.get(part, part)
                 whose = whose if len(a.layers) == 1 else f"{whose} ({model})"
-                yield Located(_part(part), whose, where, *words, len(wrong), len(names), _UNITS.get(part, "weights"))
+                counts = len(wrong), len(names), _UNITS.get(part, "weights")
+                yield Located(_part(part), whose, where, words[0], words[1], *counts)
 
 
 def _of_one_run(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
