@@ -132,7 +132,9 @@ def _missing(a: Mapping[Any, _Sequence], b: Mapping[Any, _Sequence]) -> Iterator
     if any(only):
         words = [_named(side[0]) if side else "none" for side in only]
         places = [_named(each) for each in (only[0] or only[1])[:1]]
-        yield Located("data", "rows", places[0], *words, max(map(len, only)), max(len(a), len(b)), "sequences")
+        yield Located(
+            "data", "rows", places[0], words[0], words[1], max(map(len, only)), max(len(a), len(b)), "sequences"
+        )
 
 
 def _named(each: _Sequence) -> str:
@@ -173,7 +175,7 @@ def _tokens(
                 first = (x, y, at, *map(_number, values))
         if first is not None:
             x, y, at, *words = first
-            yield Located(part, name, f"{_both(x, y)}, token {at:,}", *words, differing, total, "tokens")
+            yield Located(part, name, f"{_both(x, y)}, token {at:,}", words[0], words[1], differing, total, "tokens")
 
 
 def _both(x: _Sequence, y: _Sequence) -> str:
@@ -218,7 +220,7 @@ def _rollout(a: StepRecord, b: StepRecord, bound: float) -> Iterator[Located]:
             number, rank, at, x, y, short = first
             words = [f"{len(side)} tokens" for side in (x, y)] if short else [_number(side[at]) for side in (x, y)]
             where = f"response {number:,} (rank {rank})" + (f", token {at:,}" if len(x) > 1 and not short else "")
-            yield Located("rollout", name, where, *words, differing, total, "responses")
+            yield Located("rollout", name, where, words[0], words[1], differing, total, "responses")
 
 
 def _responses(record: StepRecord) -> dict[int, tuple[int, dict[str, np.ndarray]]]:
