@@ -113,7 +113,7 @@ PAIRS: dict[str, Pair] = dict([
     _pair("sft stages 1 and 3", "token", AT, "data", "token_ids", a="--zero_stage 1", b="--zero_stage 3", **_TWO),
     _own("dpo", "reference", "forward", "ref_logprob_sums"),
     _own("dpo", "query", "forward", "layers.0.self_attn.q_proj"),
-    _flag("dpo", "--beta 0.2", "backward", "gradient of the output"),
+    _flag("dpo", "--beta 0.2", "forward", "beta"),
     _own("reward", "score", "forward", "model.norm"),
     _own("reward", "pair_weight", "forward", "loss"),
     _own("reward", "row", "data", "rows, row"),
@@ -186,7 +186,7 @@ class Bench:
     def bisected(self, name: str, pair: Pair) -> Bisection:
         """Run a pair, and bisect it. B's flags stand after A's, so that they win."""
         runs = [read_digests(self.run(pair, side, name)) for side in (0, 1)]
-        starts = [_starter(plant) for plant in ("", pair.plant)]
+        starts = [starter(plant) for plant in ("", pair.plant)]
         return bisect(runs[0], runs[1], self.folder / f"again_{name.replace(' ', '_')}", starts)
 
 
@@ -232,7 +232,9 @@ class _Ranks:
             end(program)
 
 
-def _starter(plant: str) -> Start:
+def starter(plant: str) -> Start:
+    """Return what starts a program with a difference planted in it; "": with none."""
+
     def start(words: Sequence[str], ranks: int, output: Path) -> _Ranks:
         environments: list[Mapping[str, str]] = [_environment(plant)]
         if ranks > 1:

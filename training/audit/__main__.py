@@ -1,7 +1,7 @@
 """Audit a training step: which number is wrong, where, and why. Or two runs: where they part.
 
     python -m training.audit RUN/records/step_000010 [--as "grpo, token mean, k3"] [--json] [--out FILE]
-    python -m training.audit RUN_A RUN_B [--work FOLDER] [--digests_only] [--python_a PYTHON] [--python_b PYTHON]
+    python -m training.audit RUN_A RUN_B [--work FOLDER] [--digests_only] [--python_b PYTHON] [--code_b FOLDER] ...
 
 RECORD is a folder that --record_steps wrote, or a recorder of another trainer. Every quantity is computed again in
 float64 from those before it, by references that share no code with the trainers. The first that differs is named, by
@@ -70,7 +70,9 @@ def _compare_runs(options: argparse.Namespace) -> None:
 
     a, b = (read_digests(Path(folder)) for folder in (options.record, options.other))
     work = None if options.digests_only else Path(options.work).resolve()
-    found = bisect(a, b, work, [starter(python) for python in (options.python_a, options.python_b)])
+    by = [(options.python_a, options.code_a), (options.python_b, options.code_b)]
+    starts = [starter(*given, run.threads) for given, run in zip(by, (a, b), strict=True)]
+    found = bisect(a, b, work, starts)
     if options.out:
         Path(options.out).write_text(page(a, b, found), encoding="utf-8")
     print(json.dumps(as_json(a, b, found)) if options.json else "\n".join(as_lines(a, b, found)))
@@ -101,8 +103,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(
             f"--python_{side}",
             metavar="PYTHON",
-            help=f"of two runs: the interpreter that run {side.upper()} is run again by, with its threestep; "
-            "default: this one",
+            help=f"of two runs: the interpreter that run {side.upper()} is run again by, with its threestep and "
+            "libraries; default: this one",
+        )
+        parser.add_argument(
+            f"--code_{side}",
+            metavar="FOLDER",
+            help=f"of two runs: the checkout of threestep that run {side.upper()} is run again with, such as one of "
+            "`git worktree add`; default: the interpreter's",
         )
     parser.add_argument("--out", metavar="FILE", help="write the findings as one HTML page too")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -117,7 +125,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _refuse_what_has_no_effect(program: str, options: argparse.Namespace) -> None:
     """ThreestepError for flags of a record where two runs are given, and the other way round."""
-    of_runs = ("digests_only", "python_a", "python_b")
+    of_runs = ("digests_only", "python_a", "python_b", "code_a", "code_b")
     given = [name for name in of_runs if getattr(options, name)]
     if options.work != DEFAULT_WORK:
         given.append("work")

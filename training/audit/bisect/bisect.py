@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from training.audit.bisect.compare import Comparison, compare
-from training.audit.bisect.digest_files import RunDigests, StepKey, causes_of_rounding, settings_that_differ
+from training.audit.bisect.digest_files import (
+    RunDigests,
+    StepKey,
+    causes_of_rounding,
+    environments_that_differ,
+    settings_that_differ,
+)
 from training.audit.bisect.records import WEIGHTS, Located, TracedRecord, locate, read_layers
 from training.audit.bisect.rerun import Rerun, Start, rerun
 from training.utils.base.errors import ThreestepError
@@ -18,7 +24,8 @@ from training.utils.recording.files import read_record
 @dataclass(frozen=True)
 class Bisection:
     """settings: flags that differ. located: in the records, as the data flow; None if nothing was run again. key: of
-    the step that was recorded. began: where the runs were taken up. notes: what a reader must know of this."""
+    the step that was recorded. began: where the runs were taken up. notes: what a reader must know of this. records: of
+    the step, in both."""
 
     comparison: Comparison
     settings: Mapping[str, tuple[Any, Any]]
@@ -26,6 +33,7 @@ class Bisection:
     key: StepKey | None = None
     began: int = 0
     notes: tuple[str, ...] = ()
+    records: tuple[Path, ...] = ()
 
 
 _NOTHING = Comparison((), None, {}, ())
@@ -62,12 +70,13 @@ def _located(runs: Sequence[tuple[RunDigests, Path, Start]], key: StepKey, bound
     again = [rerun(run, key, folder, start) for run, folder, start in runs]
     notes = [
         f"{run.folder}, run again from {_from(each.began)}, is not the same in step {key[0]:,} as before ({differing}):"
-        " its machine or its libraries differ, or its operations have no fixed order"
-        for (run, _, _), each in zip(runs, again, strict=True)
+        f" {_why(run, each, side)}"
+        for (run, _, _), each, side in zip(runs, again, "ab", strict=True)
         if (differing := _not_repeated(run.steps[key], each.line))
     ]
     located = locate(_read(again[0]), _read(again[1]), bound)
-    return Bisection(_NOTHING, {}, located, key, min(each.began for each in again), tuple(notes))
+    began, records = min(each.began for each in again), tuple(each.folder for each in again)
+    return Bisection(_NOTHING, {}, located, key, began, tuple(notes), records)
 
 
 def _read(found: Rerun) -> TracedRecord:
@@ -89,5 +98,19 @@ def _not_repeated(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     for group in ("hashes", "floats", "gradients", "weights"):
         for name, value in before.get(group, {}).items():
             if now.get(group, {}).get(name) != value:
-                return str(name)
+                return str(name) if group in ("hashes", "floats") else f"{group} of {name}"
     return ""
+
+
+def _why(run: RunDigests, again: Rerun, side: str) -> str:
+    """Why a run may not repeat itself. side: a or b."""
+    differing = environments_that_differ(run.environment, again.environment)
+    if not differing:
+        code = f"its code (--code_{side} takes a checkout) or " if "commit" not in run.environment else ""
+        return f"{code}its machine differs, or its operations have no fixed order"
+    words = ", ".join(f"{name} {before}, now {now}".strip() for name, (before, now) in differing.items())
+    flags = [
+        *([f"--code_{side} takes a checkout"] if {"commit", "threestep"} & differing.keys() else []),
+        *([f"--python_{side} takes an interpreter"] if differing.keys() - {"commit", "threestep", ""} else []),
+    ]
+    return f"it ran with {words}" + (f"; {', '.join(flags)}" if flags else "")

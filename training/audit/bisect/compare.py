@@ -57,12 +57,14 @@ class FirstDifference:
 @dataclass(frozen=True)
 class Comparison:
     """steps: of both runs. first: None if there is none. drift: the largest difference of each step. of_rounding: what
-    may round differently."""
+    may round differently. random_from: the first step before which the generators have other states; None: there is
+    none, or the ranks or the devices are not the same."""
 
     steps: tuple[StepKey, ...]
     first: FirstDifference | None
     drift: Mapping[StepKey, float]
     of_rounding: tuple[str, ...]
+    random_from: StepKey | None = None
 
 
 def compare(a: RunDigests, b: RunDigests, of_rounding: Sequence[str]) -> Comparison:
@@ -72,6 +74,7 @@ def compare(a: RunDigests, b: RunDigests, of_rounding: Sequence[str]) -> Compari
     steps = tuple(key for key in a.steps if key in b.steps)
     floor = 0.0 if not of_rounding else max(FLOORS[str(_dtype(run))] for run in (a, b))
     same_ranks = a.begin["ranks"] == b.begin["ranks"]
+    random_from = _random_from(a, b, steps) if same_ranks else None
     seen, drift, last = 0.0, dict[StepKey, float](), None
     norms = a.begin["weights"]
     lines = [((0, 0), list(_beginning(a, b))), *((key, None) for key in steps)]
@@ -87,11 +90,18 @@ def compare(a: RunDigests, b: RunDigests, of_rounding: Sequence[str]) -> Compari
                 largest = max(largest, each.apart)
         if wrong:
             bound = max(floor, JUMP * seen) if floor else 0.0
-            return Comparison(
-                steps, FirstDifference(key, wrong[0], tuple(wrong[1:]), seen, bound, last), drift, tuple(of_rounding)
-            )
+            first = FirstDifference(key, wrong[0], tuple(wrong[1:]), seen, bound, last)
+            return Comparison(steps, first, drift, tuple(of_rounding), random_from)
         drift[key], seen, last = largest, largest, key
-    return Comparison(steps, None, drift, tuple(of_rounding))
+    return Comparison(steps, None, drift, tuple(of_rounding), random_from)
+
+
+def _random_from(a: RunDigests, b: RunDigests, steps: Sequence[StepKey]) -> StepKey | None:
+    kinds = [str(run.environment.get("device", "")).partition(" on ")[2].partition(",")[0] for run in (a, b)]
+    if kinds[0] != kinds[1]:  # cpu and cuda
+        return None
+    states = ((key, [run.steps[key]["hashes"].get("random") for run in (a, b)]) for key in steps)
+    return next((key for key, (own, other) in states if own != other), None)
 
 
 def _dtype(run: RunDigests) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ from training.utils.recording.schema import DIGESTS_VERSION
 from training.utils.run.run_folder import DIGESTS
 
 StepKey = tuple[int, int]  # the step, and in step 3 its optimizer step from 1; otherwise 0
-_AT_HAND = ("output_dir", "resume", "overwrite", "record_steps", "profile_steps", "run_name", "save_every")
+_AT_HAND = (
+    "digests", "keep_last", "output_dir", "overwrite", "profile_steps", "record_steps", "record_values", "report",
+    "report_to", "resume", "run_name", "save_at_end", "save_epochs", "save_every",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,12 @@ class RunDigests:
     def program(self) -> str:
         return str(self.begin["program"])
 
+    @property
+    def threads(self) -> int | None:
+        """The threads of each rank; None if they are not known."""
+        found = re.search(r"(\d+) thread", str(self.environment.get("device")))
+        return int(found[1]) if found else None
+
     def ranks_at(self, step: int) -> int:
         """The number of ranks that took a step."""
         lines = [line for line in (self.begin, *self.resumed) if line["begins_after"] < step]
@@ -43,7 +53,8 @@ def read_digests(folder: Path) -> RunDigests:
     path = folder / DIGESTS
     if not path.is_file():
         raise ThreestepError(
-            f"{folder} expects a run with {DIGESTS}, and has none; every run writes it, unless --digests is false"
+            f"{folder} expects a run with {DIGESTS}, and has none; runs on a CPU write it, unless --digests is false, "
+            "and those on a GPU with --digests true"
         )
     lines = [_line(path, number, text) for number, text in enumerate(path.read_text("utf-8").splitlines(), start=1)]
     begins = [line for line in lines if "digests" in line]
@@ -93,13 +104,20 @@ def causes_of_rounding(a: RunDigests, b: RunDigests) -> list[str]:
     found = [f"--{name} {x} and {y}" for name, (x, y) in settings_that_differ(a, b).items() if name in _OF_ROUNDING]
     if a.begin["ranks"] != b.begin["ranks"]:
         found.insert(0, f"{a.begin['ranks']} and {b.begin['ranks']} ranks")
-    devices = [run.environment.get("device") for run in (a, b)]
-    if devices[0] != devices[1]:
-        found.append(f"{devices[0]} and {devices[1]}")
-    versions: list[dict[str, str]] = [run.environment.get("versions", {}) for run in (a, b)]
-    found += [
-        f"{name} {versions[0].get(name)} and {versions[1].get(name)}"
-        for name in sorted(versions[0].keys() | versions[1].keys())
-        if versions[0].get(name) != versions[1].get(name)
+    differing = environments_that_differ(a.environment, b.environment)
+    return [*found, *(f"{name} {x} and {y}".strip() for name, (x, y) in differing.items() if name != "commit")]
+
+
+def environments_that_differ(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what differs in two contents of environment.json: the device with its threads, named "", versions and
+    the commit. Entries that one of them lacks are not compared."""
+    sides = [
+        {"": _device(side.get("device")), **side.get("versions", {}), "commit": side.get("commit")} for side in (a, b)
     ]
-    return found
+    pairs = {name: (sides[0][name], sides[1][name]) for name in sides[0] if name in sides[1]}
+    return {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
+
+
+def _device(words: str | None) -> str | None:
+    """ "2 ranks on cpu, 1 thread each (of 2 cores)" is "cpu, 1 thread": ranks are compared by themselves."""
+    return None if words is None else re.sub(r" each\b| \([^)]*\)", "", words.partition(" on ")[2] or words)

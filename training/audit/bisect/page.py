@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from training.audit.bisect.text import headline, verdict
+from training.audit.bisect.text import advice, counts, headline, notes, verdict
 from training.utils.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from training.audit.bisect.bisect import Bisection
     from training.audit.bisect.digest_files import RunDigests
 
 _OWN_STYLE = """
 .verdict { overflow-wrap: anywhere; }
-.wrong { border-left: 4px solid var(--bad); }
+.wrong { border-left: 4px solid var(--bad); margin-bottom: 1rem; }
+code { overflow-wrap: anywhere; }
 """
 
 
@@ -22,23 +26,30 @@ def page(a: RunDigests, b: RunDigests, found: Bisection) -> str:
     """Return the whole page."""
     title = headline(a, b, found)
     kind = "warning verdict wrong" if found.comparison.first is not None else "warning verdict"
-    parts = [_located(found), _drift(found), _flags(found), _notes(found)]
+    parts = [_located(found), _drift(found), _flags(found), _notes(notes(a, b, found))]
     return document(
         f"Audit: {title}",
         f'<header><h1>Audit of two runs</h1><p class="soft paths">{escape(title)}</p>'
-        f'<p class="{kind}">{escape(verdict(found))}</p></header><main>{"".join(parts)}</main>'
+        f'<p class="{kind}">{escape(verdict(found))}</p>{_next(found)}</header><main>{"".join(parts)}</main>'
         "<footer>Written by threestep audit. Quantities are in the order in which the data flow.</footer>",
         _OWN_STYLE,
     )
 
 
+def _next(found: Bisection) -> str:
+    listed = "".join(f"<li>{_with_code(each)}</li>" for each in advice(found))
+    return f"<p>What to do next:</p><ul>{listed}</ul>" if listed else ""
+
+
+def _with_code(sentence: str) -> str:
+    """HTML of a sentence with commands between backticks."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(sentence))
+
+
 def _located(found: Bisection) -> str:
     if not found.located:
         return ""
-    rows = [
-        [each.part, each.name, each.where, each.a, each.b, f"{each.differing:,} of {each.of:,}"]
-        for each in found.located
-    ]
+    rows = [[each.part, each.name, each.where, each.a, each.b, counts(each)] for each in found.located]
     head = ["part", "quantity", "first at", "A", "B", "differ"]
     return f"<h2>What differs in this step</h2>{scrolled(table(head, rows), 'quantities')}"
 
@@ -64,6 +75,6 @@ def _flags(found: Bisection) -> str:
     return f"<h2>Flags that differ</h2>{scrolled(table(['flag', 'A', 'B'], rows), 'flags')}"
 
 
-def _notes(found: Bisection) -> str:
-    listed = "".join(f"<li>{escape(note)}</li>" for note in found.notes)
+def _notes(notes: Sequence[str]) -> str:
+    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f"<h2>Notes</h2><ul>{listed}</ul>" if listed else ""

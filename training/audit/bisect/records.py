@@ -28,11 +28,18 @@ _READ = ("logits", "logprobs", "new_values", "token_losses")
 _OF_ROLLOUT = (
     "sampling_logprobs", "scores", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns",
 )  # fmt: skip
+_OF_THE_LOSS = ("denominator", "beta", "reference_point")  # figures that it is computed from
 _PARTS = ("forward", "backward", "optimizer")
 _OWN_GRADIENT = TRACED[3]
 _PARTS_BEFORE, _PARTS_AFTER = TRACED[:1], (TRACED[1:2], TRACED[2:4], TRACED[4:])
 # A traced part in words.
-_CALLED = {"forward": "output", "backward": "gradient of the output", "gradient": "gradient, in Adam's first moment"}
+_CALLED = {
+    "forward": "output",
+    "backward": "gradient of the output",
+    _OWN_GRADIENT: "gradient of the weight",
+    "gradient": "gradient, in Adam's first moment",
+}
+_UNITS = dict.fromkeys(TRACED[1:3], "modules")  # what the sums of a traced part are of; others: weights
 _MOST_WORDS = 60
 WEIGHTS = "weights"  # the part of a step before all others
 
@@ -40,7 +47,7 @@ WEIGHTS = "weights"  # the part of a step before all others
 @dataclass(frozen=True)
 class Located:
     """A quantity that differs. part: of the step. where: its first place. a, b: the numbers there, in words. differing:
-    how many, of so many."""
+    how many, of so many. unit: what is counted."""
 
     part: str
     name: str
@@ -49,6 +56,7 @@ class Located:
     b: str
     differing: int = 1
     of: int = 1
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,9 @@ def _missing(a: Mapping[Any, _Sequence], b: Mapping[Any, _Sequence]) -> Iterator
     if any(only):
         words = [_named(side[0]) if side else "none" for side in only]
         places = [_named(each) for each in (only[0] or only[1])[:1]]
-        yield Located("data", "rows", places[0], words[0], words[1], max(map(len, only)), max(len(a), len(b)))
+        yield Located(
+            "data", "rows", places[0], words[0], words[1], max(map(len, only)), max(len(a), len(b)), "sequences"
+        )
 
 
 def _named(each: _Sequence) -> str:
@@ -165,7 +175,7 @@ def _tokens(
                 first = (x, y, at, *map(_number, values))
         if first is not None:
             x, y, at, *words = first
-            yield Located(part, name, f"{_both(x, y)}, token {at:,}", words[0], words[1], differing, total)
+            yield Located(part, name, f"{_both(x, y)}, token {at:,}", words[0], words[1], differing, total, "tokens")
 
 
 def _both(x: _Sequence, y: _Sequence) -> str:
@@ -185,7 +195,8 @@ def _of_sequences(
         wrong = [each for each in known if _wrong(np.asarray(each[2]), np.asarray(each[3]), bound)]
         if wrong:
             x, y, *values = wrong[0]
-            yield Located("forward", name, _both(x, y), _number(values[0]), _number(values[1]), len(wrong), len(known))
+            counts = len(wrong), len(known), "sequences"
+            yield Located("forward", name, _both(x, y), _number(values[0]), _number(values[1]), *counts)
 
 
 def _rollout(a: StepRecord, b: StepRecord, bound: float) -> Iterator[Located]:
@@ -209,7 +220,7 @@ def _rollout(a: StepRecord, b: StepRecord, bound: float) -> Iterator[Located]:
             number, rank, at, x, y, short = first
             words = [f"{len(side)} tokens" for side in (x, y)] if short else [_number(side[at]) for side in (x, y)]
             where = f"response {number:,} (rank {rank})" + (f", token {at:,}" if len(x) > 1 and not short else "")
-            yield Located("rollout", name, where, words[0], words[1], differing, total)
+            yield Located("rollout", name, where, words[0], words[1], differing, total, "responses")
 
 
 def _responses(record: StepRecord) -> dict[int, tuple[int, dict[str, np.ndarray]]]:
@@ -238,7 +249,7 @@ def _responses(record: StepRecord) -> dict[int, tuple[int, dict[str, np.ndarray]
 
 def _figures(a: TracedRecord, b: TracedRecord, bound: float) -> Iterator[Located]:
     ours, theirs = a.record.head.figures, b.record.head.figures
-    for name in dict.fromkeys((*ours, *theirs)):
+    for name in sorted(dict.fromkeys((*ours, *theirs)), key=lambda name: name not in _OF_THE_LOSS):
         x, y = ours.get(name), theirs.get(name)
         if x is None or y is None or _wrong(np.asarray(x), np.asarray(y), bound):
             part = "backward" if name == "grad_norm" else "optimizer" if name == "learning_rate" else "forward"
@@ -255,13 +266,18 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
             else:
                 ours, theirs = ([table.get(part, {}) for table in side] for side in (ours, theirs))
             names = [name for name in ours[0] if name in theirs[0]]
-            if part == _OWN_GRADIENT:
+            alone = _of_one_run(ours, theirs) if part in TRACED[2:4] else []
+            names += alone
+            if part == _OWN_GRADIENT or alone:
                 names.sort(key=partial(_backward_place, a))
             whole = math.sqrt(sum(table[name][2] for table in ours for name in table)) or 1.0
             wrong = []
             for name in names:
                 for rank, (x, y) in enumerate(zip(ours, theirs, strict=True)):
                     own, other = x.get(name), y.get(name)
+                    if name in alone and own is not other:  # not None in both
+                        wrong.append((name, rank, own, other))
+                        break
                     scale = whole if "gradient" in part else None
                     if own is not None and other is not None and _sums_differ(own, other, bound, scale):
                         wrong.append((name, rank, own, other))
@@ -269,10 +285,22 @@ def _layers(a: TracedRecord, b: TracedRecord, parts: Sequence[str], bound: float
             if wrong:
                 name, rank, own, other = wrong[0]
                 where = name.removeprefix("model.") + (f" (rank {rank})" if len(ours) > 1 else "")
-                words = [f"norm {math.sqrt(side[2]):.9g}, sum {side[1]:.9g}" for side in (own, other)]
+                words = [
+                    "none" if side is None else f"norm {math.sqrt(side[2]):.9g}, sum {side[1]:.9g}"
+                    for side in (own, other)
+                ]
                 whose = _CALLED.get(part, part)
                 whose = whose if len(a.layers) == 1 else f"{whose} ({model})"
-                yield Located(_part(part), whose, where, words[0], words[1], len(wrong), len(names))
+                counts = len(wrong), len(names), _UNITS.get(part, "weights")
+                yield Located(_part(part), whose, where, words[0], words[1], *counts)
+
+
+def _of_one_run(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names that have a gradient in one of two runs: a weight is frozen in the other, or no gradient reaches it."""
+    known: list[dict[str, None]] = [dict.fromkeys(name for table in side for name in table) for side in (ours, theirs)]
+    if not all(known):
+        return []
+    return [name for name in known[0] | known[1] if (name in known[0]) != (name in known[1])]
 
 
 def _backward_place(a: TracedRecord, name: str) -> float:

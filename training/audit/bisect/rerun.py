@@ -20,6 +20,7 @@ import psutil
 
 import training
 from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import read_json_object
 from training.utils.run.run_folder import DIGESTS
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ Start = Callable[[Sequence[str], int, Path], Running]
 
 @dataclass(frozen=True)
 class Rerun:
-    """digests: the line of the step, as it was written again. folder: of the step's record. settings: of the run that
-    wrote them. began: the checkpoint's step; 0: the beginning."""
+    """line: of the step, as it was written again. folder: of the step's record. began: the checkpoint's step; 0: the
+    beginning. environment: of environment.json, in which it was run again."""
 
     line: Mapping[str, Any]
     folder: Path
     began: int
+    environment: Mapping[str, Any]
 
 
 def checkpoint_before(run: RunDigests, step: int) -> int:
@@ -96,7 +98,8 @@ def rerun(
             f"words: {last[0]}; all of them are in {output}"
         )
     part = f"_update{key[1]}" if key[1] else ""
-    return Rerun(line, folder / "records" / f"step_{key[0]:06}{part}", began)
+    environment = read_json_object(str(folder / "environment.json")) or {}
+    return Rerun(line, folder / "records" / f"step_{key[0]:06}{part}", began, environment)
 
 
 def _config(run: RunDigests, folder: Path, others: Mapping[str, Any]) -> str:
@@ -168,15 +171,22 @@ class _Process:
         self.process.wait()
 
 
-def starter(python: str | None) -> Start:
-    """Return what starts a program by an interpreter, with the version of the project that it imports; None: this
-    one. ThreestepError if it has none."""
-    package = str(Path(training.__file__).parent) if python is None else _package_of(python)
+def starter(python: str | None, code: str | None = None, threads: int | None = None) -> Start:
+    """Return what starts a program. ThreestepError for an interpreter or a folder without the project.
+
+    python: the interpreter; None: this one. code: a checkout of the project; None: what the interpreter imports.
+    threads: of each rank; None: as a run takes them.
+    """
+    if code is not None:
+        package = _package_in(code)
+    else:
+        package = str(Path(training.__file__).parent) if python is None else _package_of(python)
 
     def start(words: Sequence[str], ranks: int, output: Path) -> Running:
         command = [python or sys.executable, package, _LAUNCH, *words]
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         environment |= {"THREESTEP_RANKS": str(ranks)}
+        environment |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         with open(output, "wb") as file:
             return _Process(
                 subprocess.Popen(
@@ -185,6 +195,17 @@ def starter(python: str | None) -> Start:
             )
 
     return start
+
+
+def _package_in(code: str) -> str:
+    """The package in a checkout."""
+    package = Path(code).resolve() / "training"
+    if not (package / "__main__.py").is_file():
+        raise ThreestepError(
+            f"--code_a and --code_b expect a checkout of threestep, got {code}, which has no training/__main__.py; "
+            "`git worktree add FOLDER COMMIT` makes one"
+        )
+    return str(package)
 
 
 def _package_of(python: str) -> str:

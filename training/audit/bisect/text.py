@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from training.audit.bisect.compare import BACKWARD, DATA, FORWARD, OPTIMIZER, ROLLOUT
+from training.audit.bisect.digest_files import environments_that_differ
 from training.audit.bisect.records import WEIGHTS
 
 if TYPE_CHECKING:
     from training.audit.bisect.bisect import Bisection
-    from training.audit.bisect.compare import Compared, FirstDifference
+    from training.audit.bisect.compare import Compared, Comparison, FirstDifference
     from training.audit.bisect.digest_files import RunDigests, StepKey
     from training.audit.bisect.records import Located
 
@@ -21,7 +22,7 @@ _ORDER = (WEIGHTS, DATA, ROLLOUT, FORWARD, BACKWARD, OPTIMIZER)
 def headline(a: RunDigests, b: RunDigests, found: Bisection) -> str:
     """The two runs, in words."""
     steps = len({step for step, _ in found.comparison.steps})
-    return f"{a.folder} and {b.folder}: {a.program}, {steps:,} step{'' if steps == 1 else 's'} in common"
+    return f"A {a.folder}, B {b.folder}: {a.program}, {steps:,} step{'' if steps == 1 else 's'} in common"
 
 
 def verdict(found: Bisection) -> str:
@@ -51,8 +52,13 @@ def _is_earlier(first: FirstDifference, found: Bisection) -> bool:
 
 
 def _place(place: Located) -> str:
-    many = f"; {place.differing:,} of {place.of:,} differ" if place.of > 1 else ""
+    many = f"; {counts(place)} differ" if place.of > 1 else ""
     return f"{place.part}: {place.name}, {place.where}: {place.a} and {place.b}{many}"
+
+
+def counts(place: Located) -> str:
+    """The numbers of a quantity that differ, of all; "" where there is one."""
+    return f"{place.differing:,} of {place.of:,} {place.unit}" if place.of > 1 else ""
 
 
 def _where(first: FirstDifference) -> str:
@@ -98,7 +104,7 @@ def _cause(found: Bisection) -> str:
 
 
 def as_lines(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
-    """The whole of it; the verdict last."""
+    """The whole of it; the verdict is last, before what to do next."""
     comparison, lines = found.comparison, [headline(a, b, found)]
     if comparison.of_rounding:
         lines.append(f"  may be rounded differently: {'; '.join(comparison.of_rounding)}")
@@ -111,7 +117,73 @@ def as_lines(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
         lines.append(f"  and {len(found.located or ()) - _MOST_LISTED} quantities after these")
     if found.located is not None and not found.located:
         lines.append("  run again, the two records of this step are the same")
-    return [*lines, *(f"  note: {note}" for note in found.notes), verdict(found)]
+    lines += [f"  note: {note}" for note in notes(a, b, found)]
+    return [*lines, verdict(found), *(f"next: {each}" for each in advice(found))]
+
+
+# What remains to be looked at where all before a part is equal.
+_ADVICE = {
+    WEIGHTS: "the weights differ before the step, and nothing before them: compare the models or checkpoints that the "
+    "runs begin with",
+    DATA: "the data differ, not the model: compare the files, the tokenizer and the chat template; `threestep inspect` "
+    "shows rows, dropped ones and tokens",
+    ROLLOUT: "weights and prompts are equal: compare how responses are drawn and rewarded",
+    FORWARD: "data and weights are equal: compare the code that computes it and the libraries below",
+    BACKWARD: "the forward is equal: compare what changes a gradient, such as clipping, hooks, accumulation and the "
+    "exchange between ranks",
+    OPTIMIZER: "the gradients are equal: compare the learning rate's schedule and the optimizer's settings and version",
+}
+
+
+def advice(found: Bisection) -> list[str]:
+    """Return what to do next, in sentences; nothing where the runs do not differ."""
+    first = found.comparison.first
+    if first is None:
+        return []
+    part = _part_of(first, found)
+    if found.located is not None and found.notes:
+        parts = ["have both runs repeat themselves first, as the notes say: what ran again is not what had run"]
+    elif found.settings:
+        parts = ["give one run the other's flags, one at a time, until they agree"]
+    elif first.compared.name == "random" and part == DATA:
+        parts = ["the random generators differ before the step: compare seeds and what drew from them earlier"]
+    else:
+        parts = [_ADVICE[part]]
+    if found.records:
+        places = " and ".join(f"`threestep audit {place}`" for place in found.records)
+        parts.append(f"{places} judge each of the two steps by itself")
+    elif found.located is None and found.comparison.steps:
+        parts.append("without --digests_only both are run again up to this step, and compared number by number")
+    return parts
+
+
+def _part_of(first: FirstDifference, found: Bisection) -> str:
+    """The part of the step in which the verdict has the first difference."""
+    if found.located and not _is_earlier(first, found):
+        return found.located[0].part
+    return WEIGHTS if first.key == (0, 0) else first.compared.part
+
+
+def notes(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
+    """Return what a reader must know of the findings, in sentences."""
+    commits = environments_that_differ(a.environment, b.environment).get("commit")
+    code = [] if commits is None else [f"the code of threestep differs: commit {commits[0]} and {commits[1]}"]
+    return [*code, *_of_generators(found.comparison), *found.notes]
+
+
+def _of_generators(comparison: Comparison) -> list[str]:
+    """Return a sentence if the random generators have a part in the first difference."""
+    key, first, steps = comparison.random_from, comparison.first, comparison.steps
+    if key is None or (first is not None and first.compared.name == "random"):
+        return []
+    if first is None or key <= max(first.key, steps[0]):
+        return [f"the states of the random generators differ before {_step(key)}: dropout and sampling draw from them"]
+    if first.key not in steps or key != steps[steps.index(first.key) + 1]:
+        return []
+    return [
+        f"the states of the random generators are the same before {_step(first.key)} and differ after it: it draws "
+        "more or fewer random numbers, as dropout does"
+    ]
 
 
 def as_json(a: RunDigests, b: RunDigests, found: Bisection) -> dict[str, Any]:
@@ -137,5 +209,6 @@ def as_json(a: RunDigests, b: RunDigests, found: Bisection) -> dict[str, Any]:
             f"{step}.{update}" if update else str(step): own for (step, update), own in found.comparison.drift.items()
         },
         "located": None if found.located is None else [vars(place) for place in found.located],
-        "notes": list(found.notes),
+        "notes": notes(a, b, found),
+        "next": advice(found),
     }

@@ -6,7 +6,10 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +53,8 @@ def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunF
         make_deterministic(ranks.device, os.environ)
     device = device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ)
     log(device, ranks.is_main)
-    folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
+    if ranks.is_main:
+        folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
     return folder
 
 
@@ -177,4 +181,20 @@ def environment_of(device: str) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:  # on the path without being installed
             continue
     started = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    return {"device": device, "started": started, "versions": versions}
+    commit = commit_of(Path(training.__file__).parents[1])
+    code = {} if commit is None else {"commit": commit}
+    return {"device": device, "started": started, "versions": versions, **code}
+
+
+def commit_of(root: Path) -> str | None:
+    """The commit of a checkout, with a `+` where files of it are changed; None for what is no checkout."""
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    words = "describe --always --abbrev=12 --exclude=* --dirty=+".split()
+    command = [git, "--no-optional-locks", "-C", str(root), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):  # it refuses the folder
+        return None
+    return done.stdout.strip()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from training.audit.bisect.compare import FLOORS, JUMP, Comparison, compare
-from training.audit.bisect.digest_files import RunDigests, causes_of_rounding, read_digests
+from training.audit.bisect.digest_files import RunDigests, causes_of_rounding, environments_that_differ, read_digests
 from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.unit
@@ -166,3 +167,37 @@ def test_mistakes_are_sentences(tmp_path: Path):
     (tmp_path / "a" / "digests.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ThreestepError, match="expects a first line with `digests`, got none"):
         read_digests(tmp_path / "a")
+
+
+def test_states_of_generators_are_looked_at_in_all_steps(tmp_path: Path):
+    def change(lines: list[dict[str, Any]]) -> None:
+        for each in lines[2:]:
+            each["hashes"]["random"] = "x"
+        set_at(1, "floats", "train/loss", [0.6])(lines)
+
+    found = compared(tmp_path, change)
+    assert found.random_from == (3, 0) and found.first is not None and found.first.key == (2, 0)
+
+
+@pytest.mark.parametrize("devices", [("1 rank on cpu, 1 thread", "1 rank on cuda, 1 thread"), ("", "")])
+def test_states_of_another_device_are_others(tmp_path: Path, devices):
+    a, b = written(tmp_path / "a", [line(1)]), written(tmp_path / "b", [line(1)])
+    b.steps[1, 0]["hashes"]["random"] = "x"
+    a, b = (replace(run, environment={"device": words}) for run, words in zip((a, b), devices, strict=True))
+    assert compare(a, b, ()).random_from == (None if devices[0] else (1, 0))
+
+
+def test_the_environments_of_two_runs(tmp_path: Path):
+    def about(device: str, transformers: str, **more: str) -> dict[str, Any]:
+        return {"device": device, "versions": {"torch": "2.13.0", "transformers": transformers}, **more}
+
+    one = about("1 rank on cpu, 1 thread (of 2 cores)", "5.19.0", commit="aa")
+    two = about("2 ranks on cpu, 1 thread each (OMP_NUM_THREADS)", "5.24.0", commit="bb+")
+    assert environments_that_differ(one, two) == {"transformers": ("5.19.0", "5.24.0"), "commit": ("aa", "bb+")}
+    assert environments_that_differ(one, {}) == {}
+    runs = [replace(written(tmp_path / name, [line(1)]), environment=each) for name, each in (("a", one), ("b", two))]
+    assert causes_of_rounding(*runs) == ["transformers 5.19.0 and 5.24.0"]  # a commit alone is to change no bit
+    three = about("1 rank on cpu, 2 threads (of 2 cores)", "5.19.0")
+    assert [run.threads for run in (*runs, replace(runs[0], environment=three))] == [1, 1, 2]
+    assert replace(runs[0], environment={}).threads is None
+    assert environments_that_differ(one, three) == {"": ("cpu, 1 thread", "cpu, 2 threads")}

@@ -53,7 +53,7 @@ def test_equal_records_on_other_ranks():
 
 def test_a_row():
     found = first(record([6, 9], [30]), record([6, 9], [33]))
-    assert found == Located("data", "rows", "row 30 (rank 1)", "row 30 (rank 1)", "row 33 (rank 1)", 1, 3)
+    assert found == Located("data", "rows", "row 30 (rank 1)", "row 30 (rank 1)", "row 33 (rank 1)", 1, 3, "sequences")
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,30 @@ def test_the_norm_of_gradients_comes_after_them_and_the_weights_last():
     for part in ("backward", "gradient of a rank", "gradient", "weights after"):
         b.layers["train"][0][part]["model.layers.0.up"][0] = "10"
     assert [each.name for each in locate(a, b, 0.0)] == [
-        "gradient of the output", "gradient of a rank", "grad_norm", "gradient, in Adam's first moment",
+        "gradient of the output", "gradient of the weight", "grad_norm", "gradient, in Adam's first moment",
         "learning_rate", "weights after",
     ]  # fmt: skip
+
+
+def test_a_denominator_comes_before_the_loss():
+    a, b = record([6], denominator=20.0), record([6], loss=1.5, denominator=24.0)
+    assert [(each.part, each.name) for each in locate(a, b, 0.0)] == [("forward", "denominator"), ("forward", "loss")]
+
+
+def test_a_weight_that_is_frozen_in_one_run():
+    a, b = record([6], [9]), record([6], [9], grad_norm=1.5)
+    for table in b.layers["train"]:
+        for part in ("weights before", "gradient of a rank", "gradient", "weights after"):
+            del table[part]["model.layers.1.up"]
+    found = locate(a, b, 0.0)
+    assert [(each.name, each.where) for each in found] == [
+        ("gradient of the weight", "layers.1.up (rank 0)"), ("grad_norm", "the whole step"),
+    ]  # fmt: skip
+    assert (found[0].a, found[0].b, found[0].differing, found[0].of) == ("norm 2, sum 1", "none", 1, 2)
+    assert [each.b for each in locate(b, a, 0.0)] == ["norm 2, sum 1", "1"]
+    for table in b.layers["train"]:
+        table["gradient of a rank"].clear()  # of another version, say, which writes none
+    assert [each.name for each in locate(a, b, 0.0)] == ["grad_norm"]
 
 
 def test_rounding_is_below_the_bound():
@@ -127,4 +148,4 @@ def responses(moved: float = 0.0) -> TracedRecord:
 
 def test_a_response_of_a_rollout():
     found = first(responses(), responses(0.5))
-    assert found == Located("rollout", "rewards", "response 5 (rank 0)", "2", "2.5", 1, 2)
+    assert found == Located("rollout", "rewards", "response 5 (rank 0)", "2", "2.5", 1, 2, "responses")

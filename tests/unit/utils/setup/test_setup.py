@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
+import subprocess
 
 import pytest
 import torch
@@ -22,7 +23,15 @@ from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.run.run_arguments import RunArguments
 from training.utils.setup import setup
-from training.utils.setup.setup import environment_of, load_under, may_pack, start_run, whole_steps, with_head_chunk
+from training.utils.setup.setup import (
+    commit_of,
+    environment_of,
+    load_under,
+    may_pack,
+    start_run,
+    whole_steps,
+    with_head_chunk,
+)
 
 
 def ranks(world_size: int = 1, rank: int = 0) -> Ranks:
@@ -213,3 +222,21 @@ def test_versions_are_those_that_are_installed(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     assert environment_of("x")["versions"].keys() == {"threestep", "python"}
+
+
+def test_the_commit_is_that_of_a_checkout_alone(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", "-C", tmp_path, *words], check=True)
+
+    inside = tmp_path / "site-packages"
+    inside.mkdir()
+    git("init", "-q")
+    (tmp_path / "file").write_text("a")
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    commit = commit_of(tmp_path)
+    assert commit is not None and len(commit) == 12 and commit_of(inside) is None  # a repository around an installation
+    (tmp_path / "file").write_text("ab")
+    assert commit_of(tmp_path) == f"{commit}+"
+    (tmp_path / ".git" / "HEAD").unlink()
+    assert commit_of(tmp_path) is None
