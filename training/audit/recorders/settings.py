@@ -66,6 +66,15 @@ def _of_dpo(args: Any) -> dict[str, Any]:
     }
 
 
+def _of_kto(args: Any) -> dict[str, Any]:
+    return {
+        "preference_loss": "kto" if getattr(args, "loss_type", "kto") == "kto" else None,
+        "beta": args.beta,
+        "desirable_weight": args.desirable_weight,
+        "undesirable_weight": args.undesirable_weight,
+    }
+
+
 def _of_reward(args: Any) -> dict[str, Any]:
     return {"center_coef": float(args.center_rewards_coefficient or 0.0), "margin_scale": 0.0}
 
@@ -124,6 +133,7 @@ _OF_KIND = {
     "SFTTrainer": _of_labels,
     "Trainer": _of_labels,
     "DPOTrainer": _of_dpo,
+    "KTOTrainer": _of_kto,
     "RewardTrainer": _of_reward,
     "GRPOTrainer": _of_grpo,
     "RLOOTrainer": _of_rloo,
@@ -131,6 +141,7 @@ _OF_KIND = {
 OBJECTIVES = {
     "SFTTrainer": "sft",
     "DPOTrainer": "dpo",
+    "KTOTrainer": "dpo",
     "RewardTrainer": "reward",
     "GRPOTrainer": "policy",
     "RLOOTrainer": "policy",

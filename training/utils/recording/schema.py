@@ -66,6 +66,7 @@ TENSORS = {
     "mismatched_ratios": RecordField(
         "S", "f", "log-ratios of prompts with the responses of other rows, of which kto's point is the mean"
     ),
+    "reference_points": RecordField("K", "f", "kto's point, where each micro-batch has one of its own"),
     "margins": RecordField("P", "f", "the data's margin of each pair"),
     "pair_losses": RecordField("P", "f", "the loss of each pair"),
     "micro_losses": RecordField("K", "f", "the part of the loss that each micro-batch added"),
