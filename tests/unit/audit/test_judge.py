@@ -72,6 +72,7 @@ def test_what_a_record_lacks_is_named():
     lacks = {finding.name: finding.lacks for finding in judge(AuditedStep(record)) if finding.state == NOT_JUDGED}
     assert lacks == {
         "logprobs": "the model's configuration",
+        "logits": "the tensor logits of 1 ranks",
         "gradients": "the model's configuration",
         "micro_losses": "the tensor micro_losses",
         "backward_loss": "the figure backward_loss",

@@ -101,6 +101,8 @@ STATES = {
     "exp_avg_sq.": "Adam's second moment before the step",
     "exp_avg_after.": "Adam's first moment after the step: what gradient the optimizer was given",
 }
+CRITIC = "critic_"  # begins what a record has of the critic as of the actor
+STATES |= {f"{CRITIC}{name}": f"the same of the critic: {meaning}" for name, meaning in STATES.items()}
 # Values: the type, or the words that are possible.
 SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "reduction": (
@@ -136,6 +138,7 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "z_loss_coef": (float, "weight of the mean of log^2 Z, of sft"),
     "embedding_noise": (float, "NEFTune's alpha, of sft"),
     "other_terms": (bool, "the loss has terms that a record has no name for"),
+    "other_critic_terms": (bool, "the same of the critic's loss"),
     "temperature": (float, "that divides the logits"),
     "advantage": (
         (
@@ -153,6 +156,8 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "sapo_tau_neg": (float, "elsewhere"),
     "kl_cov_coef": (float, "KL-Cov's penalty on selected tokens"),
     "cov_share": (float, "share of tokens that KL-Cov and Clip-Cov select"),
+    "clip_cov_low": (float, "the least covariance of a token that Clip-Cov may draw"),
+    "clip_cov_high": (float, "the largest one"),
     "entropy_coef": (float, "weight of the policy's entropy in the loss"),
     "mismatch_correction": (("truncate", "mask"), "weights against a mismatch of rollout and training"),
     "mismatch_level": (("token", "sequence", "geometric"), "whose ratio they are"),
@@ -211,4 +216,6 @@ FIGURES = {
     "value_loss": "the critic's loss",
     "grad_norm": "before clipping",
     "learning_rate": "of the step",
+    "critic_grad_norm": "of the critic, before clipping",
+    "critic_learning_rate": "of the critic",
 }
