@@ -110,6 +110,22 @@ def model_scores(step: AuditedStep) -> np.ndarray:
     return step.cached("scores", lambda: model_of(step).scores(_sequences(step)))
 
 
+def dropout_draws(step: AuditedStep, place: str, count: int) -> np.ndarray:
+    """Return [count, T], the tokens' log-probabilities of forwards with a dropout of 0.1 at a `place` of the model."""
+    import torch
+
+    from training.audit.references.llama import Dropout
+    from training.audit.references.logprobs import logprobs
+
+    _check_size(step)
+    temperature, random = float(step.settings.get("temperature", 1.0)), torch.Generator().manual_seed(0)
+    found = np.zeros((count, len(step.real_T)))
+    for draw in range(count):
+        read_TV = model_of(step).dropped_logits(_sequences(step), Dropout(place, 0.1, random))
+        found[draw, step.real_T] = logprobs(read_TV, step.tensor("token_ids")[step.real_T], temperature)
+    return found
+
+
 def model_values(step: AuditedStep) -> np.ndarray:
     """Return [T], the values of a critic, 0 on padding."""
     found_T = np.zeros(len(step.real_T))

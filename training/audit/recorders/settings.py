@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from training.utils.data.chat.beginning import template_prompt
+
 _SHAPES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 # Of GRPOConfig.loss_type. `grpo` counts rows without tokens too, and `bnpo` is a micro-batch's mean by its own paper.
 _REDUCTIONS = {"grpo": "sequence mean", "dapo": "token mean", "bnpo": "token mean", "dr_grpo": "sequence sum norm"}
@@ -14,7 +16,11 @@ _TOKEN_MEAN_SINCE = (0, 16)  # of TRL: before it has loss_type, GRPO's loss is t
 def settings_of(trainer: Any, kind: str) -> dict[str, Any]:
     """The settings of a trainer. kind: the class of it that is known."""
     own = _OF_KIND[kind](trainer.args)
-    tokens = {"end_token_id": _token(trainer, "eos_token_id"), "begin_token_id": _token(trainer, "bos_token_id")}
+    tokens = {
+        "end_token_id": _token(trainer, "eos_token_id"),
+        "begin_token_id": _token(trainer, "bos_token_id"),
+        "template_prompt": _template_prompt(trainer),
+    }
     return {name: value for name, value in {**_of_optimizer(trainer), **tokens, **own}.items() if value is not None}
 
 
@@ -23,6 +29,19 @@ def _token(trainer: Any, name: str) -> float | None:
     processing = getattr(trainer, "processing_class", None)
     number = getattr(getattr(processing, "tokenizer", processing), name, None)
     return None if number is None else float(number)
+
+
+def _template_prompt(trainer: Any) -> str | None:
+    processing = getattr(trainer, "processing_class", None)
+    tokenizer = getattr(processing, "tokenizer", processing)
+    if not isinstance(getattr(tokenizer, "chat_template", None), str):
+        return None
+    try:
+        return (
+            template_prompt(lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), tokenizer) or None
+        )
+    except Exception:  # noqa: BLE001 (a template may raise whatever it likes: then nothing is known of it)
+        return None
 
 
 def version_of(package: str) -> str:

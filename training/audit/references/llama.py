@@ -40,6 +40,15 @@ class Slopes:
     temperature: float = 1.0
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """place: `outputs` of attention and MLP, or weights of the `attention`."""
+
+    place: str
+    rate: float
+    random: torch.Generator
+
+
 class Llama:
     """weights: by parameter, LoRA's among them. config: as the model's folder has it. rounded: weights are read in
     bf16, as the forward reads them."""
@@ -48,6 +57,7 @@ class Llama:
         self.config = config
         self.weights = {name: torch.tensor(values, dtype=torch.float64) for name, values in weights.items()}
         self._read = {name: _bf16(value) if rounded else value for name, value in self.weights.items()}
+        self._dropout: Dropout | None = None
         embedding = next(name for name in weights if name.endswith("embed_tokens.weight"))
         self._trunk = embedding.removesuffix("embed_tokens.weight")
         self._outer = self._trunk.removesuffix("model.")
@@ -68,6 +78,13 @@ class Llama:
         with torch.no_grad():
             return np.array([float(self._score(ids)) for ids in sequences])
 
+    def dropped_logits(self, sequences: list[np.ndarray], dropout: Dropout) -> np.ndarray:
+        """Return [T, V], as `logits`, of one forward in which numbers are dropped."""
+        self._dropout = dropout
+        found = self.logits(sequences)
+        self._dropout = None
+        return found
+
     def values(self, sequences: list[np.ndarray]) -> np.ndarray:
         """Return [T], a critic's value at the place before each token; of a first token 0."""
         with torch.no_grad():
@@ -85,7 +102,7 @@ class Llama:
         for place, ids in enumerate(sequences):
             own = slice(begin, begin + len(ids))
             begin += len(ids)
-            part = self._loss_part(ids, slopes, own, place, None if places is None else places[place])
+            part = self._loss_part(ids, slopes, own, place, place_T=None if places is None else places[place])
             if part is None:
                 continue
             found = torch.autograd.grad(part, [*leaves.values()], allow_unused=True)
@@ -97,7 +114,7 @@ class Llama:
         return tuple({name: value.numpy() for name, value in part.items()} for part in (sums, sizes))  # type: ignore[return-value]
 
     def _loss_part(
-        self, ids: np.ndarray, slopes: Slopes, own: slice, place: int, place_T: np.ndarray | None
+        self, ids: np.ndarray, slopes: Slopes, own: slice, place: int, *, place_T: np.ndarray | None
     ) -> torch.Tensor | None:
         """The move of the loss along its slopes, of one sequence."""
         if slopes.scores_S is not None:
@@ -139,14 +156,12 @@ class Llama:
         state_TH = functional.embedding(torch.tensor(ids), table_VH, padding_idx=pad)
         for layer in range(int(self.config["num_hidden_layers"])):
             own = f"{self._trunk}layers.{layer}."
-            state_TH = state_TH + self._attention(
-                self._norm(state_TH, f"{own}input_layernorm"), f"{own}self_attn.", own_T
-            )
+            mixed_TH = self._attention(self._norm(state_TH, f"{own}input_layernorm"), f"{own}self_attn.", own_T)
+            state_TH = state_TH + self._dropped(mixed_TH, "outputs")
             normed_TH = self._norm(state_TH, f"{own}post_attention_layernorm")
             gate = functional.silu(self._linear(normed_TH, f"{own}mlp.gate_proj"))
-            state_TH = state_TH + self._linear(
-                gate * self._linear(normed_TH, f"{own}mlp.up_proj"), f"{own}mlp.down_proj"
-            )
+            passed_TH = self._linear(gate * self._linear(normed_TH, f"{own}mlp.up_proj"), f"{own}mlp.down_proj")
+            state_TH = state_TH + self._dropped(passed_TH, "outputs")
         return self._norm(state_TH, f"{self._trunk}norm")
 
     def _attention(self, state_TH: torch.Tensor, own: str, place_T: torch.Tensor) -> torch.Tensor:
@@ -163,8 +178,16 @@ class Llama:
         key, value = (part.repeat_interleave(heads // shared, dim=0) for part in (key, value))
         weight_NTT = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
         later_TT = torch.ones(weight_NTT.shape[1:], dtype=torch.bool).triu(1)
-        mixed = weight_NTT.masked_fill(later_TT, -math.inf).softmax(-1) @ value
+        mixed = self._dropped(weight_NTT.masked_fill(later_TT, -math.inf).softmax(-1), "attention") @ value
         return self._linear(mixed.transpose(0, 1).flatten(1), f"{own}o_proj")
+
+    def _dropped(self, values: torch.Tensor, place: str) -> torch.Tensor:
+        """Srivastava et al. 2014, scaled by 1 / (1 - rate)."""
+        own = self._dropout
+        if own is None or own.place != place:
+            return values
+        kept = torch.rand(values.shape, generator=own.random, dtype=torch.float64) >= own.rate
+        return values * kept / (1.0 - own.rate)
 
     def _turned(self, heads_NTD: torch.Tensor, place_T: torch.Tensor) -> torch.Tensor:
         """Turn each pair (i, i + D/2) by position / theta^(2 i / D)."""

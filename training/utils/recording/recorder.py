@@ -169,19 +169,22 @@ class DigestedStep(StepRecording):
 @dataclass(frozen=True)
 class StepRecords:
     """The steps that are recorded, and the folder. steps: counted as in metrics.jsonl. digests: of all steps, if they
-    are written. keeps_values: of states too. on_gpus: digests also on a GPU, for which a step then waits."""
+    are written. keeps_values: of states too. on_gpus: digests also on a GPU, for which a step then waits. notes:
+    settings of every record."""
 
     steps: frozenset[int] = frozenset()
     folder: Path = Path()
     digests: DigestLog | None = None
     keeps_values: bool = False
     on_gpus: bool = False
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def of_step(self, step: int, ranks: Ranks, update: int | None = None) -> StepRecording:
         """Return the recording of a step. update: the number of its optimizer step, from 1, if it has several."""
         part = "" if update is None else f"_update{update}"
         folder = self.folder / f"step_{step:06}{part}" if step in self.steps else None
         recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks, self.keeps_values)
+        recording.note(**self.notes)
         if self.digests is None or (ranks.device.type == "cuda" and not self.on_gpus):
             return recording
         return DigestedStep(recording, StepDigest(self.digests, ranks, step, update=update, record=folder))
