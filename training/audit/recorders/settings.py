@@ -33,7 +33,7 @@ def _token(trainer: Any, name: str) -> float | None:
 
 def _template_prompt(trainer: Any) -> str | None:
     processing = getattr(trainer, "processing_class", None)
-    tokenizer = getattr(processing, "tokenizer", processing)
+    tokenizer: Any = getattr(processing, "tokenizer", processing)
     if not isinstance(getattr(tokenizer, "chat_template", None), str):
         return None
     try:
