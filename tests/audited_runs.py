@@ -34,7 +34,7 @@ ROLLOUT = (
 PAIRS = "sigmoid ipo hinge robust sigmoid_norm apo_zero apo_down simpo cpo orpo sigmoid:0.8,sft:0.2".split()
 MARKED = ("kto", "bco")
 ESTIMATORS = "grpo rloo reinforce++ reinforce++_baseline remax opo grpo_passk gpg optimal_token_baseline".split()
-POLICIES = "ppo gspo cispo geo_mean sapo gpg kl_cov".split()
+POLICIES = "ppo gspo cispo geo_mean sapo gpg kl_cov clip_cov".split()
 
 
 @dataclass(frozen=True)

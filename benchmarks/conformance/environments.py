@@ -1,9 +1,9 @@
-"""The environments of the trainers, made from the registry.
+"""The environments of the trainers, made from the registry: for this table and for tests/other_trainers.
 
     python -m benchmarks.conformance.environments NAME ... [--folder runs/conformance_venvs] [--torch_from PYTHON]
 
-NAME: one of those below. torch==2.13.0 goes in first, since a bare torch pulls gigabytes of CUDA; with --torch_from,
-the torch of that Python is linked instead of installed again.
+NAME: one of those below. Needs nothing but Python, 3.11 for the old releases. torch==2.13.0 goes in first, since a bare
+torch pulls gigabytes of CUDA; with --torch_from, the torch of that Python is linked instead of installed again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Environment:
 FUNCTIONS = (
     "ray[default]==2.55.0 tensordict==0.10.0 transformers==5.10.4 deepspeed==0.19.6 codetiming hydra-core torchdata "
     "loralib optimum optree pylatexenc peft datasets accelerate colorlog aiofiles uvloop tenacity cachetools "
-    "werkzeug lark"
+    "werkzeug lark pillow"
 ).split()
 ENVIRONMENTS = {
     "trl116": Environment(["trl==1.16.0", "peft"]),
-    "trl024": Environment(["trl==0.24.0", "transformers==4.57.6", "peft"]),
-    "trl016": Environment(["trl==0.16.0", "transformers==4.50.3", "rich", "peft"]),
-    "trl013": Environment(["trl==0.13.0", "transformers==4.48.1", "rich", "numpy<2.3", "accelerate<1.4", "peft"]),
-    "trl012": Environment(["trl==0.12.0", "transformers==4.46.0", "rich", "numpy<2.3", "accelerate<1.4", "peft"]),
+    "trl024": Environment(["trl==0.24.0", "transformers==4.57.6"]),
+    "trl016": Environment(["trl==0.16.0", "transformers==4.50.3", "rich"]),
+    "trl013": Environment(["trl==0.13.0", "transformers==4.47.1", "rich", "numpy<2.3", "accelerate<1.4"]),
+    "trl012": Environment(["trl==0.12.0", "transformers==4.46.0", "rich", "numpy<2.3", "accelerate<1.4"]),
     # Its torchvision and torchaudio are built for other torches, and it asks for torchaudio's name alone.
     "llamafactory": Environment(["llamafactory==0.9.5"], removed=["torchvision", "torchaudio"], stubs=["torchaudio"]),
     "axolotl": Environment(["axolotl==0.19.0"]),
@@ -52,17 +52,18 @@ ENVIRONMENTS = {
 def main(argv: Sequence[str]) -> None:
     """Make those that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", choices=sorted(ENVIRONMENTS))
+    parser.add_argument("names", nargs="+", choices=list(ENVIRONMENTS), metavar="NAME", help=", ".join(ENVIRONMENTS))
     parser.add_argument("--folder", type=Path, default=Path(FOLDER))
     parser.add_argument("--torch_from", metavar="PYTHON", help="a Python whose torch is linked")
     arguments = parser.parse_args(argv)
     for name in arguments.names:
+        print(f"{name} ...", flush=True)
         make(ENVIRONMENTS[name], arguments.folder.absolute() / name, arguments.torch_from)
 
 
 def make(environment: Environment, folder: Path, torch_from: str | None = None) -> None:
-    """Make one; a folder whose `done` exists is left as it is."""
-    if (folder / "done").exists():
+    """Make one; a folder whose `ready` exists is left as it is."""
+    if (folder / "ready").exists():
         return
     venv.create(folder, with_pip=True, clear=True)
     python = str(folder / "bin" / "python")
@@ -77,7 +78,7 @@ def make(environment: Environment, folder: Path, torch_from: str | None = None) 
         subprocess.run([*pip, "uninstall", "-q", "-y", *environment.removed], check=True)
     for stub in environment.stubs:
         (_site(python) / f"{stub}.py").write_text('"""Nothing: its name is imported and no more."""\n')
-    (folder / "done").touch()
+    (folder / "ready").touch()
 
 
 def _link_torch(folder: Path, torch_from: str) -> None:

@@ -28,6 +28,12 @@ OPTIMIZER = {"grad_norm", "clipped_gradients", "learning_rate", "weights_after"}
 RIGHT = {
     "sft": ("trl116", "trl sft", {"denominator", "loss", "micro_losses"}),
     "dpo": ("trl116", "trl dpo", {"loss_mask", "loss"}),
+    "kto": ("trl116", "trl kto", {"loss_mask", "reference_points", "loss"}),
+    "kto, reference before": (
+        "trl116",
+        "trl kto precompute_ref_log_probs=true desirable_weight=1.3 per_device_train_batch_size=4",
+        {"loss_mask", "reference_points", "loss"},
+    ),
     "reward": ("trl116", "trl reward", {"loss"}),
     "grpo": ("trl116", "trl grpo", {"rollout_advantages", "advantages", "loss_mask", "loss"}),
     "grpo again": (

@@ -486,5 +486,6 @@ class PlainTrainer:
             "schema": "threestep-record", "version": 1, "objective": objective, "step": self.setup.step,
             "ranks": self.setup.ranks, "settings": settings, "figures": self.figures,
             "trainer": {"name": "plain", "version": "1"}, "model": CONFIG,
+            "critic": {"model": CONFIG, "settings": dtype} if self.setup.objective == "ppo" else {},
         }  # fmt: skip
         (folder / "record.json").write_text(json.dumps(head))

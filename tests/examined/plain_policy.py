@@ -25,6 +25,10 @@ class PolicyTrainer(PlainTrainer):
         self.count(ranks)
         self.take(ranks, number)
         if self.setup.objective == "ppo":
+            for name, weight in self.critic.named_parameters():
+                if weight.grad is not None:
+                    self.state[f"critic_weights_before.{name}"] = weight.detach().clone()
+                    self.state[f"critic_gradients.{name}"] = weight.grad.clone()
             self.critic_optimizer.step()
             self.critic_optimizer.zero_grad()
 

@@ -39,7 +39,8 @@ class PlainLlama(PlainTrainer):
             for micro, part in enumerate(own):
                 batch = ids, mask, real = self.batch(part)
                 self.note(rank, micro, part, batch)
-                logits = torch.nn.functional.pad(model(ids, attention_mask=real).logits[:, :-1].float(), (0, 0, 1, 0))
+                read = self.joined(model, ids, real) if self.is_joined else model(ids, attention_mask=real).logits
+                logits = torch.nn.functional.pad(read[:, :-1].float(), (0, 0, 1, 0))
                 logprobs = self.logprobs(logits, ids, TEMPERATURE)
                 self.put(rank, logprobs=self.flat(logprobs.detach(), real), loss_mask=self.flat(mask, real))
                 losses.append(-(logprobs * mask).sum() / count)
@@ -60,6 +61,19 @@ class PlainLlama(PlainTrainer):
         record = self.record("sft")
         head = type(record.head)(**{**vars(record.head), "model": json.loads(config.to_json_string())})
         return StepRecord(head, record.ranks, record.state)
+
+    @property
+    def is_joined(self) -> bool:
+        return self.fault.startswith("packed rows") and not self.setting.padded
+
+    def joined(self, model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        """The logits of rows that are one row, under a causal mask."""
+        lengths = real.sum(1).tolist()
+        spans = lengths if "places again" in self.fault else [sum(lengths)]
+        places = [torch.arange(span) for span in spans]
+        row = {"input_ids": ids[real][None], "position_ids": torch.cat(places)[None]}
+        found = model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits[0]
+        return found.new_zeros(*ids.shape, found.shape[-1]).masked_scatter(real.unsqueeze(-1), found)
 
     def backward_loss(
         self, logprobs: torch.Tensor, logits: torch.Tensor, batch: tuple[torch.Tensor, ...], count: int
@@ -83,6 +97,8 @@ class PlainLlama(PlainTrainer):
 # As `plain_trainer.FAULTS`.
 LLAMA_FAULTS = (
     ("llama", "temperature left out", "logprobs", "temperature is left out"),
+    ("llama", "packed rows as one", "logprobs", "see each other: they are one sequence"),
+    ("llama", "packed rows, places again", "logprobs", "see each other, though their positions begin again"),
     ("llama", "divided by ranks twice", "gradients", "divided by the number of ranks once more"),
     ("llama", "summed over ranks", "gradients", "multiplied by the number of ranks"),
     ("llama", "divided by micro", "gradients", "divided by the number of micro-batches"),

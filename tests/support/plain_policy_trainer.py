@@ -264,6 +264,9 @@ class PlainPolicyTrainer(PlainTrainer):
             rank, numbers=roll["numbers"][part], logprobs=self.flat(new, real), old_logprobs=self.flat(old, real),
             ref_logprobs=self.flat(ref, real), advantages=self.flat(own, real), loss_mask=self.flat(mask, real),
         )  # fmt: skip
+        self.selected = mask & (self.floats(mask.numel()).view_as(new) > 0.5)
+        if self.settings["policy_loss"] == "clip_cov":
+            self.put(rank, selected=self.flat(self.selected, real))
         found = {
             "policy": self.policy_loss(new, old, own, mask, others=(ref, sampling)),
             "kl": self.kl_loss(new, old, ref),
@@ -330,6 +333,9 @@ class PlainPolicyTrainer(PlainTrainer):
 
         d, fault = new - old, self.fault
         ratio = torch.exp(d)
+        if name == "clip_cov":
+            worse = torch.maximum(-ratio * advantage, -ratio.clamp(1 - low, 1 + high) * advantage)
+            return worse if fault == "selected tokens trained" else torch.where(self.selected, 0.0, worse)
         if name == "gspo":
             ratio = torch.exp(means(d))
             return torch.maximum(-ratio * advantage, -ratio.clamp(1 - low, 1 + high) * advantage)
@@ -359,13 +365,14 @@ class PlainPolicyTrainer(PlainTrainer):
 
 
 POLICY_OBJECTIVES = ("gae", "grpo", "rloo", "reinforce++", "remax", "opo", "grpo_passk")
-POLICY_LOSSES = ("ppo", "gspo", "cispo", "geo_mean", "sapo", "gpg")
+POLICY_LOSSES = ("ppo", "gspo", "cispo", "geo_mean", "sapo", "gpg", "clip_cov")
 # Options that a fault needs to show.
 OPTIONS = {
     "empty rows counted": {"leaves_out": True, "reduction": "sequence mean"},
     "taus swapped": {"policy_loss": "sapo"},
     "weight not clipped": {"policy_loss": "cispo"},
     "ppo in its place": {"policy_loss": "gspo"},
+    "selected tokens trained": {"policy_loss": "clip_cov"},
 }
 # As `plain_trainer.FAULTS`.
 POLICY_FAULTS = (
@@ -419,6 +426,7 @@ POLICY_FAULTS = (
     ("grpo", "taus swapped", "policy_loss", "temperatures are swapped"),
     ("grpo", "weight not clipped", "policy_loss", "not clipped"),
     ("grpo", "ppo in its place", "policy_loss", "the loss is ppo"),
+    ("grpo", "selected tokens trained", "policy_loss", "no token is selected"),
     ("gae", "value not clipped", "value_loss", "not clipped"),
     ("gae", "value without half", "value_loss", "1/2"),
 )

@@ -72,12 +72,31 @@ def test_what_a_record_lacks_is_named():
     lacks = {finding.name: finding.lacks for finding in judge(AuditedStep(record)) if finding.state == NOT_JUDGED}
     assert lacks == {
         "logprobs": "the model's configuration",
+        "logits": "the tensor logits of 1 ranks",
         "gradients": "the model's configuration",
         "micro_losses": "the tensor micro_losses",
         "backward_loss": "the figure backward_loss",
         "token_losses": "the tensor token_losses",
         "clipped_gradients": "the setting max_grad_norm",
     }
+
+
+@pytest.mark.parametrize("wanted", ["of the data", "of the template"])
+def test_a_system_prompt_of_the_template(wanted: str):
+    record = step_of("sft", Setting(2))
+    own = record.ranks[0]
+    ids = own["token_ids"][:2].copy()
+    own["token_ids"][np.cumsum([0, *own["lengths"]])[4] :][:2] = ids  # another row that begins so
+    told = {"template_prompt": " ".join(map(str, ids)), "system_prompt": wanted}
+    wrong = first_wrong(judge(AuditedStep(record, told)))
+    if wanted == "of the template":
+        assert wrong is None or wrong.name != "token_ids"
+        return
+    assert wrong is not None and wrong.name == "token_ids" and wrong.difference is not None
+    assert (wrong.difference.entries, wrong.difference.causes) == (
+        2,
+        ("the template adds a system prompt, which no row has",),
+    )
 
 
 def test_every_quantity_is_a_part_of_a_record():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from training.audit.quantities import backward, ids, optimizer, pairs, policies, rollouts, tokens
+from training.audit.quantities import backward, critic, ids, optimizer, pairs, policies, rollouts, tokens
 from training.audit.quantities.quantity import Cause, Quantity
 
 __all__ = ["QUANTITIES", "Cause", "Quantity"]
@@ -17,12 +17,15 @@ QUANTITIES: tuple[Quantity, ...] = (
     *policies.HANDED_ON,
     *ids.IDS,
     *tokens.MASKS,
+    *backward.LOGITS,
     *tokens.LOSSES,
     *backward.SCORES,
     *ids.REFERENCES,
     *pairs.QUANTITIES,
+    *critic.VALUES,
     *policies.LOSSES,
     *(replace(each, name="backward_loss") for each in _LOSSES if each.name == "loss"),
     *backward.GRADIENTS,
     *optimizer.QUANTITIES,
+    *critic.QUANTITIES,
 )

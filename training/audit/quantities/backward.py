@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from training.audit.quantities.models import is_rounded, model_gradients, model_scores
+from training.audit.quantities.models import (
+    JOINED,
+    is_rounded,
+    joined_gradients,
+    joined_logits,
+    model_gradients,
+    model_logits,
+    model_scores,
+)
 from training.audit.quantities.quantity import Cause, Quantity
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.audit.references import reductions
@@ -99,7 +107,7 @@ def _kept(step: AuditedStep, keep_T: np.ndarray) -> Slopes:
     right = _right(step)
     own = {
         name: getattr(right, name) * keep_T
-        for name in ("logprobs_T", "normalizers_T", "entropies_T")
+        for name in ("logprobs_T", "normalizers_T", "entropies_T", "values_T")
         if getattr(right, name) is not None
     }
     if right.scores_S is not None:
@@ -171,6 +179,10 @@ _GRADIENTS = Quantity(
         ),
         Cause("prompts are trained too, though the loss leaves them out", _with_prompts),
         Cause("the temperature is left out", _other_temperature),
+        *(
+            Cause(sentence, lambda step, own=own: joined_gradients(step, _right(step), restarts=own))  # type: ignore[misc]
+            for sentence, own in JOINED.items()
+        ),
         *(Cause(f"of another loss: {sentence}", partial(_reduced, mistake)) for sentence, mistake in _REDUCED.items()),
     ),
     _rounding,
@@ -190,13 +202,36 @@ _SCORES = Quantity(
 )
 
 
+def _logits_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
+    """A share of 1 + the largest logit of the place: of a whole forward."""
+    largest_T1 = np.abs(right).max(axis=1, keepdims=True)
+    return (5e-2 if is_rounded(step) else 2e-5) * (1.0 + largest_T1) * np.ones(right.shape)
+
+
+def _predicted(step: AuditedStep) -> np.ndarray:
+    """bool [T, V], the real tokens that another one of their sequence stands before."""
+    inside_T = step.real_T & np.roll(step.real_T, 1) & (step.place_T > 0)
+    return np.broadcast_to(inside_T[:, None], (len(inside_T), int(step.head.model["vocab_size"])))
+
+
+_LOGITS = Quantity(
+    "logits",
+    ("sft", "dpo", "policy"),
+    model_logits,
+    tuple(Cause(sentence, partial(joined_logits, restarts=own)) for sentence, own in JOINED.items()),
+    _logits_rounding,
+    lambda step: _predicted(step),
+    axis="TV",
+)
+
+
 def _rounded(values: np.ndarray) -> np.ndarray:
     from training.audit.references.logprobs import rounded_to_bfloat16
 
     return rounded_to_bfloat16(values)
 
 
-SCORES, GRADIENTS = (_SCORES,), (_GRADIENTS,)
+LOGITS, SCORES, GRADIENTS = (_LOGITS,), (_SCORES,), (_GRADIENTS,)
 
 
 # --- slopes of each objective

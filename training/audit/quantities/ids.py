@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from training.audit.quantities.models import dropout_draws
 from training.audit.quantities.quantity import Cause, Quantity, exact
 from training.audit.quantities.step import LackingError
 
 if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
 
-_TWICE, _UNEQUAL, _ENDLESS, _SHORT = 1.0, 2.0, 3.0, 4.0
+_TWICE, _UNEQUAL, _ENDLESS, _SHORT, _ADDED = 1.0, 2.0, 3.0, 4.0, 5.0
 _LEAST = 4  # sequences that show a habit of a template
+_LEAST_SCATTERED, _DRAWS = 12, 24  # tokens, and forwards, that show a spread
 _FAR = 0.1  # nats: the mean distance of sampler and training forward that no engine's rounding makes
 
 
@@ -70,11 +72,22 @@ def _endless(step: AuditedStep) -> np.ndarray:
     return ~nothing if own and not are_cut and not has_end else nothing
 
 
+def _begins_with_the_template(step: AuditedStep) -> np.ndarray:
+    """bool [S]: the sequence begins with the system prompt that the template writes where a conversation has none."""
+    own = _sequences(step)
+    nothing = np.zeros(len(own), dtype=bool)
+    added = [int(word) for word in str(step.settings.get("template_prompt", "")).split()]
+    if not added or step.settings.get("system_prompt") == "of the template":
+        return nothing
+    return np.array([ids[: len(added)].tolist() == added for ids in own], dtype=bool)
+
+
 def _ids(step: AuditedStep) -> np.ndarray:
     """Return [S], the number of what is wrong with each sequence."""
     step.tensor("token_ids")
     found = np.where(_unequal_prompts(step), _UNEQUAL, 0.0)
     found = np.where(_endless(step), _ENDLESS, found)
+    found = np.where(_begins_with_the_template(step), _ADDED, found)
     return np.where(_begins_twice(step), _TWICE, found)
 
 
@@ -92,6 +105,10 @@ _TOKEN_IDS = Quantity(
         Cause(
             "no response ends with the end token: the template does not write it, and the model never learns to stop",
             _code(_ENDLESS, _endless),
+        ),
+        Cause(
+            "the template adds a system prompt, which no row has",
+            _code(_ADDED, _begins_with_the_template),
         ),
     ),
     exact,
@@ -180,7 +197,11 @@ def _old_by_model(step: AuditedStep, temperature: float | None) -> np.ndarray:
     if not step.has_state("weights_before."):
         raise LackingError("the weights")
     own = float(step.settings.get("temperature", 1.0)) if temperature is None else temperature
-    read_T = logprobs(step.tensor("logits"), step.tensor("token_ids"), own)
+    return _in_rollout(step, logprobs(step.tensor("logits"), step.tensor("token_ids"), own))
+
+
+def _in_rollout(step: AuditedStep, read_T: np.ndarray) -> np.ndarray:
+    """Return [R], the numbers of the minibatch's tokens at their places in the rollout; NaN for other responses."""
     targets_T = step.tensor("data_mask") if step.has("data_mask") else step.tensor("loss_mask")
     found_R, ends_B = np.full(len(step.response_R), np.nan), np.cumsum(step.tensor("rollout_lengths"))
     place = {int(number): index for index, number in enumerate(step.tensor("rollout_numbers"))}
@@ -191,6 +212,25 @@ def _old_by_model(step: AuditedStep, temperature: float | None) -> np.ndarray:
     return found_R
 
 
+def _scattered_by_dropout(step: AuditedStep) -> np.ndarray:
+    """The recorded numbers, if they scatter about those of the model as it scatters under dropout of some rate: each by
+    its own spread, to either side alike; else NaN. Right for the first update on a rollout."""
+    right_R, recorded_R = _old_by_model(step, None), step.recorded("rollout_old_logprobs")
+    nothing, known_R = np.full(len(right_R), np.nan), ~np.isnan(right_R)
+    plain_R = _old_by_model(step, 1.0)
+    if known_R.sum() < _LEAST_SCATTERED or np.allclose(recorded_R[known_R], plain_R[known_R], atol=1e-4):
+        return nothing
+    for place in ("outputs", "attention"):
+        draws = [_in_rollout(step, drawn_T) - right_R for drawn_T in dropout_draws(step, place, _DRAWS)]
+        spread_R = np.sqrt(np.mean(np.square(draws), axis=0))[known_R]
+        apart = (recorded_R - right_R)[known_R] / np.maximum(spread_R, 1e-9)
+        size = float(np.sqrt(np.mean(apart**2)))
+        # A rate p spreads by the root of p / (1 - p): 0.01 to 0.7, beside the 0.1 of the draws.
+        if 0.3 < size < 4.6 and abs(apart.mean()) < 0.6 * size and np.abs(apart).max() < 6.0 * size:
+            return np.where(known_R, recorded_R, np.nan)
+    return nothing
+
+
 _OLD = Quantity(
     "rollout_old_logprobs",
     ("policy",),
@@ -198,6 +238,10 @@ _OLD = Quantity(
     (
         Cause("the temperature is left out of the log-probabilities", partial(_old_by_model, temperature=1.0)),
         Cause("the sign is wrong", lambda step: -step.tensor("rollout_sampling_logprobs")),
+        Cause(
+            "dropout was on when they were read: they scatter about the model's own as dropout scatters them",
+            _scattered_by_dropout,
+        ),
     ),
     _sampler_rounding,
     axis="R",

@@ -106,10 +106,19 @@ def constants_of(step: AuditedStep, **changes: Any) -> Term:
         "smoothing": float(settings.get("label_smoothing", 0.0)),
         "gamma": float(settings.get("simpo_gamma", 0.5)),
         "alpha": float(settings.get("cpo_alpha", 1.0)),
-        "point": float(step.head.figures.get("reference_point", 0.0)),
+        "point": changes["point"] if "point" in changes else _recorded_point(step),
         "weights": tuple(float(settings.get(f"{side}_weight", 1.0)) for side in ("desirable", "undesirable")),
     }
     return Term(**{**own, **changes})
+
+
+def _recorded_point(step: AuditedStep) -> float | np.ndarray:
+    """The point that marked responses are compared with: one number, or [S] where each micro-batch has its own."""
+    if not any(name in MARKED for name in terms_of(step)):
+        return 0.0
+    if step.has("reference_points"):
+        return step.tensor("reference_points")[step.micro_S]
+    return step.figure("reference_point")
 
 
 def responses_of(step: AuditedStep, **changes: np.ndarray) -> ResponseSums:
@@ -421,6 +430,45 @@ _POINT = Quantity(
 )
 
 
+def _points(step: AuditedStep, bounded: bool = True) -> np.ndarray:
+    """Return [K], the mean over ranks of each micro-batch's mean."""
+    if list(terms_of(step)) != ["kto"]:
+        raise LackingError("a reference of this point for each micro-batch")
+    return _of_each_micro_batch(step, step.tensor("mismatched_ratios"), bounded)
+
+
+def _of_each_micro_batch(step: AuditedStep, values_S: np.ndarray, bounded: bool = True) -> np.ndarray:
+    found_K = np.zeros(step.micro_batches)
+    own_S = step.tensor("micro_batches")  # of a rank: the same number on all of them is one moment
+    for place in np.unique(own_S):
+        inside_S = own_S == place
+        means = [values_S[inside_S & (step.rank_S == rank)].mean() for rank in np.unique(step.rank_S[inside_S])]
+        mean = float(np.mean(means))
+        found_K[np.unique(step.micro_S[inside_S])] = max(mean, 0.0) if bounded else mean
+    return found_K
+
+
+_POINTS = Quantity(
+    "reference_points",
+    _DPO,
+    _points,
+    (
+        Cause("the points are not bounded by 0", partial(_points, bounded=False)),
+        Cause(
+            "each micro-batch has the point of the whole step",
+            lambda step: np.full(step.micro_batches, marked.kto_point(step.tensor("mismatched_ratios"))),
+        ),
+        Cause(
+            "the points are of the rows' own responses, not of mismatched ones",
+            lambda step: _of_each_micro_batch(step, responses_of(step).ratios_S),
+        ),
+        Cause("there are no points: they are 0", lambda step: np.zeros(step.micro_batches)),
+    ),
+    lambda step, right: _POINT.tolerance(step, right),
+    axis="K",
+)
+
+
 # --- the reward model
 
 
@@ -497,4 +545,4 @@ _REWARD_LOSS = Quantity(
     ),
     lambda step, right: of_loss(step, 1.0 + abs(right)),
 )
-QUANTITIES = (_LOGPROB_SUMS, _BETA, _POINT, _DPO_PAIRS, _DPO_LOSS, _REWARD_PAIRS, _REWARD_LOSS)
+QUANTITIES = (_LOGPROB_SUMS, _BETA, _POINT, _POINTS, _DPO_PAIRS, _DPO_LOSS, _REWARD_PAIRS, _REWARD_LOSS)

@@ -330,7 +330,7 @@ _KL_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
 )
 
 
-def _values(step: AuditedStep, clip: float | None = None, **others: np.ndarray) -> np.ndarray:
+def value_losses(step: AuditedStep, clip: float | None = None, **others: np.ndarray) -> np.ndarray:
     own = float(step.setting("clip_value")) if clip is None else clip
     returns_T = others.get("returns_T", step.tensor("returns"))
     return policy.value_loss(step.tensor("new_values"), step.tensor("old_values"), returns_T, own)
@@ -344,12 +344,12 @@ def _smaller_values(step: AuditedStep) -> np.ndarray:
 
 
 _VALUE_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
-    ("the factor 1/2 is left out", lambda step: 2.0 * _values(step)),
-    ("the factor 1/2 is there twice", lambda step: 0.5 * _values(step)),
-    ("the value is not clipped", lambda step: _values(step, np.inf)),
+    ("the factor 1/2 is left out", lambda step: 2.0 * value_losses(step)),
+    ("the factor 1/2 is there twice", lambda step: 0.5 * value_losses(step)),
+    ("the value is not clipped", lambda step: value_losses(step, np.inf)),
     ("the clip takes the smaller of the errors", _smaller_values),
-    ("the critic learns the advantages", lambda step: _values(step, returns_T=step.tensor("advantages"))),
-    ("the critic learns its old values", lambda step: _values(step, returns_T=step.tensor("old_values"))),
+    ("the critic learns the advantages", lambda step: value_losses(step, returns_T=step.tensor("advantages"))),
+    ("the critic learns its old values", lambda step: value_losses(step, returns_T=step.tensor("old_values"))),
 )
 
 
@@ -437,7 +437,7 @@ def _total_rounding(step: AuditedStep, right: float) -> float:
 LOSSES = (
     _loss("policy_loss", _policy, _POLICY_MISTAKES, right_reduction),
     _loss("kl_loss", _kl_losses, _KL_MISTAKES, right_reduction),
-    _loss("value_loss", _values, _VALUE_MISTAKES, _token_mean),
+    _loss("value_loss", value_losses, _VALUE_MISTAKES, _token_mean),
     Quantity(
         "loss",
         _POLICY,

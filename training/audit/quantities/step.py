@@ -6,6 +6,7 @@ S sequences, T tokens, P pairs, B responses, R drawn tokens, all of all ranks.
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,20 @@ from training.audit.references.kl import ESTIMATORS
 from training.audit.references.logprobs import logprobs
 from training.audit.references.reductions import Units
 from training.audit.references.rewards import at_ends
-from training.utils.recording.schema import TENSORS
+from training.utils.recording.schema import CRITIC, TENSORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from training.utils.recording.files import StepRecord
+
+
+# Settings that the actor's optimizer has, and the critic's has of its own.
+_OF_OPTIMIZER = (
+    *("max_grad_norm", "beta1", "beta2", "adam_epsilon", "weight_decay", "updates_before", "master_dtype", "schedule"),
+    *("peak_learning_rate", "adapter_learning_rate", "warmup_steps", "total_steps", "init_lr_ratio", "min_lr_ratio"),
+    *("num_cycles", "stable_ratio", "dropout"),
+)
 
 
 class LackingError(LookupError):
@@ -104,6 +113,30 @@ class AuditedStep:
         if not found:
             raise LackingError(f"the state {kind}NAME, or its digests")
         return found
+
+    def critic(self) -> AuditedStep:
+        """The step as the critic takes it: its model, state, settings and figures in the actor's place."""
+        if not self.head.critic:
+            raise LackingError("the critic's model and state")
+
+        def of_critic() -> AuditedStep:
+            figures, other = self.head.figures, copy(self)
+            own = {
+                name: figures[f"{CRITIC}{name}"] for name in ("grad_norm", "learning_rate") if CRITIC + name in figures
+            }
+            other.head = replace(
+                self.head, objective="critic", figures=own, digests={}, model=self.head.critic["model"]
+            )
+            shared = {name: value for name, value in self.settings.items() if name not in _OF_OPTIMIZER}
+            terms = bool(self.settings.get("other_critic_terms", False))
+            other.settings = {**shared, **self.head.critic["settings"], "temperature": 1.0, "other_terms": terms}
+            other._state = {
+                name.removeprefix(CRITIC): each for name, each in self._state.items() if name.startswith(CRITIC)
+            }
+            other._cache = {}
+            return other
+
+        return self.cached("critic", of_critic)
 
     # --- places
 
@@ -226,6 +259,9 @@ class AuditedStep:
             sequence, place = int(self.sequence_T[index]), int(self.place_T[index])
             ids = f" (token id {int(self.tensor('token_ids')[index])})" if self.has("token_ids") else ""
             return f"{self._sequence(sequence)}, token {place}{ids}"
+        if axis == "TV":
+            vocabulary = int(self.head.model["vocab_size"])
+            return f"{self.where('T', index // vocabulary)}, the logit of {index % vocabulary}"
         if axis == "S":
             return self._sequence(index)
         if axis == "P":
@@ -236,6 +272,8 @@ class AuditedStep:
             return f"response {self._number(response)}, drawn token {place}"
         if axis == "B":
             return f"response {self._number(index)}"
+        if axis == "CW":
+            return f"the critic's {self.critic()._parameter(index)}"
         if axis == "W":
             return self._parameter(index)
         rank = int(np.searchsorted(self._first_micro, index, side="right")) - 1

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.audit.quantities.models import JOINED, joined_logits
 from training.audit.quantities.quantity import Cause, Quantity, exact, of_loss
+from training.audit.quantities.step import LackingError
 from training.audit.references import logprobs, masks, reductions
 
 if TYPE_CHECKING:
@@ -136,6 +138,23 @@ def _neighbour(step: AuditedStep, by: int) -> np.ndarray:
     return np.where(np.roll(step.sequence_T, -by) == step.sequence_T, read_T, np.nan)
 
 
+def _of_joined_rows(step: AuditedStep, restarts: bool) -> np.ndarray:
+    """From the weights, where the logits are not recorded."""
+    if step.has("logits"):
+        raise LackingError("log-probabilities that follow from the weights")
+    read_TV = joined_logits(step, restarts=restarts)
+    return logprobs.logprobs(read_TV, step.tensor("token_ids"), float(step.settings.get("temperature", 1.0)))
+
+
+def _of_bf16_softmax(step: AuditedStep) -> np.ndarray:
+    """Kernels round between their sums too: a recorded number within one unit of this rounding, and so rounded itself,
+    is taken for one of theirs."""
+    right_T = logprobs.rounded_to_bfloat16(_logprobs(step, change=logprobs.rounded_to_bfloat16))
+    recorded_T = step.recorded("logprobs")
+    is_rounded_T = recorded_T == logprobs.rounded_to_bfloat16(recorded_T)
+    return np.where(is_rounded_T & (np.abs(recorded_T - right_T) <= 2.0**-7 * np.abs(right_T)), recorded_T, right_T)
+
+
 def _counted(step: AuditedStep) -> np.ndarray:
     return step.tensor("loss_mask") & _inner(step)
 
@@ -178,7 +197,11 @@ _LOGPROBS = Quantity(
         ),
         Cause(
             "log-softmax is computed in bf16: the logits and what comes out are rounded",
-            lambda step: logprobs.rounded_to_bfloat16(_logprobs(step, change=logprobs.rounded_to_bfloat16)),
+            lambda step: _of_bf16_softmax(step),
+        ),
+        *(
+            Cause(sentence, lambda step, own=own: _of_joined_rows(step, own))  # type: ignore[misc]
+            for sentence, own in JOINED.items()
         ),
         Cause(
             "logits without their normalizer",
@@ -339,8 +362,6 @@ _MICRO_LOSSES = Quantity(
 
 
 def _no_parts() -> np.ndarray:
-    from training.audit.quantities.step import LackingError
-
     raise LackingError("a rule for parts of a mean over sequences")
 
 

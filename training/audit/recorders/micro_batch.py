@@ -33,7 +33,7 @@ class WatchedForward:
 class WatchedMicroBatch:
     """inputs: as compute_loss was given them. items: num_items_in_batch. loss: that training_step returned.
     backward_loss: that the backward pass began with. sums, ref_sums: log-probabilities of responses, chosen and then
-    rejected, where the trainer computes them in a method."""
+    rejected, where the trainer computes them in a method. point: that marked responses are compared with."""
 
     inputs: dict[str, Any]
     items: float | None
@@ -42,6 +42,7 @@ class WatchedMicroBatch:
     ref_sums: torch.Tensor | None = None
     loss: float = float("nan")
     backward_loss: float = float("nan")
+    point: float | None = None
 
     @property
     def own(self) -> WatchedForward | None:

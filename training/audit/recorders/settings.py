@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from training.utils.data.chat.beginning import template_prompt
+
 _SHAPES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 # Of GRPOConfig.loss_type. `grpo` counts rows without tokens too, and `bnpo` is a micro-batch's mean by its own paper.
 _REDUCTIONS = {"grpo": "sequence mean", "dapo": "token mean", "bnpo": "token mean", "dr_grpo": "sequence sum norm"}
@@ -14,7 +16,11 @@ _TOKEN_MEAN_SINCE = (0, 16)  # of TRL: before it has loss_type, GRPO's loss is t
 def settings_of(trainer: Any, kind: str) -> dict[str, Any]:
     """The settings of a trainer. kind: the class of it that is known."""
     own = _OF_KIND[kind](trainer.args)
-    tokens = {"end_token_id": _token(trainer, "eos_token_id"), "begin_token_id": _token(trainer, "bos_token_id")}
+    tokens = {
+        "end_token_id": _token(trainer, "eos_token_id"),
+        "begin_token_id": _token(trainer, "bos_token_id"),
+        "template_prompt": _template_prompt(trainer),
+    }
     return {name: value for name, value in {**_of_optimizer(trainer), **tokens, **own}.items() if value is not None}
 
 
@@ -23,6 +29,19 @@ def _token(trainer: Any, name: str) -> float | None:
     processing = getattr(trainer, "processing_class", None)
     number = getattr(getattr(processing, "tokenizer", processing), name, None)
     return None if number is None else float(number)
+
+
+def _template_prompt(trainer: Any) -> str | None:
+    processing = getattr(trainer, "processing_class", None)
+    tokenizer: Any = getattr(processing, "tokenizer", processing)
+    if not isinstance(getattr(tokenizer, "chat_template", None), str):
+        return None
+    try:
+        return (
+            template_prompt(lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), tokenizer) or None
+        )
+    except Exception:  # noqa: BLE001 (a template may raise whatever it likes: then nothing is known of it)
+        return None
 
 
 def version_of(package: str) -> str:
@@ -63,6 +82,15 @@ def _of_dpo(args: Any) -> dict[str, Any]:
         "label_smoothing": args.label_smoothing,
         "longest_row": None if args.max_length is None else float(args.max_length),
         "cut": {"keep_start": "end", "keep_end": "begin"}.get(str(getattr(args, "truncation_mode", "keep_start"))),
+    }
+
+
+def _of_kto(args: Any) -> dict[str, Any]:
+    return {
+        "preference_loss": "kto" if getattr(args, "loss_type", "kto") == "kto" else None,
+        "beta": args.beta,
+        "desirable_weight": args.desirable_weight,
+        "undesirable_weight": args.undesirable_weight,
     }
 
 
@@ -124,6 +152,7 @@ _OF_KIND = {
     "SFTTrainer": _of_labels,
     "Trainer": _of_labels,
     "DPOTrainer": _of_dpo,
+    "KTOTrainer": _of_kto,
     "RewardTrainer": _of_reward,
     "GRPOTrainer": _of_grpo,
     "RLOOTrainer": _of_rloo,
@@ -131,6 +160,7 @@ _OF_KIND = {
 OBJECTIVES = {
     "SFTTrainer": "sft",
     "DPOTrainer": "dpo",
+    "KTOTrainer": "dpo",
     "RewardTrainer": "reward",
     "GRPOTrainer": "policy",
     "RLOOTrainer": "policy",

@@ -66,13 +66,18 @@ def dpo_tensors(batch: WatchedMicroBatch) -> Tensors:
 
 
 def _of_rows(batch: WatchedMicroBatch) -> Tensors:
+    return _read_rows(batch) | _preferences(len(batch.inputs["input_ids"]))
+
+
+def _read_rows(batch: WatchedMicroBatch) -> Tensors:
+    """Rows of a prompt and a response, and both models' log-probabilities of them."""
     ids_NT = batch.inputs["input_ids"]
     data_NT = batch.inputs.get("completion_mask")
     if data_NT is None:
         data_NT = batch.inputs["labels"] != _IGNORED
     own, reference = batch.own, batch.without_graph(ids_NT, of_reference=True)
     mask_NT = data_NT if own is None or own.mask_NT is None else own.mask_NT
-    found = _rows(ids_NT, batch.inputs["attention_mask"], mask_NT) | _preferences(len(ids_NT))
+    found = _rows(ids_NT, batch.inputs["attention_mask"], mask_NT)
     found["data_mask"] = data_NT.bool().reshape(-1)
     for name, forward in (("logprobs", own), ("ref_logprobs", reference)):
         if forward is not None and forward.logprobs_NT is not None:
@@ -119,6 +124,39 @@ def _place(own: WatchedForward, ids_NT: torch.Tensor, real_NT: torch.Tensor) -> 
     raise ThreestepError("the forward of a DPO step expects the rows of compute_loss, whole or cut, and has others")
 
 
+def marked_tensors(batch: WatchedMicroBatch) -> Tensors:
+    """Responses that are marked one by one, and the same prompts with other rows' responses, by which KTO's point is
+    found: TRL 1.x. The point is what the trainer logged of it."""
+    inputs = batch.inputs
+    wanted = ("input_ids", "attention_mask", "completion_mask", "label")
+    if any(name not in inputs for name in wanted):
+        raise ThreestepError(
+            f"a record of KTO expects {', '.join(wanted)} among the inputs of compute_loss, got {', '.join(inputs)}; "
+            "TRL before 1.0 has other rows, and its KTO is not recorded"
+        )
+    found = _read_rows(batch) | {"is_good": torch.as_tensor(inputs["label"]).bool()}
+    if "ref_logps" in inputs:
+        found["ref_logprob_sums"] = inputs["ref_logps"].float()
+    if batch.point is not None and "KL_input_ids" in inputs:
+        found["reference_points"] = torch.tensor([batch.point])
+        sums = [_mismatched_sums(batch, of_reference) for of_reference in (False, True)]
+        if sums[0] is not None and sums[1] is not None:
+            found["mismatched_ratios"] = sums[0] - sums[1]
+    return found
+
+
+def _mismatched_sums(batch: WatchedMicroBatch, of_reference: bool) -> torch.Tensor | None:
+    """Return [N], log-probabilities of other rows' responses; None where no forward had them."""
+    inputs = batch.inputs
+    if of_reference and "ref_KL_logps" in inputs:
+        return inputs["ref_KL_logps"].float()
+    forward = batch.without_graph(inputs["KL_input_ids"], of_reference)
+    if forward is None or forward.logprobs_NT is None:
+        return None
+    logprobs_NT = fit(forward.logprobs_NT, inputs["KL_input_ids"].shape[1])
+    return torch.where(inputs["KL_completion_mask"].bool(), logprobs_NT, 0.0).sum(dim=1)
+
+
 def reward_tensors(batch: WatchedMicroBatch) -> Tensors:
     """Pairs of responses with a score each."""
     ids_NT = batch.inputs["input_ids"]
@@ -149,9 +187,13 @@ def policy_tensors(batch: WatchedMicroBatch) -> Tensors:
     return found
 
 
+# By the class of the trainer.
 TENSORS: dict[str, Callable[[WatchedMicroBatch], Tensors]] = {
-    "sft": sft_tensors,
-    "dpo": dpo_tensors,
-    "reward": reward_tensors,
-    "policy": policy_tensors,
+    "SFTTrainer": sft_tensors,
+    "Trainer": sft_tensors,
+    "DPOTrainer": dpo_tensors,
+    "KTOTrainer": marked_tensors,
+    "RewardTrainer": reward_tensors,
+    "GRPOTrainer": policy_tensors,
+    "RLOOTrainer": policy_tensors,
 }

@@ -34,8 +34,9 @@ MOST_WEIGHTS = 5_000_000  # of a model whose gradients and weights are recorded
 def recorded(trainer: Any, folder: str | Path, steps: Collection[int] = (1,)) -> Iterator[None]:
     """Inside, `trainer.train()` writes records of these optimizer steps to `folder`/step_000001 and so on.
 
-    trainer: TRL's for SFT, rewards, DPO, GRPO or RLOO, transformers' Trainer, or of a class made of one; ThreestepError
-    for others. Or such a class itself, where a program makes the trainer: each that trains inside is recorded.
+    trainer: TRL's for SFT, rewards, DPO, KTO, GRPO or RLOO, transformers' Trainer, or of a class made of one;
+    ThreestepError for others. Or such a class itself, where a program makes the trainer: each that trains inside is
+    recorded.
     """
     if isinstance(trainer, type):
         with _wrapped(trainer, {"train": _recording(folder, steps)}):
@@ -134,6 +135,8 @@ class _Watch:
             return original(model, inputs, *args, **more)
         finally:
             self.computes = False
+            if self.is_on:
+                self.batches[-1].point = logged_point(self.trainer)
 
     def _training_step(self, original: Callable[..., Any], *args: Any, **more: Any) -> Any:
         begun = len(self.batches)
@@ -230,7 +233,7 @@ class _Watch:
         begin = 0
         for number, batch in enumerate(self.batches):
             self.rollouts.fill(batch)
-            own = TENSORS[self.objective](batch)
+            own = TENSORS[self.kind](batch)
             rows = len(own["lengths"])
             own["micro_batches"] = torch.full((rows,), number)
             own["micro_losses"] = torch.tensor([batch.loss])
@@ -242,6 +245,12 @@ class _Watch:
         shared = [name for name in parts[0] if all(name in part for part in parts)]
         found = {name: torch.cat([part[name] for part in parts]) for name in shared}
         return found | (self.rollouts.tensors(self.batches) if self.objective == "policy" else {})
+
+
+def logged_point(trainer: Any) -> float | None:
+    """KTO's reference point of the last micro-batch, which TRL logs as `kl`; None of another trainer."""
+    logged = getattr(trainer, "_metrics", {}).get("train", {}).get("kl")
+    return float(logged[-1]) if logged else None
 
 
 def _moment(optimizer: Any, name: str, weight: torch.Tensor) -> torch.Tensor:

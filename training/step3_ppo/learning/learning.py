@@ -94,6 +94,7 @@ class Learner:
         if roles.critic is not None:
             learnt = [MicroBatch(part.rows, partial(self._critic_loss, part, own, totals)) for part, own in batches]
             learnt = [*recording.watched("critic", roles.critic, learnt)]
+            recording.note(other_critic_terms=bool(roles.critic_guests))
             trainees.append(Trainee("critic", roles.critic, learnt, roles.critic_guests))
         sums, figures = accumulate(trainees)
         if totals.tokens:  # otherwise there are no means

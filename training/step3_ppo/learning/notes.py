@@ -96,7 +96,7 @@ class StepNotes:
         iteration, experiences, own, _, rows = self.rollout
         experience, learning = self.settings.experience, self.settings.updates.learning
         self._computed += sum(forward.rows.input_ids_NT.numel() for forward in forwards)
-        recorded = MinibatchOfRollout(iteration, experiences, own, minibatch.sequences, forwards)
+        recorded = MinibatchOfRollout(iteration, experiences, own, minibatch.sequences, forwards, minibatch.seed)
         make_record = partial(policy_record, recorded, experience, learning, kl_coef=self.kl_coef, figures=figures)
         recording.write(make_record, minibatch_numbers(recorded, rows, figures, is_first=not self._steps))
         self.bad_steps.check(iteration, figures, [self._row_ids[place] for place in minibatch.places] if rows else [])

@@ -14,6 +14,7 @@ from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.experience.rounding import share
 from training.step3_ppo.experience.sequences import TokenColumns, counted_by_the_actor
 from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.learning.selection import selected_tokens
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.utils.recording.content import joined, of_sequences, of_targets, spread, step_figures
 from training.utils.recording.digests import StepNumbers
@@ -40,13 +41,14 @@ _K3_BOUND = 10.0  # of `kl.estimators`
 
 class MinibatchOfRollout(NamedTuple):
     """experiences, own: of this rank, and their sequences. picked: the minibatch of all ranks. forwards: this rank's
-    of the minibatch."""
+    of the minibatch. noise_seed: of the step, which draws Clip-Cov's tokens."""
 
     iteration: int
     experiences: Sequence[Experience]
     own: Sequence[TrainingSequence]
     picked: Sequence[TrainingSequence]
     forwards: Sequence[Forward]
+    noise_seed: int = 0
 
 
 def policy_record(
@@ -59,11 +61,12 @@ def policy_record(
     figures: Mapping[str, float],
 ) -> RecordContent:
     """The record. figures: of the step."""
-    tensors = {**_rollout(recorded, settings), **_minibatch(recorded, watched)}
+    tensors = {**_rollout(recorded, settings), **_minibatch(recorded, watched), **_drawn(recorded, learning, watched)}
     tokens, sequences = counted_by_the_actor([each for each in recorded.picked if each.counts])
     per_token = learning.aggregation == "token-mean"
     own = {"denominator": tokens if per_token else sequences, **step_figures("actor", figures)}
     names = {"policy_loss": "actor/policy_loss", "kl_loss": "actor/kl_loss", "value_loss": "critic/value_loss"}
+    names |= {f"critic_{name}": f"critic/{name}" for name in ("grad_norm", "learning_rate")}
     own |= {name: figures[source] for name, source in names.items() if source in figures}
     return RecordContent(
         RecordHead("policy", recorded.iteration, settings=_settings(settings, learning, kl_coef, tensors), figures=own),
@@ -189,6 +192,18 @@ def _minibatch(recorded: MinibatchOfRollout, watched: Watched) -> dict[str, torc
     return tensors
 
 
+def _drawn(recorded: MinibatchOfRollout, learning: LearningSettings, watched: Watched) -> dict[str, torch.Tensor]:
+    """The tokens that Clip-Cov drew, once more by its seed; of other losses nothing: they follow from the rest."""
+    if learning.policy_loss != POLICY_LOSSES["clip_cov"]:
+        return {}
+    first = next(iter(watched.values()))
+    tokens = float(sum(len(each.advantages_r) for each in recorded.picked if each.counts))
+    selected = selected_tokens(recorded.picked, learning, tokens, recorded.noise_seed, device=first[0].loss.device)
+    assert selected is not None  # Clip-Cov treats tokens apart
+    ones = [selected.of_rows(forward.numbers).float() for forward in recorded.forwards]
+    return {"selected": spread(first, ones) > 0}
+
+
 def _settings(
     settings: ExperienceSettings, learning: LearningSettings, kl_coef: float, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, Any]:
@@ -238,6 +253,8 @@ def _of_loss(learning: LearningSettings) -> dict[str, Any]:
         "sapo_tau_neg": policy.sapo_tau_neg,
         "kl_cov_coef": policy.kl_cov_coef,
         "cov_share": learning.cov_share,
+        "clip_cov_low": learning.clip_cov_low,
+        "clip_cov_high": learning.clip_cov_high,
         "entropy_coef": learning.entropy_coef or None,
     }
 

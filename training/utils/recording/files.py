@@ -33,7 +33,8 @@ Arrays = dict[str, np.ndarray]
 @dataclass(frozen=True)
 class RecordHead:
     """The content of record.json. settings, figures: by the names of the schema. trainer: name and version. digests:
-    of a state's tensor, by its name in state.safetensors. model: its configuration."""
+    of a state's tensor, by its name in state.safetensors. model: its configuration. critic: `model` and `settings` of
+    the critic, with those of its optimizer."""
 
     objective: str
     step: int
@@ -43,6 +44,7 @@ class RecordHead:
     trainer: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    critic: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,9 @@ def _head(content: Mapping[str, Any], path: str) -> RecordHead:
         for name in getattr(head, group):
             if name not in known:
                 raise ThreestepError(f"{path}: {group} has the unknown name '{name}'{nearest_names(name, known)}")
-    for name, value in head.settings.items():
+    for name, value in [*head.settings.items(), *head.critic.get("settings", {}).items()]:
+        if name not in SETTINGS:
+            raise ThreestepError(f"{path}: the critic's settings have the unknown name '{name}'")
         check_setting(name, value, path)
     return head
 

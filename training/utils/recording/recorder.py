@@ -20,6 +20,7 @@ from training.utils.base.disk_errors import disk_errors, in_words
 from training.utils.base.errors import ThreestepError
 from training.utils.recording.digests import DigestLog, StepDigest, StepNumbers
 from training.utils.recording.files import RecordHead, check_tensors, rank_file, write_head, write_rank
+from training.utils.recording.schema import CRITIC
 from training.utils.recording.sequences import RowSequences, sequences_of
 from training.utils.recording.states import StateWatch
 from training.utils.run.run_folder import DIGESTS
@@ -73,12 +74,14 @@ NOT_RECORDED = StepRecording()
 
 @dataclass
 class WatchedStep(StepRecording):
-    """A step that is recorded in `folder`. keeps_values: gradients, weights and moments too, of the first model."""
+    """A step that is recorded in `folder`. keeps_values: gradients, weights and moments too, of the model that is
+    trained and of the critic."""
 
     folder: Path
     ranks: Ranks
     keeps_values: bool = False
     _state: StateWatch | None = None
+    _critic: StateWatch | None = None
     _seen: Watched = field(default_factory=dict)
     _settings: dict[str, Any] = field(default_factory=dict)
     _hooks: list[Any] = field(default_factory=list)
@@ -88,7 +91,11 @@ class WatchedStep(StepRecording):
     def watched(self, name: str, engine: TrainingEngine, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
         self._hooks.append(engine.module.register_forward_hook(self._keep))
         self._seen[name] = []
-        if self._state is None:
+        if name == "critic":
+            if self.keeps_values:
+                self._critic = StateWatch(engine, keeps=True)
+                self._critic.start()
+        elif self._state is None:
             self._state = StateWatch(engine, self.keeps_values)
             self._state.start()
         return [replace(each, loss=partial(self._watch, name, each)) if each.learns else each for each in micro_batches]
@@ -124,13 +131,17 @@ class WatchedStep(StepRecording):
         if state is not None:
             settings = {**state.settings(), **head.settings, **self._settings}
             head = replace(head, settings=settings, digests=state.digests, model=state.model())
+        values = {} if state is None else {**state.values}
+        if self._critic is not None:
+            values |= {f"{CRITIC}{name}": value for name, value in self._critic.values.items()}
+            head = replace(head, critic={"model": self._critic.model(), "settings": self._critic.settings()})
         head = replace(head, ranks=self.ranks.world_size, figures=figures, trainer=trainer)
         try:
             with disk_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_rank(self.folder, rank, tensors)
                 if self.ranks.is_main:
-                    write_head(self.folder, head, state.values if state is not None else None)
+                    write_head(self.folder, head, values)
         except OSError as problem:
             log(f"warning: no record of this step: the disk refuses {in_words(problem)}")
             return
@@ -158,19 +169,22 @@ class DigestedStep(StepRecording):
 @dataclass(frozen=True)
 class StepRecords:
     """The steps that are recorded, and the folder. steps: counted as in metrics.jsonl. digests: of all steps, if they
-    are written. keeps_values: of states too. on_gpus: digests also on a GPU, for which a step then waits."""
+    are written. keeps_values: of states too. on_gpus: digests also on a GPU, for which a step then waits. notes:
+    settings of every record."""
 
     steps: frozenset[int] = frozenset()
     folder: Path = Path()
     digests: DigestLog | None = None
     keeps_values: bool = False
     on_gpus: bool = False
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def of_step(self, step: int, ranks: Ranks, update: int | None = None) -> StepRecording:
         """Return the recording of a step. update: the number of its optimizer step, from 1, if it has several."""
         part = "" if update is None else f"_update{update}"
         folder = self.folder / f"step_{step:06}{part}" if step in self.steps else None
         recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks, self.keeps_values)
+        recording.note(**self.notes)
         if self.digests is None or (ranks.device.type == "cuda" and not self.on_gpus):
             return recording
         return DigestedStep(recording, StepDigest(self.digests, ranks, step, update=update, record=folder))

@@ -66,6 +66,7 @@ TENSORS = {
     "mismatched_ratios": RecordField(
         "S", "f", "log-ratios of prompts with the responses of other rows, of which kto's point is the mean"
     ),
+    "reference_points": RecordField("K", "f", "kto's point, where each micro-batch has one of its own"),
     "margins": RecordField("P", "f", "the data's margin of each pair"),
     "pair_losses": RecordField("P", "f", "the loss of each pair"),
     "micro_losses": RecordField("K", "f", "the part of the loss that each micro-batch added"),
@@ -100,6 +101,8 @@ STATES = {
     "exp_avg_sq.": "Adam's second moment before the step",
     "exp_avg_after.": "Adam's first moment after the step: what gradient the optimizer was given",
 }
+CRITIC = "critic_"  # begins what a record has of the critic as of the actor
+STATES |= {f"{CRITIC}{name}": f"the same of the critic: {meaning}" for name, meaning in STATES.items()}
 # Values: the type, or the words that are possible.
 SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "reduction": (
@@ -132,9 +135,12 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "center_coef": (float, "weight of (chosen + rejected)^2, of reward"),
     "begin_token_id": (float, "the token that sequences begin with; -1: none"),
     "end_token_id": (float, "the token that ends a response"),
+    "template_prompt": (str, "the ids, with blanks between, that the chat template begins with by itself"),
+    "system_prompt": (("of the data", "of the template"), "whose is wanted where a row has none; absent: of the data"),
     "z_loss_coef": (float, "weight of the mean of log^2 Z, of sft"),
     "embedding_noise": (float, "NEFTune's alpha, of sft"),
     "other_terms": (bool, "the loss has terms that a record has no name for"),
+    "other_critic_terms": (bool, "the same of the critic's loss"),
     "temperature": (float, "that divides the logits"),
     "advantage": (
         (
@@ -152,6 +158,8 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "sapo_tau_neg": (float, "elsewhere"),
     "kl_cov_coef": (float, "KL-Cov's penalty on selected tokens"),
     "cov_share": (float, "share of tokens that KL-Cov and Clip-Cov select"),
+    "clip_cov_low": (float, "the least covariance of a token that Clip-Cov may draw"),
+    "clip_cov_high": (float, "the largest one"),
     "entropy_coef": (float, "weight of the policy's entropy in the loss"),
     "mismatch_correction": (("truncate", "mask"), "weights against a mismatch of rollout and training"),
     "mismatch_level": (("token", "sequence", "geometric"), "whose ratio they are"),
@@ -210,4 +218,6 @@ FIGURES = {
     "value_loss": "the critic's loss",
     "grad_norm": "before clipping",
     "learning_rate": "of the step",
+    "critic_grad_norm": "of the critic, before clipping",
+    "critic_learning_rate": "of the critic",
 }

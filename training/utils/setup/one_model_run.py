@@ -11,7 +11,7 @@ from training.utils.base.console import log, log_on_main
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import PhaseData, build_phase
-from training.utils.data.chat.chat import PromptStyle, adopt_style
+from training.utils.data.chat.chat import PromptStyle, adopt_style, notes_of_chat
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
@@ -98,7 +98,7 @@ def run_one_model(
             loop,
             eval_interval=run.plan.settings["eval_interval"],
             name=flags.step.label,
-            records=records_of(flags.run, flags.step.program),
+            records=replace(records_of(flags.run, flags.step.program), notes=notes_of_chat(style.chat, tokenizer)),
         )
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)

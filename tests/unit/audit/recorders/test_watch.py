@@ -232,6 +232,70 @@ def test_rewards(tmp_path: Path):
     assert agreeing(findings_of(tmp_path)) == {"token_ids", "loss", "backward_loss", *OPTIMIZER}
 
 
+class KTOTrainer(Stand):
+    """Each micro-batch has a point of its own, which is logged."""
+
+    def __init__(self, bounded: bool = True, swapped: bool = False) -> None:
+        super().__init__(loss_type="kto", beta=0.5, desirable_weight=1.2, undesirable_weight=0.8)
+        self.bounded, self.swapped, self.ref_model = bounded, swapped, Model()
+        self.ref_model.load_state_dict(self.model.state_dict())
+        self.ref_model.head.bias.data[6] += 1.0  # one point above 0, and one below before it is bounded
+        self._metrics: dict[str, dict[str, list[float]]] = {"train": {"kl": []}}
+
+    def _sums(self, model: Any, inputs: Any, kind: str = "") -> torch.Tensor:
+        ids, mask = inputs[f"{kind}input_ids"], inputs[f"{kind}completion_mask"]
+        return model(ids, ids.masked_fill(mask == 0, -100)).log_probs.sum(1)
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        with torch.no_grad():
+            kl = (self._sums(model, inputs, "KL_") - self._sums(self.ref_model, inputs, "KL_")).mean()
+            reference = self._sums(self.ref_model, inputs)
+        point = kl.clamp(min=0) if self.bounded else kl
+        self._metrics["train"]["kl"].append(point.item())
+        good = inputs["label"] != self.swapped
+        gain = torch.where(good, 0.5, -0.5) * (self._sums(model, inputs) - reference - point)
+        return (torch.where(good, 1.2, 0.8) * (1 - torch.sigmoid(gain))).mean() / 2
+
+
+@pytest.mark.parametrize(
+    ("bounded", "swapped", "quantity", "cause"),
+    [
+        (True, False, "", ""),
+        (False, False, "reference_points", "the points are not bounded by 0"),
+        (True, True, "loss", "chosen and rejected are swapped"),
+    ],
+)
+def test_kto(tmp_path: Path, bounded: bool, swapped: bool, quantity: str, cause: str):
+    trainer = KTOTrainer(bounded, swapped)
+    ids = torch.cat([torch.full((2, 1), 3), IDS], 1)
+    masks = torch.cat([torch.zeros(2, 1, dtype=torch.int64), REAL], 1)
+    real = torch.cat([torch.ones(2, 1, dtype=torch.int64), REAL], 1)
+    batch = {"input_ids": ids, "attention_mask": real, "completion_mask": masks, "label": torch.tensor([True, False])}
+    batch |= {"KL_input_ids": ids.flip(0), "KL_attention_mask": real.flip(0), "KL_completion_mask": masks.flip(0)}
+    other = {**batch, "label": torch.tensor([True, True]), "KL_completion_mask": masks.flip(0) * (ids.flip(0) == 9)}
+    with training.audit.recorded(trainer, tmp_path):
+        trainer.step([batch, other])
+    points = read_record(tmp_path / "step_000001").ranks[0]["reference_points"]
+    assert points[0] != points[1]
+    findings = findings_of(tmp_path)
+    if not quantity:
+        judged = {"token_ids", "data_mask", "loss_mask", "reference_points", "loss", "backward_loss"}
+        assert agreeing(findings) == {*judged, *OPTIMIZER}
+    else:
+        wrong = first_wrong(findings)
+        assert wrong.name == quantity and cause in wrong.difference.causes, verdict(findings)
+
+
+def test_rows_of_an_older_kto_are_refused(tmp_path: Path):
+    trainer = KTOTrainer()
+    trainer.compute_loss = lambda model, inputs, num_items_in_batch=None: model(IDS, IDS).log_probs.sum()
+    with (
+        pytest.raises(ThreestepError, match="KTO expects input_ids, attention_mask, completion_mask, label among the"),
+        training.audit.recorded(trainer, tmp_path),
+    ):
+        trainer.step([{"prompt_input_ids": IDS}])
+
+
 class RLOOTrainer(GRPOTrainer):
     """The reference is the policy of the start; the response is one action."""
 
@@ -305,9 +369,10 @@ def test_trainers_that_a_program_makes(tmp_path: Path):
 
 
 def test_other_trainers_are_refused():
-    known = "SFTTrainer, DPOTrainer, RewardTrainer, GRPOTrainer, RLOOTrainer, Trainer of TRL and transformers"
+    known = "SFTTrainer, DPOTrainer, KTOTrainer, RewardTrainer, GRPOTrainer, RLOOTrainer, Trainer"
+    words = f"recorded expects one of {known} of TRL and transformers, or a class made of one, got Stand"
     with (
-        pytest.raises(ThreestepError, match=f"recorded expects one of {known}, or a class made of one, got Stand"),
+        pytest.raises(ThreestepError, match=words),
         training.audit.recorded(Stand(), "record"),
     ):
         pass

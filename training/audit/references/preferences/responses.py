@@ -24,13 +24,13 @@ def smoothed(reward_P: np.ndarray, smoothing: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Term:
-    """The constants of a loss. point: of marked responses. weights: of good and bad ones."""
+    """The constants of a loss. point: of marked responses, one or [S]. weights: of good and bad ones."""
 
     beta: float
     smoothing: float = 0.0
     gamma: float = 0.5
     alpha: float = 1.0
-    point: float = 0.0
+    point: float | np.ndarray = 0.0
     weights: tuple[float, float] = (1.0, 1.0)
 
 

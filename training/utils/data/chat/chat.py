@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
-from training.utils.data.chat.rendering import ChatTemplate
+from training.utils.data.chat.beginning import template_prompt
+from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import (
     SavedStyle,
@@ -111,6 +112,22 @@ def text_maker(
     if chat.prompt_style == CHAT_TEMPLATE:
         return ChatTokenizer(chat, tokenizer, parallel_tags)
     return TextTokenizer(tokenizer, chat.end_of_conversation_token, parallel_tags)
+
+
+def notes_of_chat(chat: ChatArguments, tokenizer: Any) -> dict[str, str]:
+    """Settings of a step's record: the system prompt that the template writes by itself."""
+    chat = resolved_chat(chat, tokenizer)
+    if chat.prompt_style != CHAT_TEMPLATE:
+        return {}
+    text = tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+    if not isinstance(text, str):  # several, by name
+        return {}
+    template = ChatTemplate(text, {**tokenizer.special_tokens_map, **chat.template_kwargs})
+    try:
+        found = template_prompt(lambda messages: template.render(messages).text, tokenizer)
+    except TemplateRefused:
+        return {}
+    return {"template_prompt": found} if found else {}
 
 
 def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> dict[str, str]:
