@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,19 @@ def answers_along(step: StepRun) -> list[Sampled]:
     ]
 
 
+def paired_rows(run: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Sampled]:
+    """Samples of one prompt before and after training, as rows."""
+    return [
+        Sampled(
+            "",
+            clipped(text_of(before.get("prompt"))),
+            clipped(text_of(before.get("ground_truth"))),
+            (_answer(run, "before", before), _answer(run, "after", after)),
+        )
+        for before, after in pairs
+    ]
+
+
 def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> list[tuple[str, str]]:
     """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
     keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])
@@ -105,7 +118,7 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
     return first + rose + fell
 
 
-def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
+def _answer(run: str, column: str, sample: Mapping[str, Any]) -> SampledAnswer:
     marks: list[tuple[str, float | None]] = []
     marks += [(name, finite(sample[name])) for name in ("reward", "loss") if name in sample]
     marks += [
@@ -121,7 +134,7 @@ def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
     return SampledAnswer(run, column, text, tuple(marks), ended, _parts(sample), _facts(sample), cut_by)
 
 
-def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _parts(sample: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """(role, text) of each turn of a conversation, up to `_LONGEST_TEXT` characters; empty for a single turn."""
     parts, room = list[tuple[str, str]](), _LONGEST_TEXT
     given = sample.get("parts")
@@ -135,7 +148,7 @@ def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(parts)
 
 
-def _facts(sample: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+def _facts(sample: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """Number of turns of a conversation, and the nonzero figures of its environment."""
     figures = sample.get("environment_figures")
     named = {"turns": sample.get("turns"), **(figures if isinstance(figures, dict) else {})}
