@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.report.figures.numbers import shown
 from training.utils.report.figures.outcome import best_step
 from training.utils.report.figures.reading import StepRun, finite
 from training.utils.report.figures.sample_media import sample_media
@@ -190,6 +191,24 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
         cut = sum(sample.get("ended") is False for sample in samples)
         limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
         rows.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
+    return rows
+
+
+def harness_rows(step: StepRun) -> list[list[str]]:
+    """[task, metric, value with its standard error, rows, examples, chat template, version] of each figure of
+    lm-evaluation-harness on the step's model."""
+    rows = []
+    for task, given in step.reports.harness.items():
+        found = given if isinstance(given, dict) else {}
+        metrics = found.get("metrics")
+        for metric, figure in metrics.items() if isinstance(metrics, dict) else ():
+            value, error = (
+                (finite(figure.get(name)) for name in ("value", "error")) if isinstance(figure, dict) else (None, None)
+            )
+            text = shown(value) + ("" if error is None else f" ± {shown(error)}")
+            template = "yes" if found.get("chat_template") else "no"
+            counts = [_count(found.get(name)) for name in ("rows", "fewshot")]
+            rows.append([task, metric, text, *counts, template, text_of(found.get("lm_eval"))])
     return rows
 
 

@@ -20,7 +20,7 @@ from training.utils.report.figures.gaming_figures import gaming_of
 from training.utils.report.figures.numbers import duration, shown, sparkline
 from training.utils.report.figures.outcome import HeadlineFigure, best_step, headline, worse_sentence
 from training.utils.report.figures.overview import changed_settings, facts_of
-from training.utils.report.figures.tables import evaluations, left_out, metric_rows, settings_rows
+from training.utils.report.figures.tables import evaluations, harness_rows, left_out, metric_rows, settings_rows
 from training.utils.report.pages.document import document, scrolled, table
 from training.utils.report.pages.gaming_section import TITLE, gaming_section
 from training.utils.report.pages.samples_section import first_sample, samples_section
@@ -88,6 +88,7 @@ def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
     drawings |= curves
     sections += [
         ("gaming", TITLE, gaming),
+        ("benchmarks", "Benchmarks", _benchmarks(steps)),
         ("samples", "Samples", samples_section(steps)),
         ("time", "Time", _time(runs)),
         ("left-out", "Cut and left out", _left_out(steps, len(runs) > 1)),
@@ -382,6 +383,13 @@ def _time(runs: Sequence[ReportedRun]) -> str:
             body = f'<p class="soft">{duration(total)} in all</p><div class="bars">{bars}</div>'
             blocks.append((_label(step, len(runs) > 1), body))
     return _blocks(blocks)
+
+
+def _benchmarks(steps: Sequence[StepRun]) -> str:
+    """Figures of lm-evaluation-harness."""
+    rows = [[_label(step, True), *row] for step in steps for row in harness_rows(step)]
+    head = ["model", "task", "metric", "value ± s.e.", "rows", "examples", "chat template", "lm_eval"]
+    return scrolled(table(head, rows, numbers=range(3, 6)), "benchmarks") if rows else ""
 
 
 def _left_out(steps: Sequence[StepRun], several: bool) -> str:
