@@ -32,7 +32,7 @@ class TaskFigures(NamedTuple):
 
 
 class HarnessResult(NamedTuple):
-    """What lm_eval returned. tasks: by name, also those of groups. samples: every row with its answers, by task."""
+    """The result of lm_eval. tasks: by name, also those of groups. samples: every row with its answers, by task."""
 
     version: str
     tasks: dict[str, TaskFigures]
