@@ -19,7 +19,7 @@ answers and writes. The results are those of one rank, in its order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from training.inference.arguments import EVALUATE_GROUPS
@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> None:
     from training.inference.tasks import run_task
 
     evaluated = Evaluated(task, *groups)
-    runs = {TASK: run_benchmark, HARNESS: partial(run_harness, harness=harness)}
+    runs: dict[str, Callable[[Evaluated], list[str]]] = {TASK: run_benchmark}
+    runs[HARNESS] = partial(run_harness, harness=harness)
     for line in runs.get(task, run_task)(evaluated):
         print(line)
 

@@ -57,7 +57,8 @@ def named_charts(runs: Sequence[ReportedRun]) -> list[tuple[str, Chart]]:
     """(file name without its ending, chart) of everything the report draws; not of one or two values."""
     by_name: dict[str, Chart] = {}
     gaming = [found.curve for run in runs for step in run.steps if (found := gaming_of(step)) and found.curve]
-    for kind, charts in {**step_charts(runs), "gaming": gaming}.items():
+    by_kind: dict[str, Sequence[Chart]] = {**step_charts(runs), "gaming": gaming}
+    for kind, charts in by_kind.items():
         for chart in charts:
             if in_words(chart):
                 continue

@@ -104,7 +104,8 @@ def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
 def gaming_parts(steps: Sequence[StepRun]) -> tuple[str, dict[str, dict[str, Any]]]:
     """HTML of the section on gamed rewards, and the drawings of its curves."""
     found = [figures for step in steps if (figures := gaming_of(step)) is not None]
-    charts, drawings = [], {}
+    charts: list[str] = []
+    drawings: dict[str, dict[str, Any]] = {}
     for place, figures in enumerate(found):
         name, drawing = f"gaming-{place}", drawing_of(figures.curve) if figures.curve else None
         charts.append(chart_figure(name, figures.curve) if figures.curve and drawing else "")
