@@ -3,12 +3,12 @@
     python -m benchmarks sft --data_dir ../shared/data/gsm8k [--shape 25m] [--dtype fp32] [--rounds 3] [--steps 10]
 
 NAME: sft, sft_images and grpo_images (conversations about pictures), reward, reward_half (prompts are half of the
-tokens), dpo, ranked2, ranked4, ranked8 (K responses a prompt, shared and unshared), ppo, grpo (a whole step each),
-rollout (generation alone), speculation, speculation8, speculation4 (32, 8 and 4 sequences, by guesses and without),
-speculation_step (a whole step so), speculation_embedded, speculation_embedded_step (4 sequences of the embedded task),
-vllm64, vllm256 (so many sequences by hf and by vLLM), vllm_step (a whole step by each), experience (what follows a
-rollout), overhead (the same rows without the engine), head (the loss at a vocabulary of 128,000), data (raw rows to
-cached tokens, and what opening a cached split costs).
+tokens), dpo, kto (rows marked one by one), orpo, ranked2, ranked4, ranked8 (K responses a prompt, shared and unshared),
+ppo, grpo (a whole step each), rollout (generation alone), speculation, speculation8, speculation4 (32, 8 and 4
+sequences, by guesses and without), speculation_step (a whole step so), speculation_embedded, speculation_embedded_step
+(4 sequences of the embedded task), vllm64, vllm256 (so many sequences by hf and by vLLM), vllm_step (a whole step by
+each), experience (what follows a rollout), overhead (the same rows without the engine), head (the loss at a vocabulary
+of 128,000), data (raw rows to cached tokens, and what opening a cached split costs).
 
 On a GPU the same commands run there, and the peak is that of the GPU's memory:
 

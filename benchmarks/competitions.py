@@ -87,6 +87,32 @@ def _dpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     return competition
 
 
+def _kto(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """Rows that are marked one by one, each pair as two. The reference is read before the steps, as both can; TRL's own
+    default reads it in each step."""
+    flags = ["--data_path", f"jsonl:{workload.marked()}", "--data_split", "0,1,0", "--learning_rate", "1e-5"]
+    flags += ["--loss_type", "kto", "--per_device_train_batch_size", str(2 * PAIRS), "--max_train_rows", "400"]
+    commands = {"Threestep": _threestep("step2_dpo", "samples", workload, arguments, flags, samples=2 * PAIRS)}
+    if not arguments.without_trl:
+        commands["TRL"] = _trl("kto", workload, arguments, ["--batch", str(2 * PAIRS)])
+        commands["TRL, reference in each step"] = [*commands["TRL"], "--reference_in_steps"]
+    return Competition("sample", commands)
+
+
+def _orpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
+    """A loss without a reference, on pairs."""
+    flags = ["--data_path", f"jsonl:{workload.pairs}", "--data_split", "0,1,0", "--learning_rate", "1e-5"]
+    flags += ["--loss_type", "orpo", "--per_device_train_batch_size", str(PAIRS), "--max_train_rows", "200"]
+    padded = [*flags, "--padded"]
+    commands = {
+        "Threestep": _threestep("step2_dpo", "samples", workload, arguments, flags, samples=PAIRS),
+        "Threestep, padded": _threestep("step2_dpo", "samples", workload, arguments, padded, samples=PAIRS),
+    }
+    if not arguments.without_trl:
+        commands["TRL"] = _trl("orpo", workload, arguments, ["--batch", str(PAIRS)])
+    return Competition("pair", commands, [_tokens_ratio(workload, workload.pairs.name)])
+
+
 def _ranked(responses: int, workload: Workload, arguments: argparse.Namespace) -> Competition:
     """K ranked responses a prompt: the prompt once, or K times."""
     file = workload.ranked(responses)
@@ -336,6 +362,8 @@ COMPETITIONS: dict[str, Make] = {
     "reward": partial(_pairwise, "pairs.jsonl", "reward"),
     "reward_half": partial(_pairwise, "pairs_half.jsonl", "reward"),
     "dpo": _dpo,
+    "kto": _kto,
+    "orpo": _orpo,
     "ranked2": partial(_ranked, 2),
     "ranked4": partial(_ranked, 4),
     "ranked8": partial(_ranked, 8),

@@ -50,6 +50,18 @@ class Workload:
     def ranked(self, responses: int) -> Path:
         return self.folder / f"ranked{responses}" / "rows.jsonl"
 
+    def marked(self) -> Path:
+        """Each response of `pairs` as a row of its own, with a mark; made where it is missing."""
+        path = self.folder / "marked.jsonl"
+        if not path.exists():
+            rows = []
+            for line in self.pairs.read_text().splitlines():
+                pair = json.loads(line)
+                for name in ("chosen", "rejected"):
+                    rows.append({"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"})
+            _write(path, rows)
+        return path
+
     def tokens(self, file: str) -> tuple[int, int]:
         """Tokens of a file of prompts with several responses: each prompt once, and once a response."""
         from transformers import AutoTokenizer

@@ -6,40 +6,50 @@
     python -m training.evaluate gsm8k      --model_name_or_path A --temperature 0 --data_path openai/gsm8k ...
     python -m training.evaluate perplexity --model_name_or_path A --data_path ...
     python -m training.evaluate reward_model --model_name_or_path RM --benchmark rewardbench2 --data_path parquet:FILE
+    python -m training.evaluate harness    --model_name_or_path A --tasks gsm8k my_task.yaml
 
 Prompts are those of step 3 (perplexity: step 1's sentences, or --unsupervised_dataset_name's text) and answers are
 drawn as in its rollouts. --reward is its flag: rules, your own functions, and `model`, which is --reward_model.
-reward_model draws nothing: it scores the responses of a benchmark's files. OUTPUT_DIR gets TASK.json and, for answers,
-TASK.jsonl and TASK.html. One process answers, on the GPU if there is one; `threestep evaluate win_rate ... --num_ranks
-8` takes eight. Each rank loads the models and answers every n-th batch of prompts; the first one scores all answers and
-writes. The results are those of one rank, in its order.
+reward_model draws nothing: it scores the responses of a benchmark's files. harness runs tasks of lm-evaluation-harness,
+which brings their data, and puts the figures into the report of the model's run. OUTPUT_DIR gets TASK.json and, for
+answers, TASK.jsonl and TASK.html. One process answers, on the GPU if there is one; `threestep evaluate win_rate ...
+--num_ranks 8` takes eight. Each rank loads the models and answers every n-th batch of prompts; the first one scores all
+answers and writes. The results are those of one rank, in its order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from training.inference.arguments import EVALUATE_GROUPS
+from training.inference.harness.arguments import HarnessArguments
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
 from training.utils.flags.arguments import parse_arguments
 from training.utils.run.program import run_program
 
-TASKS = ("win_rate", "reward", "gsm8k", "perplexity", "reward_model")
-GROUPS = EVALUATE_GROUPS
+HARNESS = "harness"
+TASKS = ("win_rate", "reward", "gsm8k", "perplexity", "reward_model", HARNESS)
+GROUPS = (*EVALUATE_GROUPS, HarnessArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, evaluate, print."""
     task, flags = task_of(argv)
-    groups = parse_arguments(GROUPS, flags, __doc__ or "", ANSWERING_OLD_FLAGS)
+    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", ANSWERING_OLD_FLAGS)
+    if task != HARNESS and harness.tasks:
+        raise ThreestepError(f"--tasks is only for {HARNESS}, and {task} takes none; leave it out")
 
+    from training.inference.harness.task import run_harness
     from training.inference.opening import Evaluated
     from training.inference.reward_benchmarks.task import TASK, run_benchmark
     from training.inference.tasks import run_task
 
-    run = run_benchmark if task == TASK else run_task
-    for line in run(Evaluated(task, *groups)):
+    evaluated = Evaluated(task, *groups)
+    runs: dict[str, Callable[[Evaluated], list[str]]] = {TASK: run_benchmark}
+    runs[HARNESS] = partial(run_harness, harness=harness)
+    for line in runs.get(task, run_task)(evaluated):
         print(line)
 
 

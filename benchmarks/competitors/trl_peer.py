@@ -2,7 +2,8 @@
 
 python trl_peer.py --trainer sft --workload DIR --dtype fp32 --steps 10 [--mode plain|padding_free|grouped|packing]
 python trl_peer.py --trainer sft_images|grpo_images ...    # rows with pictures (`benchmarks.pictured`)
-python trl_peer.py --trainer reward|dpo --workload DIR --pairs pairs.jsonl ...
+python trl_peer.py --trainer reward|dpo|orpo --workload DIR --pairs pairs.jsonl ...
+python trl_peer.py --trainer kto --workload DIR ...    # reads marked.jsonl
 python trl_peer.py --trainer ppo --workload DIR --batch 8 --accumulate 4 ...    # TRL 1.12.0: later ones have none
 python trl_peer.py --trainer sft --prepare_only --processes 2 --workload DIR --steps 10
 """
@@ -166,6 +167,32 @@ def _dpo(arguments: argparse.Namespace) -> tuple:
     return trainer, Clock()
 
 
+def _kto(arguments: argparse.Namespace) -> tuple:
+    from trl import KTOConfig, KTOTrainer
+
+    workload = Path(arguments.workload)
+    trainer = KTOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        processing_class=AutoTokenizer.from_pretrained(workload / "model"),
+        args=KTOConfig(**_settings(arguments), precompute_ref_log_probs=not arguments.reference_in_steps),
+        train_dataset=load_dataset("json", data_files=str(workload / "marked.jsonl"), split="train[:400]"),
+    )
+    return trainer, Clock(units_of_step=arguments.batch * arguments.accumulate)
+
+
+def _orpo(arguments: argparse.Namespace) -> tuple:
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    workload = Path(arguments.workload)
+    trainer = ORPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        processing_class=AutoTokenizer.from_pretrained(workload / "model"),
+        args=ORPOConfig(**_settings(arguments)),
+        train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train[:200]"),
+    )
+    return trainer, Clock(units_of_step=arguments.batch * arguments.accumulate)
+
+
 def _grpo(arguments: argparse.Namespace) -> tuple:
     from trl import GRPOConfig, GRPOTrainer
 
@@ -281,6 +308,8 @@ MAKERS = {
     "sft_images": _sft_images,
     "reward": _reward,
     "dpo": _dpo,
+    "kto": _kto,
+    "orpo": _orpo,
     "grpo": _grpo,
     "grpo_images": _grpo_images,
     "ppo": _ppo,

@@ -49,7 +49,7 @@ class Case:
     gradient_checkpointing: bool = False
     offload: bool = False
     kept_mb: int = 0
-    kind: str = "sft"  # or "dpo" or "reward", on pairs, or "grpo" or "ppo", on prompts
+    kind: str = "sft"  # or "dpo" or "reward", on pairs, "kto", on marked responses, or "grpo" or "ppo", on prompts
 
     @property
     def is_step3(self) -> bool:
@@ -72,6 +72,8 @@ CASES = {
         "qwen3_z3_offload": Case("qwen3_vl", 3, offload=True),
         "idefics3_z3_all": Case("idefics3", 3, freeze_vision_tower=False),
         "dpo_qwen2_z0": Case("qwen2_vl", 0, kind="dpo"),
+        "kto_qwen2_z0_kept": Case("qwen2_vl", 0, kept_mb=1, kind="kto"),
+        "kto_lora_qwen2_z0": Case("qwen2_vl", 0, lora_dim=LORA_DIM, kind="kto"),
         "dpo_qwen2_z0_kept": Case("qwen2_vl", 0, kept_mb=1, kind="dpo"),
         "grpo_qwen2_z0": Case("qwen2_vl", 0, kind="grpo"),
         "grpo_gemma3_z0_padded": Case("gemma3", 0, packed=False, kind="grpo"),
@@ -97,6 +99,8 @@ CASES = {
         "qwen2_5_z2_offload": Case("qwen2_5_vl", 2, micro=1, offload=True),
         "dpo_qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, kind="dpo"),
         "dpo_gemma3_z2_padded": Case("gemma3", 2, micro=1, packed=False, kind="dpo"),
+        "kto_lora_qwen2_z2": Case("qwen2_vl", 2, micro=1, lora_dim=LORA_DIM, kind="kto"),
+        "kto_gemma3_z3_padded": Case("gemma3", 3, micro=1, packed=False, kind="kto"),
         "dpo_llava_z3": Case("llava", 3, micro=1, kind="dpo"),
         "idefics3_z2_kept": Case("idefics3", 2, micro=1, kept_mb=1),
         "grpo_qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, kind="grpo"),
@@ -134,6 +138,7 @@ ORDINARY: dict[int, tuple[str, ...]] = {
         "qwen2_z2_all",
         "gemma3_z3_padded",
         "dpo_qwen2_z3_all",
+        "kto_lora_qwen2_z2",
         "ppo_qwen2_z3_all",
         "ppo_llava_z2_kept",
         "reward_qwen2_5_z3_all",
@@ -181,6 +186,16 @@ def pairs_of(family: Any) -> list[Any]:
     return rows
 
 
+def marked_of(family: Any) -> list[Any]:
+    """The same prompts, each with the first of its responses, every second one good."""
+    from training.utils.contracts.rows import MarkedRow
+
+    return [
+        MarkedRow(row.row_id, row.prompt_ids, row.response_ids[:1], media=row.media, is_good=row.row_id % 2 == 0)
+        for row in pairs_of(family)
+    ]
+
+
 def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from functools import partial
 
@@ -202,7 +217,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     family, of_pairs = FAMILIES[case.family](), case.kind != "sft"
     if case.is_step3:
         return run_step3(case, family, models, out / name, ranks)
-    rows = pairs_of(family) if of_pairs else rows_of(family)
+    rows = {"sft": rows_of, "kto": marked_of}.get(case.kind, pairs_of)(family)
     longest = max(LONGEST, *(len(row.input_ids) for row in rows)) if not of_pairs else LONGEST
     document_of = partial(responses_document, are_targets=True) if of_pairs else sentence_document
     images = run_media(rows, family.pixels, document_of)
@@ -241,15 +256,20 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 def make_trainer(case: Case, run: Any) -> Any:
     from tests.support.objectives import objectives
     from training.step1_sft.trainer import SftTrainer
-    from training.step2_dpo.trainer import DpoTrainer
+    from training.step2_dpo.trainer import DpoTrainer, Mismatch
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
+    from training.utils.preference.mismatched import mismatched
     from training.utils.preference.reference import known_references
 
     if case.kind == "sft":
         return SftTrainer(run)
     if case.kind == "reward":
         return RewardTrainer(run, LossOptions())
+    if case.kind == "kto":
+        others = mismatched(run, LONGEST)
+        references = known_references(run, None), Mismatch(others, known_references(others, None))
+        return DpoTrainer(run, references[0], objectives("kto", BETA), others=references[1])
     return DpoTrainer(run, known_references(run, None), objectives("sigmoid", BETA))
 
 

@@ -22,9 +22,10 @@ from tests.support.vision_models import FAMILIES, Family, PlainScorer, awake
 from training.utils.base.seeds import seed_everything
 from training.utils.contracts.documents import Document, join, unshared
 from training.utils.contracts.documents import plain as plain_document
-from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
+from training.utils.contracts.rows import MarkedRow, PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.models.families.scalar_class import scalar_model_class
+from training.utils.preference.mismatched import MismatchedRows
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(2400)]  # the long form on a busy machine
 
@@ -107,6 +108,9 @@ def trained_plainly(case: Case, models: Path) -> tuple[plain.Trained, torch.nn.M
         freeze(model, case)
     losses = {"sft": sft_loss, "reward": reward_loss, "dpo": partial(dpo_loss, reference=start)}
     rows = images_program.rows_of(family) if case.kind == "sft" else images_program.pairs_of(family)
+    if case.kind == "kto":
+        rows = images_program.marked_of(family)
+        losses["kto"] = partial(kto_loss, reference=start, others=MismatchedRows(rows, images_program.LONGEST))
     batches = plain.batches_of(rows, PER_STEP, SEED)
     trained = plain.train(model, batches, partial(losses[case.kind], family), plain.Recipe(total_steps=STEPS))
     return (replace(trained, weights=merged(before, trained.weights)) if case.lora_dim else trained), before
@@ -161,6 +165,24 @@ def dpo_loss(family: Family, model: torch.nn.Module, batch: list[ResponsesRow], 
         now = family.own_logprobs(chosen).sum() - family.own_logprobs(rejected).sum()
         losses.append(-torch.nn.functional.logsigmoid(BETA * (now - before)))
     return torch.stack(losses).mean()
+
+
+def kto_loss(
+    family: Family, model: torch.nn.Module, batch: list[MarkedRow], reference: Family, *, others: Any
+) -> torch.Tensor:
+    """The mean over rows of 1 - sigmoid(+-beta (ratio - z)), z the mean ratio of the batch's prompts, with their
+    images, and other rows' responses, at least 0."""
+
+    def ratio(row: ResponsesRow) -> torch.Tensor:
+        [document] = unshared(responses_document(row, are_targets=True))
+        with torch.no_grad():
+            before = reference.own_logprobs(document).sum()
+        return family.own_logprobs(document).sum() - before
+
+    with torch.no_grad():
+        z = torch.stack([ratio(others[row.row_id]) for row in batch]).mean().clamp(min=0.0)
+    signed = [BETA * (ratio(row) - z) * (1 if row.is_good else -1) for row in batch]
+    return (1.0 - torch.stack(signed).sigmoid()).mean()
 
 
 @pytest.mark.parametrize("size, name", EVERY)

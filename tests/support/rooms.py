@@ -17,6 +17,7 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
+rewards.names:
 serving: base
 compat: base
 data.files: base
@@ -40,11 +41,12 @@ images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
-report.figures: run contracts flags base
+gaming: rewards.names
+report.figures: gaming run contracts flags base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention models.tensors layout contracts flags models.families base
-report.pages: report.figures run
+report.pages: report.figures gaming run
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats images data.files base
@@ -72,10 +74,10 @@ images.run: dry_run engine data.build loading images.data models images.models d
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
-rewards.asking: rewards.calling run base
+rewards.asking: rewards.calling run rewards.names base
 distillation: dry_run engine loading rewards.asking engine.ranks models models.tensors engine.config contracts flags
     base
-rewards: rewards.asking rewards.rules rewards.calling contracts flags base
+rewards: rewards.asking rewards.rules rewards.calling contracts flags rewards.names base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
 setup: outputs distillation mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks

@@ -293,7 +293,19 @@ def test_the_floor_of_the_passes(workload):
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("name", [pytest.param("sft", marks=LONG), pytest.param("overhead", marks=LONG), "ranked4"])
+def test_marked_rows_are_the_responses_of_pairs(workload):
+    pairs, marked = rows(workload.pairs), rows(workload.marked())
+    assert len(marked) == 2 * len(pairs)
+    assert marked[:2] == [
+        {"prompt": pairs[0]["prompt"], "completion": pairs[0]["chosen"], "label": True},
+        {"prompt": pairs[0]["prompt"], "completion": pairs[0]["rejected"], "label": False},
+    ]
+
+
+_LONG_ONES = [pytest.param(name, marks=LONG) for name in ("sft", "overhead", "kto", "orpo")]
+
+
+@pytest.mark.parametrize("name", [*_LONG_ONES, "ranked4"])
 def test_competitors_run(name, workload):
     """Every competitor of ours trains four steps and counts what it trained on."""
     competition = COMPETITIONS[name](workload, flags())

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking.http_reward import is_http
-from training.utils.rewards.asking.judge import GROUPS, JudgeReward, is_judge
+from training.utils.rewards.asking.judge import GROUPS, JudgeReward
 from training.utils.rewards.asking.rubric import REFERENCE
 from training.utils.rewards.asking.rule import AskedRule
 from training.utils.rewards.calling.calling import MESSAGES
+from training.utils.rewards.names.entries import is_http, is_judge
 from training.utils.rewards.weighted import rule_named
 
 if TYPE_CHECKING:

@@ -16,6 +16,9 @@ from training.utils.base.seeds import derived_seed
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
+from training.utils.gaming.account import account_of
+from training.utils.gaming.sentences import signs_of_gaming
+from training.utils.gaming.values import values_of_weights
 from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
 from training.utils.setup.media import keep_media
 
@@ -37,7 +40,8 @@ if TYPE_CHECKING:
 
 class HeldOut(NamedTuple):
     """Prompts to evaluate. seen: the media of the prompts; None where no prompt has any. samples_per_prompt: of the
-    sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print."""
+    sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print.
+    checker: the flag."""
 
     prompts: Sequence[PromptRow]
     prompts_per_batch: int
@@ -45,6 +49,7 @@ class HeldOut(NamedTuple):
     samples_per_prompt: int = 1
     with_greedy: bool = False
     shown: int = 0
+    checker: str | None = None
 
     @classmethod
     def of_run(cls, inputs: Inputs, ppo: PpoArguments) -> HeldOut:
@@ -56,6 +61,7 @@ class HeldOut(NamedTuple):
             samples_per_prompt=ppo.val_samples,
             with_greedy=ppo.val_greedy,
             shown=ppo.show_samples,
+            checker=ppo.checker,
         )
 
 
@@ -88,12 +94,21 @@ class Evaluator:
         log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
         self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)
+        for sign in self._signs_of_gaming(step, sampled):
+            log(f"PPO: after rollout {step:,} {sign}; see the report's section on it")
         for sample in sampled[: self.held_out.shown]:
             log(f"sample: {sample_line(sample)}", self.roles.actor.ranks.is_main)
         return PpoEvaluation(
             scores=[_mean(values) for values in of_each_prompt(sampled, "reward")],
             checks=[_mean(values) for values in of_each_prompt(sampled, "check")] if self.checker else None,
         )
+
+    def _signs_of_gaming(self, step: int, sampled: Sequence[dict[str, Any]]) -> list[str]:
+        """Return the signs of a gamed reward since the first evaluation, on the main rank alone."""
+        first = self.folder.first_samples() if step else []
+        weights = {reward.name: reward.weight for reward in self.settings.experience.scoring.rewards.named}
+        account = account_of(first, sampled, values_of_weights(weights, self.held_out.checker))
+        return [] if account is None else signs_of_gaming(account)
 
     def _samples_of_all_ranks(self, step: int, sampling: Sampling, each: int) -> list[dict[str, Any]]:
         """Return all ranks' samples, in the order of the prompts, `each` a prompt."""

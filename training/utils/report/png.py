@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.report.figures.charts import Chart, HistogramChart, LineChart, ScatterChart, running_mean
 from training.utils.report.figures.drawing import in_words
+from training.utils.report.figures.gaming_figures import gaming_of
 from training.utils.report.figures.reading import ReportedRun, read_runs
 from training.utils.report.pages.page import step_charts
 
@@ -55,7 +56,9 @@ def _drawn(chart: Chart) -> Figure:
 def named_charts(runs: Sequence[ReportedRun]) -> list[tuple[str, Chart]]:
     """(file name without its ending, chart) of everything the report draws; not of one or two values."""
     by_name: dict[str, Chart] = {}
-    for kind, charts in step_charts(runs).items():
+    gaming = [found.curve for run in runs for step in run.steps if (found := gaming_of(step)) and found.curve]
+    by_kind: dict[str, Sequence[Chart]] = {**step_charts(runs), "gaming": gaming}
+    for kind, charts in by_kind.items():
         for chart in charts:
             if in_words(chart):
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_function
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.asking.http_reward import http_reward, is_http, server_name
-from training.utils.rewards.asking.judge import JudgeReward, is_judge, judge_name, judge_reward
+from training.utils.rewards.asking.http_reward import http_reward
+from training.utils.rewards.asking.judge import JudgeReward, judge_reward
 from training.utils.rewards.asking.rule import AskedRule, asked_of
 from training.utils.rewards.asking.verdicts import folder_of_replay
 from training.utils.rewards.combination import Combination
 from training.utils.rewards.completions import CompletionsRule, takes_completions
+from training.utils.rewards.names.entries import is_http, is_judge, judge_name, reward_name, server_name, split_weight
 from training.utils.rewards.table import RULES, RuleFlags
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from training.utils.rewards.calling.calling import Rule
 
 MODEL, ENVIRONMENT = "model", "environment"
-# Of http://host:8001 the last number is a port.
-_ENDS_IN_PORT = re.compile(r"(?:http:)?https?://(?:\[[^\]]*\]|[^/:]*):\d+")
-_WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
     """Return the rewards of --reward; add unknown and duplicate names to `mistakes`. acts: there are environments."""
     rewards: list[Reward] = []
     for entry in flags.reward.split(","):
-        address, weight = _split_weight(entry.strip())
+        address, weight = split_weight(entry.strip())
         name, rule = reward_name(entry), None
         if address not in (MODEL, ENVIRONMENT):
             rule = mistakes.note(rule_named, address, flags, "--reward", (MODEL, *RULES, ENVIRONMENT))
@@ -127,14 +124,6 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
         )
         rewards.append(Reward(name, weight, rule))
     return tuple(rewards)
-
-
-def reward_name(entry: str) -> str:
-    """The name of an entry of --reward as it is logged: without its file, its address and its weight."""
-    address = _split_weight(entry.strip())[0]
-    if is_judge(address):
-        return judge_name(address)
-    return server_name(address) if is_http(address) else address.rpartition(":")[2]
 
 
 def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] = (*RULES,)) -> Rule:
@@ -162,10 +151,3 @@ def _asked(rule: AskedRule, flags: RuleFlags) -> AskedRule:
     else:
         folder_of_replay(flags.reward_replay)
     return rule
-
-
-def _split_weight(entry: str) -> tuple[str, float]:
-    """Split 'NAME:WEIGHT'; 'NAME' and 'FILE.py:NAME' have weight 1."""
-    address, colon, last = entry.rpartition(":")
-    has_weight = colon and _WEIGHT.fullmatch(last) and not _ENDS_IN_PORT.fullmatch(entry)
-    return (address, float(last)) if has_weight else (entry, 1.0)

@@ -7,6 +7,7 @@ import pytest
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.asking import judge
+from training.utils.rewards.names.entries import reward_name
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 from training.utils.rewards.rules.think_format import format_reward
 from training.utils.rewards.weighted import (
@@ -17,7 +18,6 @@ from training.utils.rewards.weighted import (
     reads_ids,
     reads_messages,
     reads_model,
-    reward_name,
     rule_named,
 )  # fmt: skip
 

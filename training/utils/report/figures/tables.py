@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.report.figures.numbers import shown
 from training.utils.report.figures.outcome import best_step
 from training.utils.report.figures.reading import StepRun, finite
 from training.utils.report.figures.sample_media import sample_media
@@ -87,6 +88,19 @@ def answers_along(step: StepRun) -> list[Sampled]:
     ]
 
 
+def paired_rows(run: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Sampled]:
+    """Samples of one prompt before and after training, as rows."""
+    return [
+        Sampled(
+            "",
+            clipped(text_of(before.get("prompt"))),
+            clipped(text_of(before.get("ground_truth"))),
+            (_answer(run, "before", before), _answer(run, "after", after)),
+        )
+        for before, after in pairs
+    ]
+
+
 def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> list[tuple[str, str]]:
     """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
     keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])
@@ -105,7 +119,7 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
     return first + rose + fell
 
 
-def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
+def _answer(run: str, column: str, sample: Mapping[str, Any]) -> SampledAnswer:
     marks: list[tuple[str, float | None]] = []
     marks += [(name, finite(sample[name])) for name in ("reward", "loss") if name in sample]
     marks += [
@@ -121,7 +135,7 @@ def _answer(run: str, column: str, sample: dict[str, Any]) -> SampledAnswer:
     return SampledAnswer(run, column, text, tuple(marks), ended, _parts(sample), _facts(sample), cut_by)
 
 
-def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _parts(sample: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """(role, text) of each turn of a conversation, up to `_LONGEST_TEXT` characters; empty for a single turn."""
     parts, room = list[tuple[str, str]](), _LONGEST_TEXT
     given = sample.get("parts")
@@ -135,7 +149,7 @@ def _parts(sample: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(parts)
 
 
-def _facts(sample: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+def _facts(sample: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """Number of turns of a conversation, and the nonzero figures of its environment."""
     figures = sample.get("environment_figures")
     named = {"turns": sample.get("turns"), **(figures if isinstance(figures, dict) else {})}
@@ -177,6 +191,24 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
         cut = sum(sample.get("ended") is False for sample in samples)
         limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
         rows.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
+    return rows
+
+
+def harness_rows(step: StepRun) -> list[list[str]]:
+    """[task, metric, value with its standard error, rows, examples, chat template, version] of each figure of
+    lm-evaluation-harness on the step's model."""
+    rows = []
+    for task, given in step.reports.harness.items():
+        found = given if isinstance(given, dict) else {}
+        metrics = found.get("metrics")
+        for metric, figure in metrics.items() if isinstance(metrics, dict) else ():
+            value, error = (
+                (finite(figure.get(name)) for name in ("value", "error")) if isinstance(figure, dict) else (None, None)
+            )
+            text = shown(value) + ("" if error is None else f" ± {shown(error)}")
+            template = "yes" if found.get("chat_template") else "no"
+            counts = [_count(found.get(name)) for name in ("rows", "fewshot")]
+            rows.append([task, metric, text, *counts, template, text_of(found.get("lm_eval"))])
     return rows
 
 

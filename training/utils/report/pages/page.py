@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from training.utils.report.figures.charts import Chart, HistogramChart, LineChart
 from training.utils.report.figures.drawing import COLOURS, drawing_of, in_words, known_lines
 from training.utils.report.figures.figures import curves_of, phase_seconds, sample_charts, score_charts
+from training.utils.report.figures.gaming_figures import gaming_of
 from training.utils.report.figures.numbers import duration, shown, sparkline
 from training.utils.report.figures.outcome import HeadlineFigure, best_step, headline, worse_sentence
 from training.utils.report.figures.overview import changed_settings, facts_of
-from training.utils.report.figures.tables import evaluations, left_out, metric_rows, settings_rows
+from training.utils.report.figures.tables import evaluations, harness_rows, left_out, metric_rows, settings_rows
 from training.utils.report.pages.document import document, scrolled, table
+from training.utils.report.pages.gaming_section import TITLE, gaming_section
 from training.utils.report.pages.samples_section import first_sample, samples_section
 from training.utils.report.pages.script import PACKAGE, SCRIPT, library
 from training.utils.run.course import when
@@ -82,7 +84,11 @@ def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
         known = {name: (chart, drawing) for name, (chart, drawing) in drawn.items() if drawing is not None}
         drawings |= {name: drawing for name, (chart, drawing) in known.items() if not in_words(chart)}
         sections.append((kind, _title(own), _step_section(own, {name: chart for name, (chart, _) in known.items()})))
+    gaming, curves = gaming_parts(steps)
+    drawings |= curves
     sections += [
+        ("gaming", TITLE, gaming),
+        ("benchmarks", "Benchmarks", _benchmarks(steps)),
         ("samples", "Samples", samples_section(steps)),
         ("time", "Time", _time(runs)),
         ("left-out", "Cut and left out", _left_out(steps, len(runs) > 1)),
@@ -93,6 +99,18 @@ def parts_of(runs: Sequence[ReportedRun]) -> PageParts:
     html = {"results": _results(runs, by_kind)}
     html |= {anchor: body for anchor, _, body in present}
     return PageParts(tuple((anchor, title) for anchor, title, _ in present), html, drawings)
+
+
+def gaming_parts(steps: Sequence[StepRun]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """HTML of the section on gamed rewards, and the drawings of its curves."""
+    found = [figures for step in steps if (figures := gaming_of(step)) is not None]
+    charts: list[str] = []
+    drawings: dict[str, dict[str, Any]] = {}
+    for place, figures in enumerate(found):
+        name, drawing = f"gaming-{place}", drawing_of(figures.curve) if figures.curve else None
+        charts.append(chart_figure(name, figures.curve) if figures.curve and drawing else "")
+        drawings |= {name: drawing} if drawing else {}
+    return gaming_section(found, charts), drawings
 
 
 def _part(name: str, parts: PageParts) -> str:
@@ -366,6 +384,13 @@ def _time(runs: Sequence[ReportedRun]) -> str:
             body = f'<p class="soft">{duration(total)} in all</p><div class="bars">{bars}</div>'
             blocks.append((_label(step, len(runs) > 1), body))
     return _blocks(blocks)
+
+
+def _benchmarks(steps: Sequence[StepRun]) -> str:
+    """Figures of lm-evaluation-harness."""
+    rows = [[_label(step, True), *row] for step in steps for row in harness_rows(step)]
+    head = ["model", "task", "metric", "value ± s.e.", "rows", "examples", "chat template", "lm_eval"]
+    return scrolled(table(head, rows, numbers=range(3, 6)), "benchmarks") if rows else ""
 
 
 def _left_out(steps: Sequence[StepRun], several: bool) -> str:

@@ -50,7 +50,7 @@ def first_sample(steps: Sequence[StepRun]) -> str:
     else:
         rows = sampled_rows(last)
         changed = (row for row in rows if len({answer.text for answer in row.answers}) > 1)
-        card = _answers_card(next(changed, rows[0]))
+        card = answers_card(next(changed, rows[0]))
     label = last[0].declaration.label
     title = f'<p class="soft">A held-out sample ({escape(label)}); <a href="#samples">all samples</a></p>'
     return f'<div class="short">{title}{card}</div>'
@@ -64,7 +64,7 @@ def _kind(steps: Sequence[StepRun], several: bool) -> str:
 
 
 def _side_by_side(steps: Sequence[StepRun]) -> str:
-    cards = _titled((row.why, _answers_card(row)) for row in sampled_rows(steps))
+    cards = _titled((row.why, answers_card(row)) for row in sampled_rows(steps))
     return cards + "".join(_along(step, len(steps) > 1) for step in steps)
 
 
@@ -76,7 +76,8 @@ def _titled(cards: Iterable[tuple[str, str]]) -> str:
     return "".join(parts)
 
 
-def _answers_card(row: Sampled) -> str:
+def answers_card(row: Sampled) -> str:
+    """A prompt with its responses side by side."""
     truth = f'<p class="soft">expected: {escape(row.ground_truth)}</p>' if row.ground_truth else ""
     first: dict[str, SampledAnswer] = {}  # of each run: scores of different reward models cannot be compared
     answers = "".join(_answer(answer, first.setdefault(answer.run, answer)) for answer in row.answers)
@@ -96,7 +97,7 @@ def _along(step: StepRun, several: bool) -> str:
     rows = answers_along(step)
     if len({answer.column for row in rows for answer in row.answers}) < 3:
         return ""  # the first and the last stand above
-    cards = "".join(map(_answers_card, rows))
+    cards = "".join(map(answers_card, rows))
     title = f"At every evaluation{f': {step.run}' if several else ''}"
     return f"<details><summary>{escape(title)}</summary>{cards}</details>"
 

@@ -173,17 +173,3 @@ def _rewards(content: bytes, count: int) -> list[float]:
         if not is_number or not math.isfinite(number) or abs(number) > _LARGEST:
             raise FailedRequest(f"expected numbers that are finite in float32, got {number!r:.60}")
     return [float(number) for number in rewards]
-
-
-def is_http(address: str) -> bool:
-    """True for an address of --reward that names a server."""
-    return address.startswith(("http:", "https://"))
-
-
-def server_name(address: str) -> str:
-    """The name of a server's reward in the log: host and port, or that of the file."""
-    place = address.removeprefix("http:") if address.startswith("http:http") else address
-    if "://" not in place:
-        return place.removeprefix("http:").rpartition("/")[2].partition(".")[0] or "http"
-    host = place.partition("://")[2].partition("/")[0].rpartition("@")[2]
-    return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in host) or "http"

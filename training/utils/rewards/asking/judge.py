@@ -19,11 +19,11 @@ from training.utils.rewards.asking.rule import AskedRule, shown_sample
 from training.utils.rewards.asking.settings import AskSettings, check_url, read_settings, settings_from
 from training.utils.rewards.asking.verdicts import AskedQuestion
 from training.utils.rewards.calling.calling import MESSAGES
+from training.utils.rewards.names.entries import JUDGE, is_judge
 
 if TYPE_CHECKING:
     from training.utils.rewards.asking.service import Send
 
-KIND = "judge:"
 GROUPS = "judged_together"  # a column: responses with equal entries; without it, with equal prompts and references
 _KEY_VARIABLE = "OPENAI_API_KEY"  # read by default for OpenAI's own address, and no other
 
@@ -146,7 +146,7 @@ def pairs_of(places: Sequence[int], opponents: int | None) -> list[tuple[int, in
 def judge_reward(given: str, name: str, flag: str = "--reward") -> JudgeReward:
     """Return the judge of a YAML file, which `flag` names as judge:FILE.yaml."""
     where = f"{flag} {given}"
-    settings = read_settings(given.removeprefix(KIND), where)
+    settings = read_settings(given.removeprefix(JUDGE), where)
     judge, rubric, asking = settings_from(settings, where, JudgeSettings, RubricSettings, AskSettings)
     check_url(judge.base_url, where)
     mistakes = Mistakes()
@@ -163,16 +163,6 @@ def check_settings(given: str) -> None:
     """ThreestepError for mistakes in a file of --reward, of a judge or a server. Cheap to call."""
     make = judge_reward if is_judge(given) else http_reward
     make(given, "")
-
-
-def is_judge(address: str) -> bool:
-    """True for an address of --reward that names a judge."""
-    return address.startswith(KIND)
-
-
-def judge_name(address: str) -> str:
-    """The name of a judge in the log: that of its file."""
-    return address.removeprefix(KIND).rpartition("/")[2].partition(".")[0] or "judge"
 
 
 def _as_text(prompt: str, given: Any) -> str:

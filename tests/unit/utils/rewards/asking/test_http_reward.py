@@ -10,8 +10,9 @@ import pytest
 from tests.support.scoring_server import mostly_failing, rewards_by_length, scoring_server
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking.http_reward import http_reward, is_http, server_name
+from training.utils.rewards.asking.http_reward import http_reward
 from training.utils.rewards.asking.service import RunPlace
+from training.utils.rewards.names.entries import is_http, server_name
 
 PROMPTS = [f"prompt {number // 2}" for number in range(40)]
 RESPONSES = ["a" * number for number in range(40)]

@@ -11,8 +11,9 @@ import pytest
 from tests.support.scoring_server import judged, longer_wins, mostly_failing, rated_by_length, scoring_server
 from training.utils.base.errors import ThreestepError
 from training.utils.rewards.asking import openai_client
-from training.utils.rewards.asking.judge import judge_name, judge_reward, pairs_of
+from training.utils.rewards.asking.judge import judge_reward, pairs_of
 from training.utils.rewards.asking.service import RunPlace
+from training.utils.rewards.names.entries import judge_name
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai")
 KEY = "sk-of-the-tests-of-judges"
