@@ -78,6 +78,7 @@ distillation: dry_run engine loading rewards.asking engine.ranks models models.t
 rewards: rewards.asking rewards.rules rewards.calling contracts flags base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
+generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
 setup: outputs distillation mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks
     data.kinds report models.adapters images.data models data.chat data.cache models.quantized models.attention
     images.models divergence data.rows run layout engine.config data.sources contracts flags models.families data.files
@@ -95,7 +96,7 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 # Third parties that a few places alone import.
 ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
-    "vllm": ("training.utils.generation.vllm",),
+    "vllm": ("training.utils.generation.vllm", "training.utils.generation.vllm_server"),
 }
 # Guests: the words of each, the room that they are at home in, and the few other places that may use them, besides the
 # table of guests and modules of flags.
@@ -115,6 +116,7 @@ FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")  # modules of flags,
 ENGINE_WORDS = {
     "vllm": (
         "training.utils.generation.vllm",
+        "training.utils.generation.vllm_server",
         "training.utils.generation.table",
         "training.export",
         "training.utils.run.program",

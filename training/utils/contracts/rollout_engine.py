@@ -236,6 +236,7 @@ class RolloutEngine(ABC):
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
         ranks, behind prompts that grow by what is drawn.
     supports_rollouts_ahead: whether `roll_out` may run in a thread while training goes on, by weights that are kept.
+    meets_other_ranks: whether `lent` meets the other ranks by a group of its own, so that all may draw ahead.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -252,6 +253,7 @@ class RolloutEngine(ABC):
     supports_media: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True
     supports_rollouts_ahead: ClassVar[bool] = False
+    meets_other_ranks: ClassVar[bool] = False
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     arguments: ClassVar[type | None] = None
