@@ -15,7 +15,7 @@ from typing import Any
 
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.protocol import PROTOCOL
-from training.utils.generation.vllm_server.stream import received
+from training.utils.generation.vllm_server.stream import received, sums_of, with_adapters
 
 KEY = "a key of tests"
 VOCABULARY = 64
@@ -34,6 +34,7 @@ class FakeServer:
         self.version, self.weights = "default", 0
         self.updating = False
         self.kept: tuple[list[Any], dict[str, int]] | None = None
+        self.base: dict[str, Any] = {}
         self.drawn: list[list[int]] = []  # the prompt of each response
         self.resets = self.transfers = 0
         self._server = _Quiet(("127.0.0.1", port), _handler(self))
@@ -91,11 +92,13 @@ class FakeServer:
     def on_finish_weight_update(self, body: Any) -> Any:
         assert self.updating and self.kept is not None
         assert not self.faults.get("refuse_finish"), "no room"
-        tensors, sums = self.kept
+        frames, sums = self.kept
+        assert {layer or "": own for layer, own in sums_of(frames).by_layer.items()} == sums
+        weights = {frame.name: frame.tensor for frame in frames if frame.of_adapter is None}
+        self.base = weights or self.base
         arrived = BitSums()
-        for name, tensor in tensors:
+        for name, tensor in with_adapters(self.base, frames).items():
             arrived.add(name, tensor)
-        assert {layer or "": own for layer, own in arrived.by_layer.items()} == sums
         self.weights, self.version, self.updating, self.kept = arrived.total, body["weight_version"], False, None
         self.transfers += 1
         return {}

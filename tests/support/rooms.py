@@ -48,7 +48,7 @@ report.pages: report.figures run
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats images data.files base
-models.adapters: models models.quantized models.tensors models.families base
+models.adapters: models models.quantized models.tensors contracts models.families base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters run base

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -38,14 +38,31 @@ PlannedMemory = tuple[dict[str, int], dict[str, int]]
 Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
+class LowRank(NamedTuple):
+    """What LoRA adds to a weight: scale * up_OR @ down_RI, transposed where `transposed`."""
+
+    down_RI: torch.Tensor
+    up_OR: torch.Tensor
+    scale: float
+    transposed: bool
+
+
+# As Tensors, with adapters beside the weights that they are added to.
+Parts = Iterator[tuple[str, "torch.Tensor | LowRank"]]
+
+
 class Lender(Protocol):
     """A trained model, whose whole weights are lent to rollouts. Every rank must call its methods together.
 
     model: has shards in place of weights where `is_sharded`. updates: optimizer steps so far.
+    trains_adapters_alone: nothing else changes, and `send_parts` may be called.
     """
 
     model: PreTrainedModel
     is_sharded: bool
+
+    @property
+    def trains_adapters_alone(self) -> bool: ...
 
     @property
     def updates(self) -> int: ...
@@ -58,6 +75,9 @@ class Lender(Protocol):
 
     def send(self, take: Callable[[Tensors], None]) -> None:
         """Have `take` take every weight on the first rank; the others wait for it."""
+
+    def send_parts(self, take: Callable[[Parts], None], with_base: bool) -> None:
+        """As `send`, the adapters by themselves. with_base: behind the weights that they are added to."""
 
 
 # Each further guess is right less often.

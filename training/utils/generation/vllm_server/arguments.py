@@ -11,6 +11,8 @@ from training.utils.generation.vllm_server.addresses import listed_servers
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
+ADAPTER, MERGED = "adapter", "merged"
+
 
 @dataclass
 class VllmServerArguments:
@@ -33,6 +35,16 @@ class VllmServerArguments:
         may_change=True,
     )
 
+    rollout_lora: str | None = flag(
+        None,
+        "A run that trains adapters alone sends these (adapter: servers keep the weights below, and add them) "
+        "or merged (all weights each time); default: adapter where that can be.",
+        "name",
+        may_change=True,
+    )
+
     def validate(self, mistakes: Mistakes) -> None:
+        if self.rollout_lora is not None:
+            mistakes.require_one_of("--rollout_lora", self.rollout_lora, (ADAPTER, MERGED))
         if self.vllm_servers is not None:
             mistakes.note(listed_servers, self.vllm_servers)

@@ -33,7 +33,7 @@ from training.utils.contracts.rollout_engine import (
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.vllm_server.addresses import server_key
-from training.utils.generation.vllm_server.arguments import VllmServerArguments
+from training.utils.generation.vllm_server.arguments import ADAPTER, MERGED, VllmServerArguments
 from training.utils.generation.vllm_server.checks import WantedServer
 from training.utils.generation.vllm_server.client import ServerClient
 from training.utils.generation.vllm_server.drawing import ServerDrawing
@@ -44,7 +44,6 @@ from training.utils.generation.vllm_server.roster import Roster
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rollout_engine import Lender
@@ -56,6 +55,7 @@ class _Agreed(NamedTuple):
 
     version: str = ""
     sends: bool = False
+    with_base: bool = False
     servers: tuple[str, ...] = ()
     problem: str | None = None
 
@@ -80,6 +80,7 @@ class VllmServerRollout(RolloutEngine):
         self._roster = Roster(flags.vllm_servers, self._key, self._seconds, log)
         self._ranks: OwnRanks | None = None
         self._drawing: ServerDrawing | None = None
+        self._lora = flags.rollout_lora
         self._run = secrets.token_hex(4)  # with the updates, the version of the weights
         self._version, self._vocabulary = "", 0
         self._figures: dict[str, float] = {}
@@ -118,14 +119,13 @@ class VllmServerRollout(RolloutEngine):
         version = f"{self._run}-{actor.updates}"
 
         def look() -> _Agreed:
-            return _Agreed(version, self._roster.look(self._wanted(actor.model), version, failed))
+            sends = self._roster.look(self._wanted(actor.model), version, failed)
+            return _Agreed(version, sends, sends and self._roster.needs_base)
 
         agreed = self._agree(ranks, look)
         if agreed.sends:
-            actor.send(lambda tensors: self._send(tensors, actor.model.dtype, version))
-            agreed = self._agree(ranks, lambda: _Agreed(version, servers=tuple(self._roster.ready())))
-        elif agreed.servers == ():
-            agreed = self._agree(ranks, lambda: _Agreed(version, servers=tuple(self._roster.ready())))
+            self._send(actor, version, agreed.with_base)
+        agreed = self._agree(ranks, lambda: _Agreed(version, servers=tuple(self._roster.ready())))
         clients = [ServerClient(address, self._key) for address in agreed.servers]
         self._drawing = ServerDrawing(clients, self._seconds, log)
         self._version = agreed.version
@@ -153,12 +153,26 @@ class VllmServerRollout(RolloutEngine):
             type(model).__name__, model.config.to_dict(), dtype, self.longest_tokens, decode=self._decode
         )
 
-    def _send(self, tensors: Any, dtype: torch.dtype, version: str) -> None:
-        """On the first rank."""
-        started = time.perf_counter()
-        sent = self._roster.send(tensors, dtype, version)
-        self._add("time/weights_to_servers", time.perf_counter() - started)
-        self._add("rollout/weight_megabytes_sent", sent.bytes / 1e6)
+    def _send(self, actor: Lender, version: str, with_base: bool) -> None:
+        """Send the weights from the first rank. A collective of the actor's."""
+        dtype, alone = actor.model.dtype, actor.trains_adapters_alone and self._lora != MERGED
+        if self._lora == ADAPTER and not alone:
+            raise ThreestepError(
+                f"--rollout_lora {ADAPTER} sends adapters by themselves, and these weights are not adapters on weights "
+                f"that stay (LoRA without --only_optimize_lora false, --quantize and --rollouts_ahead); give {MERGED}, "
+                "or leave it out"
+            )
+
+        def take(parts: Any) -> None:
+            started = time.perf_counter()
+            sent = self._roster.send(parts, dtype, version, self._run if alone else "")
+            self._add("time/weights_to_servers", time.perf_counter() - started)
+            self._add("rollout/weight_megabytes_sent", sent.bytes / 1e6)
+
+        if alone:
+            actor.send_parts(take, with_base)
+        else:
+            actor.send(take)
 
     def _add(self, name: str, value: float) -> None:
         self._figures[name] = self._figures.get(name, 0.0) + value

@@ -18,6 +18,7 @@ from training.utils.generation.vllm_server.sending import send_weights
 if TYPE_CHECKING:
     import torch
 
+    from training.utils.contracts.rollout_engine import LowRank
     from training.utils.generation.vllm_server.drawing import FailedServer
     from training.utils.generation.vllm_server.sending import Sent
 
@@ -42,6 +43,7 @@ class Roster:
         self._given, self._key, self._seconds, self._log = given, key, seconds, log
         self._workers: dict[str, int] = {}  # of servers that have been looked at closely
         self._version: dict[str, str] = {}  # of the weights that servers were sent
+        self._has_base: set[str] = set()  # the weights below the adapters
         self._out: dict[str, str] = {}
         self._for_good: dict[str, str] = {}
         self._stale: list[ServerClient] = []
@@ -67,16 +69,28 @@ class Roster:
         self._stale = [each.client for each in used if not each.has_weights]
         return bool(self._stale)
 
-    def send(self, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, version: str) -> Sent:
-        """Send the weights to those that need them."""
+    @property
+    def needs_base(self) -> bool:
+        """Return whether a server that needs adapters needs the weights below them too."""
+        return any(client.address not in self._has_base for client in self._stale)
+
+    def send(
+        self, parts: Iterable[tuple[str, torch.Tensor | LowRank]], dtype: torch.dtype, version: str, base: str = ""
+    ) -> Sent:
+        """Send the weights to those that need them. base: see `StreamUpdate`."""
         targets = [(client, self._workers[client.address]) for client in self._stale]
-        sent = send_weights(targets, tensors, dtype, version, seconds=self._seconds)
+        sent = send_weights(targets, parts, dtype, version, seconds=self._seconds, base=base)
         for client in self._stale:
             reason = sent.failures.get(client.address)
             if reason is None:
                 self._version[client.address] = version
                 self._ready.append(client)
+                if base:
+                    self._has_base.add(client.address)
+                else:
+                    self._has_base.discard(client.address)
             else:
+                self._has_base.discard(client.address)
                 self._version.pop(client.address, None)
                 self._workers.pop(client.address, None)
                 self._note(_SeenServer(client, 0, False, f"weights: {reason}"))
@@ -121,6 +135,7 @@ class Roster:
             weights = weights_of(client, seconds)
             if client.address not in self._workers or weights != self._version.get(client.address):
                 # New, or started again since.
+                self._has_base.discard(client.address)
                 self._workers[client.address] = prepared_workers(client, wanted, seconds)
         except ServerFailure as problem:
             return _SeenServer(client, 0, False, str(problem), problem.is_passing)

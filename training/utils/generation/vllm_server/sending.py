@@ -13,14 +13,15 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from training.utils.contracts.rollout_engine import LowRank
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
-from training.utils.generation.vllm_server.stream import SECRET_CHARACTERS, end_frame, framed
+from training.utils.generation.vllm_server.stream import SECRET_CHARACTERS, Frame, end_frame, framed
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ class _Receiver:
         for connection in self.connections:
             connection.close()
 
-    def begin(self, port_at: Callable[[str], int], seconds: float) -> None:
+    def begin(self, port_at: Callable[[str], int], seconds: float, base: str) -> None:
         """Announce a transfer, and have the server connect for it."""
         try:
             _start(self.client, seconds)
@@ -75,7 +76,8 @@ class _Receiver:
             return self.fail(str(problem))
         # It waits while others do not take theirs in time, which are then left out.
         patience = 2.0 * seconds + _A_MINUTE
-        where = {"host": host, "port": port_at(host), "secret": self.secret, "seconds": patience}
+        where: dict[str, object] = {"host": host, "port": port_at(host), "secret": self.secret, "seconds": patience}
+        where["base"] = base
         self.request = threading.Thread(target=self._take, args=[where], name="weights to a server", daemon=True)
         self.request.start()
 
@@ -113,14 +115,17 @@ class _Receiver:
 
 def send_weights(
     servers: Sequence[tuple[ServerClient, int]],
-    tensors: Iterable[tuple[str, torch.Tensor]],
+    parts: Iterable[tuple[str, torch.Tensor | LowRank]],
     dtype: torch.dtype,
     version: str,
     *,
     seconds: float,
+    base: str = "",
 ) -> Sent:
-    """Send every tensor, in `dtype`, to servers with so many workers; those that end without a failure serve by them,
-    as `version`. seconds: that a server may take for any part of it."""
+    """Send every part to servers with so many workers; those that end without a failure serve by them, as `version`.
+
+    dtype: of the servers' weights. seconds: that a server may take for any part of it. base: see `StreamUpdate`.
+    """
     receivers = [_Receiver(client, workers) for client, workers in servers]
     sent, ports, lock = Sent(), dict[str, socket.socket](), threading.Lock()
 
@@ -133,16 +138,15 @@ def send_weights(
 
     with ThreadPoolExecutor(max(len(receivers), 1)) as pool:
         try:
-            list(pool.map(lambda each: each.begin(port_at, seconds), receivers))
+            list(pool.map(lambda each: each.begin(port_at, seconds, base), receivers))
             _accept(receivers, list(ports.values()), seconds)
             sums = BitSums()
-            for name, tensor in tensors:
+            for frame in _frames(parts, dtype):
                 going = [each for each in receivers if each.is_going]
                 if not going:
                     break
-                here = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
-                sums.add(name, here)
-                header, payload = framed(name, here)
+                sums.add(frame.name, frame.tensor)
+                header, payload = framed(frame)
                 list(pool.map(lambda each, head=header, data=payload: each.send(head, data), going))
                 sent.bytes += (len(header) + len(payload)) * sum(each.workers for each in going)
             end = end_frame({layer or "": own for layer, own in sums.by_layer.items()})
@@ -153,6 +157,16 @@ def send_weights(
                 connection.close()
     sent.failures = {each.client.address: each.failure for each in receivers if each.failure is not None}
     return sent
+
+
+def _frames(parts: Iterable[tuple[str, torch.Tensor | LowRank]], dtype: torch.dtype) -> Iterator[Frame]:
+    """Yield the tensors on the CPU; weights in `dtype`, adapters in their own."""
+    for name, part in parts:
+        if isinstance(part, LowRank):
+            for which, tensor in (("down", part.down_RI), ("up", part.up_OR)):
+                yield Frame(name, tensor.detach().cpu(), (which, part.scale, part.transposed))
+        else:
+            yield Frame(name, part.detach().to("cpu", dtype if part.is_floating_point() else part.dtype))
 
 
 def _start(client: ServerClient, seconds: float) -> None:

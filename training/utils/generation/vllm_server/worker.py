@@ -8,7 +8,6 @@ that breaks off leaves the old ones serving.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from training.utils.generation.vllm.weights import BitSums, repack_tied, unwatch, watch
 from training.utils.generation.vllm_server.protocol import BACKEND, PROTOCOL
-from training.utils.generation.vllm_server.stream import Sums, received
+from training.utils.generation.vllm_server.stream import Frame, received, sums_of, with_adapters
 
 _GREEDY = 1e-5  # temperatures below draw the likeliest token (vllm 0.32, v1/sample/sampler.py)
 
@@ -80,16 +79,19 @@ class StreamInit(WeightTransferInitInfo):
 
 @dataclass
 class StreamUpdate(WeightTransferUpdateInfo):
-    """The trainer's place, and the secret that it expects. seconds: that it may be silent."""
+    """The trainer's place, and the secret that it expects. seconds: that it may be silent. base: the name of the
+    weights that adapters are added to; empty where whole weights come."""
 
     host: str
     port: int
     secret: str
     seconds: float
+    base: str = ""
 
 
 class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
-    """See the file. One transfer at a time."""
+    """See the file. One transfer at a time. Where adapters come alone, the weights below them stay in the host's
+    memory."""
 
     init_info_cls = StreamInit
     update_info_cls = StreamUpdate
@@ -97,8 +99,9 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
 
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
-        self._kept: list[tuple[str, torch.Tensor]] = []
-        self._sums: Sums = {}
+        self._kept: list[Frame] = []
+        self._kept_base = self._base_name = ""
+        self._base: dict[str, torch.Tensor] = {}
 
     def init_transfer_engine(self, init_info: StreamInit) -> None:
         pass
@@ -111,48 +114,49 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
 
     def receive_weights(self, update_info: StreamUpdate) -> None:
         try:
-            self._kept, self._sums = received(
-                update_info.host, update_info.port, update_info.secret, update_info.seconds
-            )
+            frames, sums = received(update_info.host, update_info.port, update_info.secret, update_info.seconds)
         except (OSError, ValueError, KeyError) as problem:
             raise RuntimeError(f"the weights did not come: {problem}") from None  # without the secret
-        self._check(self._kept)
-
-    def _check(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        arrived = BitSums()
-        for name, tensor in tensors:
-            arrived.add(name, tensor)
-        if arrived.differing(_sums_of(self._sums)):
+        if {layer or "": own for layer, own in sums_of(frames).by_layer.items()} != sums:
             raise RuntimeError("the weights that came are not those that were sent")
+        self._kept, self._kept_base = frames, update_info.base
 
     def finish_weight_update(self) -> None:
         """Put the weights in place. RuntimeError where the model then holds other numbers."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-        tensors, self._kept = self._kept, []
-        arrived = BitSums()
+        tensors, arrived, sent = self._whole(), BitSums(), BitSums()
+        for name, tensor in tensors.items():
+            sent.add(name, tensor)
         with torch.no_grad():
             watch(self.model, arrived)
             initialize_layerwise_reload(self.model)
-            self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
+            self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors.items())
             finalize_layerwise_reload(self.model, self.model_config)
             unwatch(self.model, arrived)
             repack_tied(self.model)
-        differing = arrived.differing(_sums_of(self._sums)) if self.parallel_config.world_size == 1 else []
+        differing = arrived.differing(sent) if self.parallel_config.world_size == 1 else []
         if differing:
             raise RuntimeError(
                 f"vLLM holds other weights than it was sent, in {', '.join(differing)}: it reads checkpoints of this "
                 "architecture differently than transformers stores them"
             )
 
+    def _whole(self) -> dict[str, torch.Tensor]:
+        """Return the weights that came, or those below the adapters with these added."""
+        frames, self._kept = self._kept, []
+        weights = {frame.name: frame.tensor for frame in frames if frame.of_adapter is None}
+        if not self._kept_base:
+            self._base, self._base_name = {}, ""
+            return weights
+        if weights:
+            self._base, self._base_name = weights, self._kept_base
+        elif self._base_name != self._kept_base:
+            raise RuntimeError("adapters came, and not the weights that they are added to")
+        return with_adapters(self._base, frames)
+
     def shutdown(self) -> None:
-        self._kept = []
-
-
-def _sums_of(sums: Sums) -> BitSums:
-    found = BitSums()
-    found.by_layer = Counter({layer or None: own for layer, own in sums.items()})
-    return found
+        self._kept, self._base = [], {}
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, StreamedWeights)

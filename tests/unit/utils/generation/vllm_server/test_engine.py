@@ -24,7 +24,7 @@ SECONDS = 5.0
 class Lent:
     """A trained model whose weights `step` changes."""
 
-    is_sharded = False
+    is_sharded = trains_adapters_alone = False
 
     def __init__(self) -> None:
         self.model, self.updates, self.sends = tiny_causal_lm("llama"), 0, 0

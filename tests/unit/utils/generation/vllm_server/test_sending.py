@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
+from itertools import chain
 
 import pytest
 import torch
 
 from tests.support.fake_rollout_server import KEY, FakeServer
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.engine.training_engine import adapter_parts, full_tensors
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.client import ServerClient
-from training.utils.generation.vllm_server.sending import send_weights
-from training.utils.generation.vllm_server.stream import end_frame, framed, received
+from training.utils.generation.vllm_server.sending import _frames, send_weights
+from training.utils.generation.vllm_server.stream import Frame, end_frame, framed, received, with_adapters
+from training.utils.models.adapters.lora import adapter_layers, add_lora, trains_adapters_alone
+from training.utils.models.settings import ModelSettings
 
 
 def tensors():
@@ -44,15 +49,15 @@ def served(*parts):
 
 
 def test_every_bit_arrives():
-    parts = [part for name, tensor in tensors() for part in framed(name, tensor)]
+    parts = [part for name, tensor in tensors() for part in framed(Frame(name, tensor))]
     got, sums = received("127.0.0.1", served(*parts, end_frame({"": 3, "0": 2**64 - 1})), "s" * 64, 5.0)
     assert sums == {"": 3, "0": 2**64 - 1}
-    for (name, tensor), (got_name, got_tensor) in zip(tensors(), got, strict=True):
+    for (name, tensor), (got_name, got_tensor, _) in zip(tensors(), got, strict=True):
         assert got_name == name and got_tensor.dtype == tensor.dtype and torch.equal(got_tensor, tensor)
 
 
 def test_a_transfer_that_breaks_off():
-    header, payload = framed("a", torch.ones(1000))
+    header, payload = framed(Frame("a", torch.ones(1000)))
     with pytest.raises(ConnectionError, match="ended the connection before all weights had come"):
         received("127.0.0.1", served(header, payload[:100]), "s" * 64, 5.0)
     with pytest.raises(ConnectionError):
@@ -122,3 +127,46 @@ def test_a_server_that_does_not_connect(servers, monkeypatch):
 def test_old_answers_that_a_server_keeps(servers, monkeypatch):
     monkeypatch.setattr(servers[0], "on_reset_prefix_cache", lambda body: {"success": False})
     assert "it keeps what it computed by the old weights" in send(servers).failures[servers[0].address]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_are_added_as_they_are_merged_in_training(family):
+    """GPT-2's layers are transposed."""
+    model = with_lora(family)
+    base = dict(full_tensors(model, 0, merged=False))
+    frames = list(_frames(adapter_parts(model, 0), torch.float32))
+    assert {frame.name for frame in frames} < base.keys() and len(frames) > 4
+    whole = with_adapters(base, frames)
+    for name, tensor in full_tensors(model, 0):
+        torch.testing.assert_close(whole[name], tensor, rtol=0, atol=1e-6)
+    changed = {name for name in whole if not torch.equal(whole[name], base[name])}
+    assert changed == {frame.name for frame in frames}
+
+
+def test_what_is_trained_beside_adapters_makes_them_no_part():
+    model = with_lora("llama")
+    assert trains_adapters_alone(model)
+    assert not trains_adapters_alone(tiny_causal_lm("llama"))
+    model.model.norm.weight.requires_grad_(True)
+    assert not trains_adapters_alone(model)
+
+
+def with_lora(family: str):
+    model = add_lora(tiny_causal_lm(family), ModelSettings("", lora_dim=4, lora_alpha=16.0))
+    for _, layer in adapter_layers(model):
+        torch.nn.init.normal_(layer.lora_B["default"].weight)
+    return model
+
+
+def test_after_the_first_time_adapters_come_alone(servers):
+    model, clients = with_lora("llama"), [(ServerClient(server.address, KEY), 1) for server in servers]
+    for first in (True, False):
+        for _, layer in adapter_layers(model):
+            torch.nn.init.normal_(layer.lora_B["default"].weight)
+        parts = chain(full_tensors(model, 0, merged=False) if first else (), adapter_parts(model, 0))
+        sent = send_weights(clients, parts, torch.float32, "v", seconds=5.0, base="run")
+        assert not sent.failures
+        expected = BitSums()
+        for name, tensor in full_tensors(model, 0):
+            expected.add(name, tensor)
+        assert all(server.weights == expected.total for server in servers)
