@@ -59,13 +59,12 @@ def start(model: Path, folder: Path, *flags: str) -> Server:
     environment = {
         **os.environ,
         "VLLM_API_KEY": KEY,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "1",
         "THREESTEP_VENV": "none",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     words = ["bash", str(ROOT / "scripts" / "serve.sh"), str(model), "--port", str(port), "--dtype", "float32"]
-    words += ["--skip-tokenizer-init", "--max-model-len", "64", "--gpu-memory-utilization", "0.1", *flags]
+    words += ["--skip-tokenizer-init", "--max-model-len", "64", "--kv-cache-memory-bytes", "50000000", *flags]
     with log.open("wb") as out:
         process = subprocess.Popen(
             words, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=ROOT

@@ -110,7 +110,7 @@ def test_stop_strings_end_a_response_with_the_token_that_completes_them(drawing)
 
 def test_log_probabilities_follow_the_new_weights(servers, folder, family):
     """20 updates on two ranks. The figures of the lab book are these."""
-    cases = SERVER_CASES if family == "qwen3" else ("zero0", "zero0_lora")
+    cases = list(SERVER_CASES) if family == "qwen3" else ["zero0", "zero0_lora"]
     program = Path(__file__).with_name("sync_program.py")
     words = [folder, UPDATES, ",".join(server.address for server in servers), ",".join(cases)]
     reports = run_ranks(program, 2, words, timeout_seconds=1500)

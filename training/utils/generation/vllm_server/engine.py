@@ -83,6 +83,7 @@ class VllmServerRollout(RolloutEngine):
         self._lora = flags.rollout_lora
         self._run = secrets.token_hex(4)  # with the updates, the version of the weights
         self._version, self._vocabulary = "", 0
+        self._serving = 0
         self._figures: dict[str, float] = {}
 
     @classmethod
@@ -130,7 +131,7 @@ class VllmServerRollout(RolloutEngine):
         self._drawing = ServerDrawing(clients, self._seconds, log)
         self._version = agreed.version
         self._vocabulary = actor.model.config.get_text_config().vocab_size
-        self._figures["rollout/servers"] = float(len(clients))
+        self._serving = len(clients)
         yield actor.model
 
     @staticmethod
@@ -179,7 +180,8 @@ class VllmServerRollout(RolloutEngine):
 
     def figures(self) -> dict[str, float]:
         figures, self._figures = self._figures, {}
-        return {"time/weights_to_servers": 0.0, "rollout/weight_megabytes_sent": 0.0, **figures}
+        always = {"time/weights_to_servers": 0.0, "rollout/weight_megabytes_sent": 0.0}
+        return {**always, "rollout/servers": float(self._serving), **figures}
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         started = time.perf_counter()

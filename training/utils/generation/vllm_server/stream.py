@@ -44,7 +44,7 @@ def framed(frame: Frame) -> tuple[bytes, memoryview]:
     header["shape"] = list(tensor.shape)
     if frame.of_adapter is not None:
         header |= dict(zip(("part", "scale", "transposed"), frame.of_adapter, strict=True))
-    return _packed(header), memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return _packed(header), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def end_frame(sums: Sums) -> bytes:
@@ -81,7 +81,7 @@ def _header(connection: socket.socket) -> dict[str, Any]:
 def _tensor(connection: socket.socket, header: dict[str, Any]) -> torch.Tensor:
     dtype, shape = _DTYPES[header["dtype"]], header["shape"]
     data = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
-    _fill(connection, memoryview(data.numpy()))
+    _fill(connection, data.numpy().data)
     return data.view(dtype).reshape(shape)
 
 
