@@ -63,6 +63,10 @@ class Sent(TransformersRollout):
     takes_weights = True
 
 
+class Met(Sent):
+    meets_other_ranks = True
+
+
 def test_runs_that_cannot_be_ahead():
     flags = flags_of()
     check_ahead_of_run(flags, TransformersRollout, None, rollouts=2, ranks=2)
@@ -75,6 +79,7 @@ def test_runs_that_cannot_be_ahead():
     with pytest.raises(ThreestepError, match="--rollouts_ahead 1 sends kept weights to --rollout_engine hf from the"):
         check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=2)
     check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=1)
+    check_ahead_of_run(flags, Met, None, rollouts=2, ranks=2)
 
 
 def test_free_has_settings_of_its_own():
