@@ -39,7 +39,7 @@ Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 class LowRank(NamedTuple):
-    """What LoRA adds to a weight: scale * up_OR @ down_RI, transposed where `transposed`."""
+    """LoRA's addition to a weight: scale * up_OR @ down_RI, transposed where `transposed`."""
 
     down_RI: torch.Tensor
     up_OR: torch.Tensor

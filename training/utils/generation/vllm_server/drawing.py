@@ -6,10 +6,10 @@ much of a prompt is computed again.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
@@ -48,11 +48,7 @@ class ServerDrawing:
         """Return the turns, in their order. homes: equal numbers are drawn by one server."""
         if not turns:
             return []
-        pool = ThreadPoolExecutor(min(len(turns), _MOST_AT_ONCE))
-        try:
-            drawn = list(pool.map(lambda turn, home: self._drawn(turn, home, asked), turns, homes))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        drawn = _side_by_side(lambda place: self._drawn(turns[place], homes[place], asked), len(turns))
         if asked.stop is not None:
             self._check_versions(asked)
         return drawn
@@ -114,6 +110,38 @@ class ServerDrawing:
                 raise ThreestepError(
                     f"the rollout server {client.address} got other weights while it drew; give it to one run alone"
                 )
+
+
+def _side_by_side(draw: Callable[[int], DrawnTurn], count: int) -> list[DrawnTurn]:
+    """Return what `draw` returns for each number below `count`, many at once; raise what it raises, without waiting for
+    the others, in threads that do not keep the program alive."""
+    numbers = iter(range(count))
+    over: queue.SimpleQueue[tuple[int, DrawnTurn | BaseException]] = queue.SimpleQueue()
+    drawn: dict[int, DrawnTurn] = {}
+    lock = threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                over.put((number, draw(number)))
+            except BaseException as problem:  # noqa: BLE001 - raised below
+                over.put((number, problem))
+
+    for _ in range(min(count, _MOST_AT_ONCE)):
+        threading.Thread(target=run, name="rollout server", daemon=True).start()
+    while len(drawn) < count:
+        number, found = over.get()
+        if isinstance(found, BaseException):
+            with lock:
+                for _ in numbers:  # nobody begins another
+                    pass
+            raise found
+        drawn[number] = found
+    return [drawn[number] for number in range(count)]
 
 
 def weights_of(client: ServerClient, seconds: float) -> Any:

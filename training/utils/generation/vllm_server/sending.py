@@ -72,11 +72,12 @@ class _Receiver:
         try:
             _start(self.client, seconds)
             host = self.client.local_address()
-        except ServerFailure as problem:
+            port = port_at(host)
+        except (ServerFailure, OSError) as problem:
             return self.fail(str(problem))
         # It waits while others do not take theirs in time, which are then left out.
         patience = 2.0 * seconds + _A_MINUTE
-        where: dict[str, object] = {"host": host, "port": port_at(host), "secret": self.secret, "seconds": patience}
+        where: dict[str, object] = {"host": host, "port": port, "secret": self.secret, "seconds": patience}
         where["base"] = base
         self.request = threading.Thread(target=self._take, args=[where], name="weights to a server", daemon=True)
         self.request.start()
