@@ -60,8 +60,8 @@ class Roster:
                 self._for_good[each.address] = each.reason
         seen = self._seen(wanted, version) if self._has_begun else self._first_seen(wanted, version)
         self._has_begun = True
-        for each in seen:
-            self._note(each)
+        for found in seen:
+            self._note(found)
         used = [each for each in seen if each.workers]
         if not used:
             raise ThreestepError(no_server({each.client.address: each.reason for each in seen} | self._for_good))

@@ -154,8 +154,10 @@ def send_weights(
             list(pool.map(lambda each: each.send(end) if each.is_going else None, receivers))
             list(pool.map(lambda each: each.finish(version, seconds), [each for each in receivers if each.is_going]))
         finally:
-            for connection in (*ports.values(), *receivers):
-                connection.close()
+            for port in ports.values():
+                port.close()
+            for receiver in receivers:
+                receiver.close()
     sent.failures = {each.client.address: each.failure for each in receivers if each.failure is not None}
     return sent
 

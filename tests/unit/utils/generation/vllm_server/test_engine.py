@@ -10,7 +10,7 @@ import torch
 from tests.support.fake_rollout_server import KEY, VOCABULARY, FakeServer, drawn_choice
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, spelt
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import IN_ONE_PIECE, Ends, RolloutRequest, RolloutSettings
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.vllm.weights import BitSums
@@ -267,3 +267,47 @@ def test_without_servers():
     [sentence] = VllmServerRollout.refusals(settings, IN_ONE_PIECE)
     assert sentence.startswith("--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT")
     assert not VllmServerRollout.refusals(RolloutSettings(64, VllmServerArguments("http://a:1")), IN_ONE_PIECE)
+
+
+def test_adapters_alone_are_asked_of_weights_that_are_none(servers):
+    engine = engine_of(servers)
+    engine._lora = "adapter"
+    with pytest.raises(ThreestepError, match="--rollout_lora adapter sends adapters by themselves.*; give merged, or"):
+        drawn(engine, Lent())
+
+
+class LentAdapters(Lent):
+    """Adapters are trained, and nothing else."""
+
+    trains_adapters_alone = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bases: list[bool] = []
+
+    def send_parts(self, take, with_base: bool) -> None:
+        self.bases.append(with_base)
+        take(iter(self.model.named_parameters()) if with_base else iter(()))
+
+
+def test_the_weights_below_adapters_go_to_those_that_lack_them(servers):
+    engine, actor = engine_of(servers), LentAdapters()
+    for _ in range(3):
+        assert responses(drawn(engine, actor)) == expected(actor)
+        actor.updates += 1
+    servers[1].stop()
+    drawn(engine, actor)
+    servers[1] = FakeServer(port=servers[1].port)
+    actor.updates += 1
+    assert responses(drawn(engine, actor)) == expected(actor)
+    assert actor.bases == [True, False, False, False, True] and servers[1].transfers == 1
+
+
+def test_flags():
+    mistakes = Mistakes()
+    VllmServerArguments("http://a:1", rollout_lora="adapters").validate(mistakes)
+    VllmServerArguments("a:1").validate(mistakes)
+    assert [sentence.partition(",")[0] for sentence in mistakes.sentences] == [
+        "--rollout_lora expects one of adapter",
+        "--vllm_servers a:1 expects http://HOST:PORT for each server",
+    ]
