@@ -22,7 +22,7 @@ def servers():
 
 
 def test_a_run_ahead_of_training_on_two_ranks(place, pairs_file, servers):  # noqa: F811
-    servers[1].faults["die_after"] = 20
+    servers[1].faults["die_after"] = 4
     flags = [
         *("--actor_model_name_or_path", save_start(place / "start_of_servers", pad_is_eos=True)),
         *("--data_path", f"jsonl:{pairs_file}", "--data_output_path", place / "servers_cache", *SHARED.split()),

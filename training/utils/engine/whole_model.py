@@ -139,6 +139,9 @@ class KeptModel:
         if self._is_main_rank:
             take(self.tensors())
 
+    def send_parts(self, take: Callable[[Iterator[tuple[str, Any]]], None], with_base: bool) -> None:
+        raise NotImplementedError("its weights are merged")
+
     @contextlib.contextmanager
     def lent(self) -> Iterator[PreTrainedModel]:
         """The model with these weights, in eval mode."""
