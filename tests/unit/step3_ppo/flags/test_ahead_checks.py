@@ -59,6 +59,11 @@ def test_engines_in_the_processes_of_training_do_not_draw_beside_it(engine):
         checked_components(flags_of(rollout_engine=engine))
 
 
+def test_servers_draw_ahead_once_they_are_named():
+    with pytest.raises(ThreestepError, match="--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT"):
+        checked_components(flags_of(rollout_engine="vllm_server"))
+
+
 class Sent(TransformersRollout):
     takes_weights = True
 
