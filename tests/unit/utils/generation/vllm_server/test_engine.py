@@ -164,6 +164,7 @@ def test_a_trainer_that_was_killed_in_a_transfer_leaves_nothing_behind(servers):
     servers[0].updating = True
     actor = Lent()
     assert responses(drawn(engine_of(servers), actor)) == expected(actor)
+    assert [server.transfers for server in servers] == [1, 1]
 
 
 def test_a_server_that_was_started_again_gets_the_weights(servers, capsys):
