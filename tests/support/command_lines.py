@@ -41,7 +41,7 @@ _PARSING_FUNCTIONS = ("parse_arguments", "_parse")  # a program's own, where it 
 FOREIGN = {"cd", "source", "git", "pip", "ssh", "apt-get", "tensorboard", "kill", "wait", "cat", "pre-commit", "curl",
            "vllm", "head", "ls", "sudo", "pytest", "scp", "squeue", "scancel", "export", "lm_eval"}  # fmt: skip
 FOREIGN_FILES = {"llama.cpp/convert_hf_to_gguf.py"}
-FOREIGN_MODULES = {"pytest", "pip", "venv", "http.server", "ruff", "mypy"}
+FOREIGN_MODULES = {"pytest", "pip", "venv", "http.server", "ruff", "mypy", "vllm.entrypoints.openai.api_server"}
 
 # What a page writes where the reader has something of his own, and a value that the parser takes for it.
 STAND_INS = {"DATA": "embedded", "FOLDER": "."}

@@ -50,7 +50,7 @@ report.pages: report.figures gaming run
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats images data.files base
-models.adapters: models models.quantized models.tensors models.families base
+models.adapters: models models.quantized models.tensors contracts models.families base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters run base
@@ -80,6 +80,7 @@ distillation: dry_run engine loading rewards.asking engine.ranks models models.t
 rewards: rewards.asking rewards.rules rewards.calling contracts flags rewards.names base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
+generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
 setup: outputs distillation mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks
     data.kinds report models.adapters images.data models data.chat data.cache models.quantized models.attention
     images.models divergence data.rows run layout engine.config data.sources contracts flags models.families data.files
@@ -97,7 +98,7 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 # Third parties that a few places alone import.
 ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
-    "vllm": ("training.utils.generation.vllm",),
+    "vllm": ("training.utils.generation.vllm", "training.utils.generation.vllm_server"),
 }
 # Guests: the words of each, the room that they are at home in, and the few other places that may use them, besides the
 # table of guests and modules of flags.
@@ -117,6 +118,7 @@ FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")  # modules of flags,
 ENGINE_WORDS = {
     "vllm": (
         "training.utils.generation.vllm",
+        "training.utils.generation.vllm_server",
         "training.utils.generation.table",
         "training.export",
         "training.utils.run.program",

@@ -1,8 +1,9 @@
 """Trains tiny models and, after every update, compares vLLM's log-probabilities with the training forward's.
 
-    python tests/vllm/sync_program.py MODEL_FOLDER UPDATES
+    python tests/vllm/sync_program.py MODEL_FOLDER UPDATES [SERVERS CASES]
 
-test_sync.py runs it on one and two ranks. It reports, for each case, the largest difference and what else is looked at.
+test_sync.py runs it on one and two ranks, and test_servers.py with servers. It reports, for each case, the largest
+difference and what else is looked at.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ CASES = {
     for lora in (0, 4)
 }
 
+# Adapters go to servers by themselves, but for these.
+SERVER_CASES = {**CASES, **{f"zero{stage}_merged": {"zero_stage": stage, "lora_dim": 4} for stage in (0, 3)}}
 
-def main(folder: Path, updates: int) -> None:
+
+def main(folder: Path, updates: int, servers: str = "", cases: str = "") -> None:
     from tests.distributed.launch import report
     from tests.vllm.conftest import started
     from training.utils.engine import training_engine
@@ -29,8 +33,23 @@ def main(folder: Path, updates: int) -> None:
 
     training_engine.GATHER_ELEMENTS = BUCKET_ELEMENTS
     with started_process_group() as ranks:
-        rollout_engine = started()
-        report({name: run_case(rollout_engine, folder, updates, ranks, **case) for name, case in CASES.items()})
+        rollout_engine = served(servers) if servers else started()
+        chosen = {name: SERVER_CASES[name] for name in cases.split(",")} if cases else CASES
+        reports = {}
+        for name, case in chosen.items():
+            if servers:
+                rollout_engine._lora = "merged" if name.endswith("_merged") else None
+            reports[name] = run_case(rollout_engine, folder, updates, ranks, **case)
+        report(reports)
+
+
+def served(servers: str) -> Any:
+    from training.utils.generation.vllm_server.arguments import VllmServerArguments
+    from training.utils.generation.vllm_server.engine import VllmServerRollout
+
+    engine = VllmServerRollout(None, VllmServerArguments(servers, 300.0), 64)
+    engine.check(None, None)  # type: ignore[arg-type]
+    return engine
 
 
 def run_case(
@@ -53,7 +72,11 @@ def run_case(
     model = load_under(settings, ranks, lambda dtype: load_causal_lm(model_settings, dtype, VOCABULARY))
     engine = TrainingEngine(PolicyModel(model), settings, ranks, updates)
     actor = WholeModel(engine, model)
-    rollout_engine._vllm.updates = None  # the weights of the case before
+    if hasattr(rollout_engine, "_vllm"):
+        rollout_engine._vllm.updates = None  # the weights of the case before
+    else:
+        rollout_engine._run += "x"
+        rollout_engine.figures()
     ids_BP, mask_BP = prompts((3, 5, 2, 7), seed=ranks.rank)
     worst, moved = 0.0, 0.0
     sent = Sent(actor)
@@ -82,6 +105,7 @@ def run_case(
         "worst": worst,
         "moved": moved,
         "sent": before,
+        "megabytes": rollout_engine.figures().get("rollout/weight_megabytes_sent"),
         "sent_again": sent.asked - before,
         "most_gathered": sent.most_gathered,
         "largest_weight": max(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters()),
@@ -100,6 +124,17 @@ class Sent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actor, name)
 
+    def send_parts(self, take: Any, with_base: bool) -> None:
+        self.asked += 1
+        self._actor.send_parts(take, with_base)
+
+    def send(self, take: Any) -> None:
+        tensors = self.tensors()
+        if self._actor.engine.ranks.is_main:
+            take(tensors)
+        for _ in tensors:
+            pass
+
     def tensors(self) -> Any:
         self.asked += 1
         for name, tensor in self._actor.tensors():
@@ -117,4 +152,4 @@ def rows_of(rollout: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -45,6 +45,9 @@ FOREIGN_FLAGS = {
     "--apply_chat_template": "lm-evaluation-harness",
     "--default-chat-template-kwargs": "vllm",
     "--speculative-config": "vllm",
+    "--api-key": "vllm",
+    "--max-model-len": "vllm",
+    "--tensor-parallel-size": "vllm",
     "--jinja": "llama.cpp",
 }
 

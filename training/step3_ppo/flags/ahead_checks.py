@@ -68,7 +68,7 @@ def check_ahead_of_run(
             f"--rollouts_ahead {ahead} draws several prompts at a time, each by the weights with which it began, and "
             f"--rollout_engine {flags.ppo.rollout_engine} holds one version of them; use hf, or give a number of steps"
         )
-    if engine.takes_weights and ranks > 1:
+    if engine.takes_weights and ranks > 1 and not engine.meets_other_ranks:
         raise ThreestepError(
             f"--rollouts_ahead {ahead} sends kept weights to --rollout_engine {flags.ppo.rollout_engine} from the "
             f"first rank while the others train, got {ranks} ranks, which do not wait for them; use one rank, or leave "

@@ -130,10 +130,13 @@ def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:
 def _checked_environments(
     flags: PpoFlags, engine: type[RolloutEngine] | None, mistakes: Mistakes
 ) -> Environments | None:
-    """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they
-    cannot go with."""
+    """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they, and
+    the engine, cannot go with."""
     limits, seconds = flags.conversation, flags.environment.environment_seconds
     limits.require_partner(flags.environment.is_on, mistakes)
+    if engine is not None:
+        drawing = Drawing(turns=flags.environment.is_on)
+        mistakes.sentences += engine.refusals(flags.settings_of_engine(engine), drawing)
     if not flags.environment.is_on:
         return None
     mistakes.require(
@@ -141,8 +144,6 @@ def _checked_environments(
         "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
         "out",
     )
-    if engine is not None:
-        mistakes.sentences += engine.refusals(flags.settings_of_engine(engine), Drawing(turns=True))
     longest = seconds * (limits.max_turns + 1)
     mistakes.require(
         longest < flags.faults.rank_timeout,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -38,14 +38,31 @@ PlannedMemory = tuple[dict[str, int], dict[str, int]]
 Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
+class LowRank(NamedTuple):
+    """LoRA's addition to a weight: scale * up_OR @ down_RI, transposed where `transposed`."""
+
+    down_RI: torch.Tensor
+    up_OR: torch.Tensor
+    scale: float
+    transposed: bool
+
+
+# As Tensors, with adapters beside the weights that they are added to.
+Parts = Iterator[tuple[str, "torch.Tensor | LowRank"]]
+
+
 class Lender(Protocol):
     """A trained model, whose whole weights are lent to rollouts. Every rank must call its methods together.
 
     model: has shards in place of weights where `is_sharded`. updates: optimizer steps so far.
+    trains_adapters_alone: nothing else changes, and `send_parts` may be called.
     """
 
     model: PreTrainedModel
     is_sharded: bool
+
+    @property
+    def trains_adapters_alone(self) -> bool: ...
 
     @property
     def updates(self) -> int: ...
@@ -58,6 +75,9 @@ class Lender(Protocol):
 
     def send(self, take: Callable[[Tensors], None]) -> None:
         """Have `take` take every weight on the first rank; the others wait for it."""
+
+    def send_parts(self, take: Callable[[Parts], None], with_base: bool) -> None:
+        """As `send`, the adapters by themselves. with_base: behind the weights that they are added to."""
 
 
 # Each further guess is right less often.
@@ -236,6 +256,7 @@ class RolloutEngine(ABC):
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
         ranks, behind prompts that grow by what is drawn.
     supports_rollouts_ahead: whether `roll_out` may run in a thread while training goes on, by weights that are kept.
+    meets_other_ranks: whether `lent` meets the other ranks by a group of its own, so that all may draw ahead.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -252,6 +273,7 @@ class RolloutEngine(ABC):
     supports_media: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True
     supports_rollouts_ahead: ClassVar[bool] = False
+    meets_other_ranks: ClassVar[bool] = False
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     arguments: ClassVar[type | None] = None

@@ -34,6 +34,7 @@ from training.utils.models.tensors.sharding import count_elements, whole_shape
 if TYPE_CHECKING:
     from torch import nn
 
+    from training.utils.contracts.rollout_engine import LowRank
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
 
@@ -214,6 +215,17 @@ def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iter
     for name, tensor in model.state_dict().items():
         if name not in seen and not is_adapter_tensor(name):
             yield merged_name(name), tensor
+
+
+def adapter_parts(model: nn.Module, zero_stage: int) -> Iterator[tuple[str, LowRank]]:
+    """Yield (name of the weight in the plain model, what LoRA adds to it), valid until the next one is yielded. A
+    collective under ZeRO-3."""
+    from training.utils.models.adapters.lora import adapter_layers, low_rank
+
+    for name, layer in adapter_layers(model):
+        own = [part for part_name, part in layer.named_parameters() if ".base_layer" not in f".{part_name}"]
+        with _gathered(own, zero_stage):
+            yield f"{name}.weight", low_rank(layer)
 
 
 def _buckets(model: nn.Module, names: list[str]) -> Iterator[list[str]]:

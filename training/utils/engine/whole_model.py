@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ import torch
 from transformers.initialization import no_init_weights
 
 from training.utils.engine.ranks.collectives import barrier
-from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
+from training.utils.engine.training_engine import adapter_parts, full_tensors
+from training.utils.models.adapters.lora import is_adapter_tensor, merged_name, trains_adapters_alone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,6 +54,21 @@ class WholeModel:
         if self.engine.ranks.is_main:
             take(tensors)
         for _ in tensors:  # gathered by all ranks together
+            pass
+        barrier()
+
+    @property
+    def trains_adapters_alone(self) -> bool:
+        return trains_adapters_alone(self.model)
+
+    def send_parts(self, take: Callable[[Iterator[tuple[str, Any]]], None], with_base: bool) -> None:
+        """As `send`, the adapters by themselves. with_base: behind the weights that they are added to."""
+        stage = self.engine.settings.zero_stage
+        base = full_tensors(self.model, stage, merged=False) if with_base else ()
+        parts: Iterator[tuple[str, Any]] = itertools.chain(base, adapter_parts(self.model, stage))
+        if self.engine.ranks.is_main:
+            take(parts)
+        for _ in parts:
             pass
         barrier()
 
@@ -102,6 +119,7 @@ class KeptModel:
     """
 
     is_sharded = False
+    trains_adapters_alone = False  # its weights are merged
 
     def __init__(
         self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor], updates: int, is_main_rank: bool
@@ -120,6 +138,9 @@ class KeptModel:
         """Have `take` take every weight on the first rank; the others do not wait for it."""
         if self._is_main_rank:
             take(self.tensors())
+
+    def send_parts(self, take: Callable[[Iterator[tuple[str, Any]]], None], with_base: bool) -> None:
+        raise NotImplementedError("its weights are merged")
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[PreTrainedModel]:

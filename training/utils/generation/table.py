@@ -52,6 +52,12 @@ ENGINES = {
         other_logprobs=True,
         server="training.utils.generation.vllm.server:server_command",
     ),
+    "vllm_server": EngineEntry(
+        "training.utils.generation.vllm_server.engine:VllmServerRollout",
+        flags="training.utils.generation.vllm_server.arguments:VllmServerArguments",
+        note="vLLM servers, in training only, docs/rollout_servers.md",
+        other_logprobs=True,
+    ),
 }
 WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)
 WITH_OTHER_LOGPROBS = tuple(name for name, entry in ENGINES.items() if entry.other_logprobs)

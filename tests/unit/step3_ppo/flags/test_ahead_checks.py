@@ -59,8 +59,17 @@ def test_engines_in_the_processes_of_training_do_not_draw_beside_it(engine):
         checked_components(flags_of(rollout_engine=engine))
 
 
+def test_servers_draw_ahead_once_they_are_named():
+    with pytest.raises(ThreestepError, match="--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT"):
+        checked_components(flags_of(rollout_engine="vllm_server"))
+
+
 class Sent(TransformersRollout):
     takes_weights = True
+
+
+class Met(Sent):
+    meets_other_ranks = True
 
 
 def test_runs_that_cannot_be_ahead():
@@ -75,6 +84,7 @@ def test_runs_that_cannot_be_ahead():
     with pytest.raises(ThreestepError, match="--rollouts_ahead 1 sends kept weights to --rollout_engine hf from the"):
         check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=2)
     check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=1)
+    check_ahead_of_run(flags, Met, None, rollouts=2, ranks=2)
 
 
 def test_free_has_settings_of_its_own():

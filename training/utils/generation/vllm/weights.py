@@ -69,11 +69,11 @@ def send_weights(
             yield name, tensor
 
     if check:
-        llm.apply_model(lambda model: _watch(model, arrived))
+        llm.apply_model(lambda model: watch(model, arrived))
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream()})
     if check:
-        llm.apply_model(lambda model: _unwatch(model, arrived))
-    llm.apply_model(_repack_tied)
+        llm.apply_model(lambda model: unwatch(model, arrived))
+    llm.apply_model(repack_tied)
     differing = sent.differing(arrived)
     if differing:
         raise ThreestepError(
@@ -94,10 +94,10 @@ def send_draft(llm: Any, reload: Reload, tensors: Mapping[str, torch.Tensor], ch
     def receive(worker: Any) -> None:
         draft = worker.model_runner.get_draft_model()
         if check:
-            _watch(draft, arrived)
+            watch(draft, arrived)
         reload(worker.vllm_config, draft, iter(tensors.items()), None, True)
         if check:
-            _unwatch(draft, arrived)
+            unwatch(draft, arrived)
 
     llm.collective_rpc(receive)
     if not check:
@@ -111,7 +111,7 @@ def send_draft(llm: Any, reload: Reload, tensors: Mapping[str, torch.Tensor], ch
         )
 
 
-def _watch(model: Any, sums: BitSums) -> None:
+def watch(model: Any, sums: BitSums) -> None:
     """Sum every layer that vLLM processes after loading, just before it does."""
     names = {id(module): name for name, module in model.named_modules()}
 
@@ -123,7 +123,7 @@ def _watch(model: Any, sums: BitSums) -> None:
         method.process_weights_after_loading = partial(sum_and_process, method.process_weights_after_loading)
 
 
-def _unwatch(model: Any, sums: BitSums) -> None:
+def unwatch(model: Any, sums: BitSums) -> None:
     """Undo that, and sum the layers that are left as loaded."""
     for method in _methods(model).values():
         del method.process_weights_after_loading  # the instance's; the class's remains
@@ -144,7 +144,7 @@ def _add_own(sums: BitSums, name: str, module: Any) -> None:
         sums.add(f"{name}.{own}", parameter)
 
 
-def _repack_tied(model: Any) -> None:
+def repack_tied(model: Any) -> None:
     """On a CPU, vLLM packs each matrix once it is loaded. An output head tied to the embeddings is not loaded itself,
     and would keep what was packed from the old weights (vllm 0.32, reload/layerwise.py)."""
     tied: dict[int, list[Any]] = defaultdict(list)

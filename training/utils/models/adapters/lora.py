@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError, first_line
+from training.utils.contracts.rollout_engine import LowRank
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +89,26 @@ def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
         return None
     layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
     return layer.get_delta_weight(ADAPTER)
+
+
+def adapter_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Return the layers with adapters, by name."""
+    return [(name, layer) for name, layer in model.named_modules() if ADAPTER in getattr(layer, "lora_A", ())]
+
+
+def low_rank(layer: Any) -> LowRank:
+    """Return a layer's adapters. Under ZeRO-3, gather them first."""
+    down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    return LowRank(down.detach(), up.detach(), float(layer.scaling[ADAPTER]), bool(layer.fan_in_fan_out))
+
+
+def trains_adapters_alone(model: torch.nn.Module) -> bool:
+    """Return whether nothing but adapters that `low_rank` describes is trained."""
+    from training.utils.models.quantized.quantized import quantized_layers
+
+    learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    has_others = any(".lora_A." not in name and ".lora_B." not in name for name in learned)
+    return bool(learned) and not has_others and not any(quantized_layers(model))
 
 
 def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:

@@ -1,0 +1,172 @@
+"""Weights on their way: what arrives is what was sent, and whoever does not know the secret takes nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from itertools import chain
+
+import pytest
+import torch
+
+from tests.support.fake_rollout_server import KEY, FakeServer
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.engine.training_engine import adapter_parts, full_tensors
+from training.utils.generation.vllm.weights import BitSums
+from training.utils.generation.vllm_server.client import ServerClient
+from training.utils.generation.vllm_server.sending import _frames, send_weights
+from training.utils.generation.vllm_server.stream import Frame, end_frame, framed, received, with_adapters
+from training.utils.models.adapters.lora import adapter_layers, add_lora, trains_adapters_alone
+from training.utils.models.settings import ModelSettings
+
+
+def tensors():
+    torch.manual_seed(0)
+    return [
+        ("model.layers.0.a", torch.randn(3, 5)),
+        ("model.layers.1.b", torch.randn(4, 6).t()),
+        ("count", torch.arange(3)),
+        ("half", torch.randn(2, 2).bfloat16()),
+        ("one", torch.tensor(2.0)),
+        ("none", torch.empty(0, 2)),
+    ]
+
+
+def served(*parts):
+    """A trainer that sends these parts; its port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(64)
+            for part in parts:
+                connection.sendall(part)
+        server.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server.getsockname()[1]
+
+
+def test_every_bit_arrives():
+    parts = [part for name, tensor in tensors() for part in framed(Frame(name, tensor))]
+    got, sums = received("127.0.0.1", served(*parts, end_frame({"": 3, "0": 2**64 - 1})), "s" * 64, 5.0)
+    assert sums == {"": 3, "0": 2**64 - 1}
+    for (name, tensor), (got_name, got_tensor, _) in zip(tensors(), got, strict=True):
+        assert got_name == name and got_tensor.dtype == tensor.dtype and torch.equal(got_tensor, tensor)
+
+
+def test_a_transfer_that_breaks_off():
+    header, payload = framed(Frame("a", torch.ones(1000)))
+    with pytest.raises(ConnectionError, match="ended the connection before all weights had come"):
+        received("127.0.0.1", served(header, payload[:100]), "s" * 64, 5.0)
+    with pytest.raises(ConnectionError):
+        received("127.0.0.1", served(header, payload), "s" * 64, 5.0)
+
+
+def test_a_trainer_that_is_silent():
+    server = socket.create_server(("127.0.0.1", 0))
+    with pytest.raises(TimeoutError):
+        received("127.0.0.1", server.getsockname()[1], "s" * 64, 0.05)
+    server.close()
+
+
+class Strange(FakeServer):
+    """A server that lets somebody else connect first."""
+
+    def on_update_weights(self, body):
+        where = body["update_info"]
+        with socket.create_connection((where["host"], where["port"])) as connection:
+            connection.sendall(b"x" * 64)
+            assert connection.recv(10) == b"", "it gets nothing"
+        return super().on_update_weights(body)
+
+
+@pytest.fixture
+def servers():
+    found = [Strange(), FakeServer()]
+    yield found
+    for server in found:
+        server.stop()
+
+
+def send(servers, seconds: float = 5.0, given=None):
+    clients = [(ServerClient(server.address, KEY), 1) for server in servers]
+    return send_weights(clients, given or tensors(), torch.bfloat16, "v1", seconds=seconds)
+
+
+def test_all_servers_get_the_weights_in_the_dtype(servers):
+    sent = send(servers)
+    assert not sent.failures
+    expected = BitSums()
+    for name, tensor in tensors():
+        expected.add(name, tensor.bfloat16() if tensor.is_floating_point() else tensor)
+    for server in servers:
+        assert server.weights == expected.total and server.version == "v1" and server.resets == 1
+    assert sent.bytes > 2 * (15 + 24 + 4 + 1) * 2
+
+
+def test_a_gather_that_fails_ends_the_transfer_everywhere(servers):
+    def broken():
+        yield from tensors()[:2]
+        raise RuntimeError("a rank is gone")
+
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        send(servers, given=broken())
+    assert not send(servers).failures
+    assert [server.transfers for server in servers] == [1, 1]
+
+
+def test_a_server_that_does_not_connect(servers, monkeypatch):
+    monkeypatch.setattr(servers[0], "on_update_weights", lambda body: threading.Event().wait(2.0))
+    sent = send(servers, seconds=0.2)
+    assert sent.failures == {servers[0].address: "it did not connect for the weights within 0.2 seconds"}
+    assert servers[1].transfers == 1
+
+
+def test_old_answers_that_a_server_keeps(servers, monkeypatch):
+    monkeypatch.setattr(servers[0], "on_reset_prefix_cache", lambda body: {"success": False})
+    assert "it keeps what it computed by the old weights" in send(servers).failures[servers[0].address]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_are_added_as_they_are_merged_in_training(family):
+    """GPT-2's layers are transposed."""
+    model = with_lora(family)
+    base = dict(full_tensors(model, 0, merged=False))
+    frames = list(_frames(adapter_parts(model, 0), torch.float32))
+    assert {frame.name for frame in frames} < base.keys() and len(frames) > 4
+    whole = with_adapters(base, frames)
+    for name, tensor in full_tensors(model, 0):
+        torch.testing.assert_close(whole[name], tensor, rtol=0, atol=1e-6)
+    changed = {name for name in whole if not torch.equal(whole[name], base[name])}
+    assert changed == {frame.name for frame in frames}
+
+
+def test_what_is_trained_beside_adapters_makes_them_no_part():
+    model = with_lora("llama")
+    assert trains_adapters_alone(model)
+    assert not trains_adapters_alone(tiny_causal_lm("llama"))
+    model.model.norm.weight.requires_grad_(True)
+    assert not trains_adapters_alone(model)
+
+
+def with_lora(family: str):
+    model = add_lora(tiny_causal_lm(family), ModelSettings("", lora_dim=4, lora_alpha=16.0))
+    for _, layer in adapter_layers(model):
+        torch.nn.init.normal_(layer.lora_B["default"].weight)
+    return model
+
+
+def test_after_the_first_time_adapters_come_alone(servers):
+    model, clients = with_lora("llama"), [(ServerClient(server.address, KEY), 1) for server in servers]
+    for first in (True, False):
+        for _, layer in adapter_layers(model):
+            torch.nn.init.normal_(layer.lora_B["default"].weight)
+        parts = chain(full_tensors(model, 0, merged=False) if first else (), adapter_parts(model, 0))
+        sent = send_weights(clients, parts, torch.float32, "v", seconds=5.0, base="run")
+        assert not sent.failures
+        expected = BitSums()
+        for name, tensor in full_tensors(model, 0):
+            expected.add(name, tensor)
+        assert all(server.weights == expected.total for server in servers)

@@ -1,0 +1,50 @@
+"""The flags of --rollout_engine vllm_server. Cheap to import for `--help`. See docs/rollout_servers.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from training.utils.flags.flags import flag
+from training.utils.generation.vllm_server.addresses import listed_servers
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+ADAPTER, MERGED = "adapter", "merged"
+
+
+@dataclass
+class VllmServerArguments:
+    """Used only by --rollout_engine vllm_server."""
+
+    topic: ClassVar[str] = "vllm"
+
+    vllm_servers: str | None = flag(
+        None,
+        "Rollout servers started by scripts/serve.sh: http://HOST:PORT,... or @FILE with one a line, which is read "
+        "again before each rollout, so that servers join and leave.",
+        "addresses",
+        may_change=True,
+    )
+    rollout_timeout: float = flag(
+        1800.0,
+        "Time that a rollout server has for a response, and for each part of taking weights; the run waits for servers "
+        "as long at its start. A later one is left out, and others draw its responses.",
+        "seconds > 0",
+        may_change=True,
+    )
+
+    rollout_lora: str | None = flag(
+        None,
+        "A run that trains adapters alone sends these (adapter: servers keep the weights below, and add them) "
+        "or merged (all weights each time); default: adapter where that can be.",
+        "name",
+        may_change=True,
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        if self.rollout_lora is not None:
+            mistakes.require_one_of("--rollout_lora", self.rollout_lora, (ADAPTER, MERGED))
+        if self.vllm_servers is not None:
+            mistakes.note(listed_servers, self.vllm_servers)

@@ -1,0 +1,166 @@
+"""Draws turns on servers: each on its own, and elsewhere, with the same seed, where that one fails.
+
+A response depends on its tokens, its seed and the weights, not on the server: who draws what decides nothing but how
+much of a prompt is computed again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.utils.base.errors import ThreestepError
+from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
+from training.utils.generation.vllm_server.requests import GENERATE, RequestSettings, request_of, turn_of
+
+if TYPE_CHECKING:
+    from training.utils.contracts.turns import DrawnTurn, NextTurn
+
+_TRIES = 3
+_PAUSE_SECONDS = 0.5  # before the second try, and twice as long before the third
+_MOST_AT_ONCE = 512  # requests of a rank; servers batch what they have room for
+
+
+class FailedServer(NamedTuple):
+    """A server that failed, and why. is_passing: it may be another one when it is back."""
+
+    address: str
+    reason: str
+    is_passing: bool
+
+
+class ServerDrawing:
+    """Servers that have the same weights.
+
+    left_out: those that failed since, by address.
+    """
+
+    def __init__(self, clients: Sequence[ServerClient], seconds: float, log: Callable[[str], None]) -> None:
+        """seconds: for a response. log: takes a sentence."""
+        self._clients, self._seconds, self._log = list(clients), seconds, log
+        self._lock = threading.Lock()
+        self.left_out: dict[str, FailedServer] = {}
+
+    def draw(self, turns: Sequence[NextTurn], homes: Sequence[int], asked: RequestSettings) -> list[DrawnTurn]:
+        """Return the turns, in their order. homes: equal numbers are drawn by one server."""
+        if not turns:
+            return []
+        drawn = _side_by_side(lambda place: self._drawn(turns[place], homes[place], asked), len(turns))
+        if asked.stop is not None:
+            self._check_versions(asked)
+        return drawn
+
+    def _drawn(self, turn: NextTurn, home: int, asked: RequestSettings) -> DrawnTurn:
+        for client in self._from(home):
+            try:
+                return self._by(client, turn, asked)
+            except ServerFailure as problem:
+                self._leave_out(FailedServer(client.address, str(problem), problem.is_passing))
+        raise ThreestepError(no_server({each.address: each.reason for each in self.left_out.values()}))
+
+    def _from(self, home: int) -> Iterator[ServerClient]:
+        """Yield the servers that are there, one's own first."""
+        count = len(self._clients)
+        for step in range(count):
+            client = self._clients[(home + step) % count]
+            if client.address not in self.left_out:
+                yield client
+
+    def _by(self, client: ServerClient, turn: NextTurn, asked: RequestSettings) -> DrawnTurn:
+        """Return what a server draws, after some tries."""
+        for count in range(1, _TRIES + 1):
+            try:
+                return self._once(client, turn, asked)
+            except ServerFailure as problem:
+                if count == _TRIES or not problem.is_passing or client.address in self.left_out:
+                    raise
+                time.sleep(count * _PAUSE_SECONDS)
+        raise AssertionError
+
+    def _once(self, client: ServerClient, turn: NextTurn, asked: RequestSettings) -> DrawnTurn:
+        body = request_of(turn, asked)
+        if asked.stop is None:
+            return turn_of(turn, asked, [client.post(GENERATE, body, self._seconds)])
+        events = client.events(GENERATE, body, self._seconds)
+        try:
+            return turn_of(turn, asked, _until(events, time.monotonic() + self._seconds, self._seconds))
+        finally:
+            events.close()  # type: ignore[attr-defined]  # a generator's: ends the request at the server
+
+    def _leave_out(self, left: FailedServer) -> None:
+        with self._lock:
+            if left.address in self.left_out:
+                return
+            self.left_out[left.address] = left
+        self._log(f"warning: the rollout server {left.address} is left out ({left.reason}); others draw its responses")
+
+    def _check_versions(self, asked: RequestSettings) -> None:
+        """Responses that were cut before their end did not say by which weights they were drawn."""
+        for client in self._clients:
+            if client.address in self.left_out:
+                continue
+            try:
+                version = weights_of(client, self._seconds)
+            except ServerFailure:
+                continue  # it answered what was asked
+            if version != asked.version:
+                raise ThreestepError(
+                    f"the rollout server {client.address} got other weights while it drew; give it to one run alone"
+                )
+
+
+def _side_by_side(draw: Callable[[int], DrawnTurn], count: int) -> list[DrawnTurn]:
+    """Return what `draw` returns for each number below `count`, many at once; raise what it raises, without waiting for
+    the others, in threads that do not keep the program alive."""
+    numbers = iter(range(count))
+    over: queue.SimpleQueue[tuple[int, DrawnTurn | BaseException]] = queue.SimpleQueue()
+    drawn: dict[int, DrawnTurn] = {}
+    lock = threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                over.put((number, draw(number)))
+            except BaseException as problem:  # noqa: BLE001 - raised below
+                over.put((number, problem))
+
+    for _ in range(min(count, _MOST_AT_ONCE)):
+        threading.Thread(target=run, name="rollout server", daemon=True).start()
+    while len(drawn) < count:
+        number, found = over.get()
+        if isinstance(found, BaseException):
+            with lock:
+                for _ in numbers:  # nobody begins another
+                    pass
+            raise found
+        drawn[number] = found
+    return [drawn[number] for number in range(count)]
+
+
+def weights_of(client: ServerClient, seconds: float) -> Any:
+    """Return the version of the weights by which a server draws."""
+    answer = client.get("/weight_info", seconds)
+    return answer.get("weight_version") if isinstance(answer, dict) else None
+
+
+def no_server(reasons: dict[str, str]) -> str:
+    """The mistake of a run without servers."""
+    found = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+    return (
+        f"no rollout server of --vllm_servers is left ({found}); start one by scripts/serve.sh, and continue the run "
+        "with --resume"
+    )
+
+
+def _until(events: Iterator[Any], end: float, seconds: float) -> Iterator[Any]:
+    for event in events:
+        if time.monotonic() > end:
+            raise ServerFailure(f"no whole answer within {seconds:g} seconds")
+        yield event

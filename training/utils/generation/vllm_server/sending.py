@@ -1,0 +1,217 @@
+"""Weights to servers: the trainer's side of `stream`, by vLLM's interface for weight transfer.
+
+All servers take the weights as they are gathered, tensor by tensor. Each keeps them apart until it has them all and has
+compared their sums; then those that have put them in place serve by them. A server that fails does not hold up the
+others, and has the weights that it had before.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from training.utils.contracts.rollout_engine import LowRank
+from training.utils.generation.vllm.weights import BitSums
+from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
+from training.utils.generation.vllm_server.stream import SECRET_CHARACTERS, Frame, end_frame, framed
+
+if TYPE_CHECKING:
+    import torch
+
+_A_DAY = 86400.0  # as long as it takes to gather weights: silence is what ends a transfer
+_A_MINUTE = 60.0
+_POLL_SECONDS = 0.05
+_SECONDS_OF_SECRET = 5.0
+
+
+@dataclass
+class Sent:
+    """bytes: to all servers together. failures: sentences by the address of the server."""
+
+    bytes: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Receiver:
+    """A server, the connections of its workers, and the request in which it takes the weights."""
+
+    client: ServerClient
+    workers: int
+    secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_CHARACTERS // 2))
+    connections: list[socket.socket] = field(default_factory=list)
+    request: threading.Thread | None = None
+    failure: str | None = None
+
+    @property
+    def is_going(self) -> bool:
+        return self.failure is None
+
+    @property
+    def is_connected(self) -> bool:
+        return len(self.connections) == self.workers
+
+    def fail(self, sentence: str) -> None:
+        self.failure = self.failure or sentence
+        self.close()
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+
+    def begin(self, port_at: Callable[[str], int], seconds: float, base: str) -> None:
+        """Announce a transfer, and have the server connect for it."""
+        try:
+            _start(self.client, seconds)
+            host = self.client.local_address()
+            port = port_at(host)
+        except (ServerFailure, OSError) as problem:
+            return self.fail(str(problem))
+        # It waits while others do not take theirs in time, which are then left out.
+        patience = 2.0 * seconds + _A_MINUTE
+        where: dict[str, object] = {"host": host, "port": port, "secret": self.secret, "seconds": patience}
+        where["base"] = base
+        self.request = threading.Thread(target=self._take, args=[where], name="weights to a server", daemon=True)
+        self.request.start()
+
+    def _take(self, where: dict[str, object]) -> None:
+        try:
+            self.client.post("/update_weights", {"update_info": where}, _A_DAY)
+        except ServerFailure as problem:
+            self.fail(str(problem))
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        try:
+            for connection in self.connections:
+                for part in parts:
+                    connection.sendall(part)
+        except OSError as problem:
+            reason = "took no weights for too long" if isinstance(problem, TimeoutError) else "broke off the transfer"
+            self.fail(f"it {reason} ({problem.strerror or type(problem).__name__})")
+
+    def finish(self, version: str, seconds: float) -> None:
+        """Have the server put the weights in place, and forget what it computed by the old ones."""
+        assert self.request is not None
+        self.request.join(seconds)
+        if self.request.is_alive():
+            self.fail(f"it did not take the weights within {seconds:g} seconds")
+        if not self.is_going:
+            return
+        try:
+            self.client.post("/finish_weight_update", {"weight_version": version}, seconds)
+            answer = self.client.post("/reset_prefix_cache", None, seconds)
+        except ServerFailure as problem:
+            return self.fail(f"it could not put the weights in place: {problem}")
+        if not (isinstance(answer, dict) and answer.get("success")):
+            self.fail("it keeps what it computed by the old weights, as something else draws on it")
+
+
+def send_weights(
+    servers: Sequence[tuple[ServerClient, int]],
+    parts: Iterable[tuple[str, torch.Tensor | LowRank]],
+    dtype: torch.dtype,
+    version: str,
+    *,
+    seconds: float,
+    base: str = "",
+) -> Sent:
+    """Send every part to servers with so many workers; those that end without a failure serve by them, as `version`.
+
+    dtype: of the servers' weights. seconds: that a server may take for any part of it. base: see `StreamUpdate`.
+    """
+    receivers = [_Receiver(client, workers) for client, workers in servers]
+    sent, ports, lock = Sent(), dict[str, socket.socket](), threading.Lock()
+
+    def port_at(host: str) -> int:
+        with lock:
+            if host not in ports:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                ports[host] = socket.create_server((host, 0), family=family)
+            return int(ports[host].getsockname()[1])
+
+    with ThreadPoolExecutor(max(len(receivers), 1)) as pool:
+        try:
+            list(pool.map(lambda each: each.begin(port_at, seconds, base), receivers))
+            _accept(receivers, list(ports.values()), seconds)
+            sums = BitSums()
+            for frame in _frames(parts, dtype):
+                going = [each for each in receivers if each.is_going]
+                if not going:
+                    break
+                sums.add(frame.name, frame.tensor)
+                header, payload = framed(frame)
+                list(pool.map(lambda each, head=header, data=payload: each.send(head, data), going))
+                sent.bytes += (len(header) + len(payload)) * sum(each.workers for each in going)
+            end = end_frame({layer or "": own for layer, own in sums.by_layer.items()})
+            list(pool.map(lambda each: each.send(end) if each.is_going else None, receivers))
+            list(pool.map(lambda each: each.finish(version, seconds), [each for each in receivers if each.is_going]))
+        finally:
+            for port in ports.values():
+                port.close()
+            for receiver in receivers:
+                receiver.close()
+    sent.failures = {each.client.address: each.failure for each in receivers if each.failure is not None}
+    return sent
+
+
+def _frames(parts: Iterable[tuple[str, torch.Tensor | LowRank]], dtype: torch.dtype) -> Iterator[Frame]:
+    """Yield the tensors on the CPU; weights in `dtype`, adapters in their own."""
+    for name, part in parts:
+        if isinstance(part, LowRank):
+            for which, tensor in (("down", part.down_RI), ("up", part.up_OR)):
+                yield Frame(name, tensor.detach().cpu(), (which, part.scale, part.transposed))
+        else:
+            yield Frame(name, part.detach().to("cpu", dtype if part.is_floating_point() else part.dtype))
+
+
+def _start(client: ServerClient, seconds: float) -> None:
+    """Begin an update; end one that a trainer has left open, by a part of it that fails."""
+    try:
+        client.post("/start_weight_update", None, seconds)
+    except ServerFailure as problem:
+        if "already active" not in str(problem):
+            raise
+        try:
+            client.post("/update_weights", {"update_info": {}}, seconds)
+        except ServerFailure:
+            client.post("/start_weight_update", None, seconds)
+
+
+def _accept(receivers: Sequence[_Receiver], ports: Sequence[socket.socket], seconds: float) -> None:
+    """Take the connections of the servers' workers; nobody else knows the secrets."""
+    end = time.monotonic() + seconds
+    while any(each.is_going and not each.is_connected for each in receivers):
+        if time.monotonic() > end:
+            for each in receivers:
+                if not each.is_connected:
+                    each.fail(f"it did not connect for the weights within {seconds:g} seconds")
+            return
+        ready, _, _ = select.select(ports, [], [], _POLL_SECONDS)
+        for port in ready:
+            connection, _ = port.accept()
+            secret = _secret(connection)
+            receiver = next((each for each in receivers if hmac.compare_digest(each.secret, secret)), None)
+            if receiver is None or receiver.is_connected or not receiver.is_going:
+                connection.close()
+                continue
+            connection.settimeout(seconds)
+            receiver.connections.append(connection)
+
+
+def _secret(connection: socket.socket) -> str:
+    connection.settimeout(_SECONDS_OF_SECRET)
+    given = b""
+    try:
+        while len(given) < SECRET_CHARACTERS and (part := connection.recv(SECRET_CHARACTERS - len(given))):
+            given += part
+    except OSError:
+        return ""
+    return given.decode("ascii", "replace").replace("\ufffd", "?")

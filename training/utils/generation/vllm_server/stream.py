@@ -1,0 +1,123 @@
+"""Weights on their way to a server: frames on a TCP connection that the server's worker opens.
+
+    secret                              of this transfer, from the request that announced it
+    frames   length, header, bytes      header: {"name": ..., "dtype": ..., "shape": [...]}, then the tensor's bytes;
+                                        of an adapter also {"part": "down" or "up", "scale": ..., "transposed": ...}
+    end      length, header             {"sums": {layer: sum of bit patterns}}
+
+Both sides of it. Everything is kept until the end has come, so that a transfer that breaks off changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from training.utils.generation.vllm.weights import BitSums
+
+SECRET_CHARACTERS = 64
+_LENGTH = struct.Struct(">I")
+_LONGEST_HEADER = 1 << 24
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
+# Layer -> sum, as `vllm.weights.BitSums` counts them; the layer "" is outside of all.
+Sums = dict[str, int]
+
+
+class Frame(NamedTuple):
+    """A tensor as it came. of_adapter: part, scale and transposed; None of a weight."""
+
+    name: str
+    tensor: torch.Tensor
+    of_adapter: tuple[str, float, bool] | None = None
+
+
+def framed(frame: Frame) -> tuple[bytes, memoryview]:
+    """Return a tensor on the CPU as its header and its memory."""
+    tensor = frame.tensor
+    header: dict[str, Any] = {"name": frame.name, "dtype": str(tensor.dtype).removeprefix("torch.")}
+    header["shape"] = list(tensor.shape)
+    if frame.of_adapter is not None:
+        header |= dict(zip(("part", "scale", "transposed"), frame.of_adapter, strict=True))
+    return _packed(header), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def end_frame(sums: Sums) -> bytes:
+    return _packed({"sums": sums})
+
+
+def received(host: str, port: int, secret: str, seconds: float) -> tuple[list[Frame], Sums]:
+    """Take a whole transfer; return its frames, and the sums that the trainer counted. OSError or ValueError where it
+    is not whole. seconds: that it may be silent."""
+    frames: list[Frame] = []
+    with socket.create_connection((host, port), timeout=seconds) as connection:
+        connection.settimeout(seconds)
+        connection.sendall(secret.encode("ascii"))
+        while True:
+            header = _header(connection)
+            if "sums" in header:
+                return frames, {str(layer): int(own) for layer, own in header["sums"].items()}
+            more = (header["part"], header["scale"], header["transposed"]) if "part" in header else None
+            frames.append(Frame(header["name"], _tensor(connection, header), more))
+
+
+def _packed(header: dict[str, Any]) -> bytes:
+    text = json.dumps(header).encode("utf-8")
+    return _LENGTH.pack(len(text)) + text
+
+
+def _header(connection: socket.socket) -> dict[str, Any]:
+    [length] = _LENGTH.unpack(_bytes(connection, _LENGTH.size))
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    return json.loads(_bytes(connection, length))
+
+
+def _tensor(connection: socket.socket, header: dict[str, Any]) -> torch.Tensor:
+    dtype, shape = _DTYPES[header["dtype"]], header["shape"]
+    data = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+    _fill(connection, data.numpy().data)
+    return data.view(dtype).reshape(shape)
+
+
+def _bytes(connection: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    _fill(connection, memoryview(data))
+    return bytes(data)
+
+
+def _fill(connection: socket.socket, place: memoryview) -> None:
+    while place:
+        count = connection.recv_into(place)
+        if not count:
+            raise ConnectionError("the trainer ended the connection before all weights had come")
+        place = place[count:]
+
+
+def sums_of(frames: Iterable[Frame]) -> BitSums:
+    """Return the sums of what is in frames."""
+    sums = BitSums()
+    for name, tensor, _ in frames:
+        sums.add(name, tensor)
+    return sums
+
+
+def with_adapters(base: Mapping[str, torch.Tensor], frames: Iterable[Frame]) -> dict[str, torch.Tensor]:
+    """Return weights with the adapters in `frames` added, as PEFT merges them: in float32, rounded to the weight's
+    dtype."""
+    whole, downs = dict(base), dict[str, torch.Tensor]()
+    for name, tensor, of_adapter in frames:
+        if of_adapter is None:
+            continue
+        part, scale, transposed = of_adapter
+        if part == "down":
+            downs[name] = tensor
+            continue
+        delta_OI = (tensor.float() @ downs[name].float()) * scale
+        whole[name] = base[name] + (delta_OI.t() if transposed else delta_OI).to(base[name].dtype)
+    return whole
