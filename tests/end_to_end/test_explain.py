@@ -44,7 +44,7 @@ CASES = {
     "dpo a sum, lengths": ("dpo", "--loss_type sigmoid:0.8,sft:0.2 --ld_alpha 0.4", 1),
     "dpo orpo": ("dpo", "--loss_type orpo", 1),
     "reward model": (2, "--label_smoothing 0.1 --center_coef 0.01", 1),
-    "grpo, KL in the loss, two ranks": (3, "--advantage grpo --kl_in loss --entropy_coef 0.01 --zero_stage 2", 2),
+    "grpo, KL in the loss, two ranks": (3, "--advantage grpo --kl_in loss --entropy_coef 0.01 --actor_zero_stage 2", 2),
     "remax, cispo": (3, "--advantage remax --policy_loss cispo --kl_in loss", 1),
     "rloo, gspo, two epochs": (3, "--advantage rloo --policy_loss gspo --ppo_epochs 2 --actor_max_grad_norm 0.05", 1),
 }

@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> None:
         _compare_runs(options)
         return
     from training.audit.judge import first_wrong, judge
+    from training.audit.quantities.ids import notes_on_ids
     from training.audit.quantities.step import AuditedStep
     from training.audit.text import as_json, as_lines
     from training.audit.words import settings_of_words
@@ -47,15 +48,16 @@ def main(argv: Sequence[str]) -> None:
 
     settings = settings_of_words(options.settings)
     record = read_record(Path(options.record))
-    findings = judge(AuditedStep(record, settings))
+    step = AuditedStep(record, settings)
+    findings, notes = judge(step), notes_on_ids(step)
     if options.out:
         from training.audit.page import page
 
-        Path(options.out).write_text(page(record.head, findings), encoding="utf-8")
+        Path(options.out).write_text(page(record.head, findings, notes), encoding="utf-8")
     if options.json:
-        print(json.dumps(as_json(record.head, findings)))
+        print(json.dumps({**as_json(record.head, findings), "notes": notes}))
     else:
-        print("\n".join(as_lines(record.head, findings)))
+        print("\n".join([*as_lines(record.head, findings), *(f"note: {note}" for note in notes)]))
     if first_wrong(findings) is not None:
         sys.exit(DIFFERENT_EXIT_CODE)
 

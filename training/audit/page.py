@@ -21,17 +21,18 @@ td.differs { color: var(--bad); }
 """
 
 
-def page(head: RecordHead, findings: Sequence[Finding]) -> str:
+def page(head: RecordHead, findings: Sequence[Finding], notes: Sequence[str] = ()) -> str:
     """Return the whole page."""
     title = as_lines(head, findings)[0]
     kind = "warning verdict wrong" if first_wrong(findings) is not None else "warning verdict"
     rows = "".join(map(_row, findings))
     causes = "".join(f"<li>{escape(cause)}</li>" for finding in findings for cause in _causes(finding))
     listed = f"<h2>Causes that give the recorded numbers</h2><ul>{causes}</ul>" if causes else ""
+    said = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
     return document(
         f"Audit: {title}",
         f'<header><h1>Audit</h1><p class="soft paths">{escape(title)}</p>'
-        f'<p class="{kind}">{_first_cause(findings)}{escape(verdict(findings))}</p></header><main>{listed}'
+        f'<p class="{kind}">{_first_cause(findings)}{escape(verdict(findings))}</p>{said}</header><main>{listed}'
         "<h2>Quantities</h2>"
         + scrolled(f"<table><tr><th>quantity</th><th>state</th><th></th></tr>{rows}</table>", "quantities")
         + "</main><footer>Written by threestep audit. Each quantity is computed again from those before it.</footer>",

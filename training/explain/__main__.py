@@ -18,7 +18,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import ProgramParser
 from training.utils.run.program import run_program
 from training.utils.run.run_paths import check_place
@@ -92,28 +91,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tokenizer", default=None, help="A folder; by default the run's.")
     parser.add_argument("--out", default=DEFAULT_OUT, help=f"The folder that is written; default: {DEFAULT_OUT}.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    options = parser.parse(argv)
-    _check(options)
-    return options
-
-
-def _check(options: argparse.Namespace) -> None:
-    """ThreestepError for flags that do not go together."""
-    from training.explain.records import is_record
-
-    run, record = Path(options.run), is_record(Path(options.run))
-    if not run.is_dir():
-        raise ThreestepError(f"{run} expects the folder of a run, or of a record in it, and is no folder")
-    if record and (options.step or options.last > 1):
-        raise ThreestepError(f"--step and --last are of a run, and {run} is the record of one step; leave them out")
-    if not record and options.step < 1:
-        raise ThreestepError(f"--step expects a step of {run}, from 1, got {options.step}")
-    if not 1 <= options.last <= max(1, options.step):
-        raise ThreestepError(
-            f"--last expects 1 to {max(1, options.step)}, as many steps as there are, got {options.last}"
-        )
-    if options.last > 1 and not options.held_out:
-        raise ThreestepError("--last orders sequences by what they taught --held_out, and no file is given")
+    return parser.parse(argv)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ class AskedStep:
 
 def explanation_of(asked: AskedStep) -> Explanation:
     """Read or repeat the steps, and explain the last. ThreestepError for what cannot be explained."""
+    _check(asked)
     if is_record(asked.run):
         steps = [whole_record(asked.run)]
     else:
@@ -52,6 +53,21 @@ def explanation_of(asked: AskedStep) -> Explanation:
         return explain(steps, _questions(asked, steps[-1], tokenizer), _decoder(tokenizer))
     except LackingError as lacking:
         raise ThreestepError(f"{asked.run} cannot be explained: the record lacks {lacking.args[0]}") from lacking
+
+
+def _check(asked: AskedStep) -> None:
+    """ThreestepError for a folder that is neither, and for numbers that do not fit."""
+    run, record = asked.run, is_record(asked.run)
+    if not run.is_dir():
+        raise ThreestepError(f"{run} expects the folder of a run, or of a record in it, and is no folder")
+    if record and (asked.step or asked.last > 1):
+        raise ThreestepError(f"--step and --last are of a run, and {run} is the record of one step; leave them out")
+    if not record and asked.step < 1:
+        raise ThreestepError(f"--step expects a step of {run}, from 1, got {asked.step}")
+    if not 1 <= asked.last <= max(1, asked.step):
+        raise ThreestepError(f"--last expects 1 to {max(1, asked.step)}, the steps that there are, got {asked.last}")
+    if asked.last > 1 and not asked.held_out:
+        raise ThreestepError("--last orders sequences by what they taught --held_out, and no file is given")
 
 
 def _questions(asked: AskedStep, step: AuditedStep, tokenizer: Any) -> Questions:

@@ -103,7 +103,8 @@ class RecordedModel:
 
     def _batches(self, sequences: Sequence[np.ndarray]) -> Iterator[tuple[list[int], list[np.ndarray]]]:
         """Sequences of like lengths together."""
-        vocabulary = 1 if self._scores else int(self.module.config.get_text_config().vocab_size)
+        config: Any = self.module.config
+        vocabulary = 1 if self._scores else int(config.get_text_config().vocab_size)
         most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
         index: list[int] = []
         for place in sorted(range(len(sequences)), key=lambda place: len(sequences[place])):

@@ -64,7 +64,10 @@ def taught(steps: Sequence[AuditedStep], held: HeldOutResponses) -> Taught:
         model, update = model_of(step), update_of(step)
         by_weight = model.gradient(held.sequences, Reads(logprobs_T=held.mask.astype(np.float64)))
         first_order += dot(by_weight, update.whole)
-        pulls = _Pulls(by_weight, {name: update.beta1 * later.get(name, 0.0) for name in update.scale})
+        pulls = _Pulls(
+            by_weight,
+            {name: update.beta1 * later[name] if later else np.zeros_like(own) for name, own in update.scale.items()},
+        )
         lessons += _lessons(step, model, update, pulls)
         later = {name: update.scale[name] * by_weight[name] + pulls.later[name] for name in update.scale}
     before = held.sums(model_of(steps[0]).read(held.sequences)).sum()

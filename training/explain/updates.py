@@ -74,7 +74,7 @@ def update_of(step: AuditedStep, gradients: Whole | None = None) -> Update:
         parts["decay"][name] = -rate * float(step.setting("weight_decay")) * decays * before[name]
         parts["plain"][name] = -rate * clip * gradient
         parts["whole"][name] = (
-            sum(parts[part][name] for part in ("gradient", "earlier", "decay"))
+            parts["gradient"][name] + parts["earlier"][name] + parts["decay"][name]
             if after is None
             else after[name] - before[name]
         )

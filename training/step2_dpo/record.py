@@ -64,6 +64,7 @@ def dpo_record(
         tensors["ref_logprob_sums"] = joined(references, torch.float32)
     settings: dict[str, Any] = {"beta": objective.beta, "ld_alpha": objective.ld_alpha}
     known = SETTINGS["preference_loss"][0]
+    assert isinstance(known, tuple)
     if any(one.name not in known for one in objectives):
         pass  # of a loss that records have no name for nothing is said, so that it is not judged
     elif not others and objective.weight == 1.0:

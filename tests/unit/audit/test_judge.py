@@ -11,6 +11,7 @@ from tests.audited_steps import ALL_FAULTS, found, judged, right_step
 from tests.support.plain_trainer import Setting, step_of
 from training.audit.judge import AGREES, DIFFERS, NOT_JUDGED, first_wrong, judge
 from training.audit.quantities import QUANTITIES
+from training.audit.quantities.ids import notes_on_ids
 from training.audit.quantities.step import AuditedStep
 from training.audit.text import verdict
 from training.utils.recording.schema import FIGURES, STATES, TENSORS
@@ -81,15 +82,17 @@ def test_what_a_record_lacks_is_named():
     }
 
 
-@pytest.mark.parametrize("wanted", ["of the data", "of the template"])
-def test_a_system_prompt_of_the_template(wanted: str):
+@pytest.mark.parametrize("wanted", ["of the data", "of the template", None])
+def test_a_system_prompt_of_the_template(wanted: str | None):
     record = step_of("sft", Setting(2))
     own = record.ranks[0]
     ids = own["token_ids"][:2].copy()
     own["token_ids"][np.cumsum([0, *own["lengths"]])[4] :][:2] = ids  # another row that begins so
-    told = {"template_prompt": " ".join(map(str, ids)), "system_prompt": wanted}
-    wrong = first_wrong(judge(AuditedStep(record, told)))
-    if wanted == "of the template":
+    told = {"template_prompt": " ".join(map(str, ids)), **({"system_prompt": wanted} if wanted else {})}
+    step = AuditedStep(record, told)
+    wrong = first_wrong(judge(step))
+    assert [note.split(" sequences")[0] for note in notes_on_ids(step)] == ([] if wanted else ["2 of 12"])
+    if wanted != "of the data":
         assert wrong is None or wrong.name != "token_ids"
         return
     assert wrong is not None and wrong.name == "token_ids" and wrong.difference is not None

@@ -75,11 +75,27 @@ def _endless(step: AuditedStep) -> np.ndarray:
 def _begins_with_the_template(step: AuditedStep) -> np.ndarray:
     """bool [S]: the sequence begins with the system prompt that the template writes where a conversation has none."""
     own = _sequences(step)
-    nothing = np.zeros(len(own), dtype=bool)
     added = [int(word) for word in str(step.settings.get("template_prompt", "")).split()]
-    if not added or step.settings.get("system_prompt") == "of the template":
-        return nothing
-    return np.array([ids[: len(added)].tolist() == added for ids in own], dtype=bool)
+    return np.array([bool(added) and ids[: len(added)].tolist() == added for ids in own], dtype=bool)
+
+
+def _should_not_begin_so(step: AuditedStep) -> np.ndarray:
+    """bool [S], if the user has said whose prompt is wanted: templates of released models write one on purpose."""
+    is_wrong = step.settings.get("system_prompt") == "of the data"
+    return _begins_with_the_template(step) & is_wrong
+
+
+def notes_on_ids(step: AuditedStep) -> list[str]:
+    """Sentences on what may be meant so, and then is right."""
+    if not step.has("token_ids", "lengths") or "system_prompt" in step.settings:
+        return []
+    begins_S = _begins_with_the_template(step)
+    if not begins_S.any():
+        return []
+    return [
+        f"{int(begins_S.sum()):,} of {len(begins_S):,} sequences begin with a system prompt that the chat template "
+        'writes by itself; if none is wanted: --as "system_prompt=of the data"'
+    ]
 
 
 def _ids(step: AuditedStep) -> np.ndarray:
@@ -87,7 +103,7 @@ def _ids(step: AuditedStep) -> np.ndarray:
     step.tensor("token_ids")
     found = np.where(_unequal_prompts(step), _UNEQUAL, 0.0)
     found = np.where(_endless(step), _ENDLESS, found)
-    found = np.where(_begins_with_the_template(step), _ADDED, found)
+    found = np.where(_should_not_begin_so(step), _ADDED, found)
     return np.where(_begins_twice(step), _TWICE, found)
 
 
@@ -108,7 +124,7 @@ _TOKEN_IDS = Quantity(
         ),
         Cause(
             "the template adds a system prompt, which no row has",
-            _code(_ADDED, _begins_with_the_template),
+            _code(_ADDED, _should_not_begin_so),
         ),
     ),
     exact,

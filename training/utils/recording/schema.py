@@ -136,7 +136,7 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "begin_token_id": (float, "the token that sequences begin with; -1: none"),
     "end_token_id": (float, "the token that ends a response"),
     "template_prompt": (str, "the ids, with blanks between, that the chat template begins with by itself"),
-    "system_prompt": (("of the data", "of the template"), "whose is wanted where a row has none; absent: of the data"),
+    "system_prompt": (("of the data", "of the template"), "whose is wanted where a row has none; absent: either"),
     "z_loss_coef": (float, "weight of the mean of log^2 Z, of sft"),
     "embedding_noise": (float, "NEFTune's alpha, of sft"),
     "other_terms": (bool, "the loss has terms that a record has no name for"),
