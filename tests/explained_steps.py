@@ -229,7 +229,7 @@ class PlainStep:
         """AdamW by its paper, with clipping and moments from before."""
         rate, most, decay, beta1, beta2, count = 1e-3, self.drawn.choice((0.1, 100.0)), 0.1, 0.9, 0.95, 4
         norm = torch.cat([value.flatten() for value in gradients.values()]).norm()
-        clip = min(1.0, most / float(norm))
+        clip = min(1.0, most / max(float(norm), 1e-300))
         state, found = {}, {}
         for name, weight in self.weights.items():
             first = 0.01 * torch.randn_like(weight)

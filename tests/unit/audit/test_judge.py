@@ -91,7 +91,7 @@ def test_a_system_prompt_of_the_template(wanted: str | None):
     told = {"template_prompt": " ".join(map(str, ids)), **({"system_prompt": wanted} if wanted else {})}
     step = AuditedStep(record, told)
     wrong = first_wrong(judge(step))
-    assert [note.split(" sequences")[0] for note in notes_on_ids(step)] == ([] if wanted else ["2 of 12"])
+    assert [note.split(" sequences")[0] for note in notes_on_ids(step)] == ([] if wanted else ["2 of 10"])
     if wanted != "of the data":
         assert wrong is None or wrong.name != "token_ids"
         return
