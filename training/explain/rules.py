@@ -51,6 +51,14 @@ _CHAIN = (
 # What an estimator has by default in a run (training.step3_ppo.advantages).
 _BY_GROUP = ("grpo", "grpo_passk")
 _WHITENED = ("gae", "reinforce++", "reinforce++_baseline")
+# And a policy's loss: reduction, lower and upper bound (training.step3_ppo.losses).
+_OF_LOSSES = {
+    "gspo": ("sequence mean", 3e-4, 4e-4),
+    "cispo": ("token mean", 1.0, 4.0),
+    "geo_mean": ("sequence mean", 0.4, 0.4),
+    "sapo": ("sequence mean", 0.2, 0.2),
+}
+_OF_OTHER_LOSSES = ("token mean", 0.2, 0.2)
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,9 @@ def rule_of(said: str, objective: str) -> OtherRule:
     if "advantage" in settings:
         norm_by = "group" if settings["advantage"] in _BY_GROUP else "none"
         settings = {"norm_by": norm_by, "whiten": settings["advantage"] in _WHITENED, **settings}
+    if "policy_loss" in settings:
+        reduction, low, high = _OF_LOSSES.get(settings["policy_loss"], _OF_OTHER_LOSSES)
+        settings = {"reduction": reduction, "clip_low": low, "clip_high": high, **settings}
     return OtherRule(said, settings)
 
 

@@ -89,19 +89,15 @@ def test_the_same_rule_is_the_same_step(kind: str):
 def test_a_rule_is_the_step_that_it_says():
     """The record of the same samples under another loss has the gradient that the rule finds."""
     step = _step("policy")
-    other = copied(step, kl_coef=float(step.settings["kl_coef"]) + 0.5, kl_in="loss", policy_loss="cispo")
-    found = counterfactual(
-        step, update_of(step), rule_of("loss=cispo kl_in=loss kl_coef=" + str(other["kl_coef"]), "policy")
-    )
-    remade = AuditedStep(_drawn("policy").record, other)
+    kl_coef = float(step.settings["kl_coef"]) + 0.5
+    found = counterfactual(step, update_of(step), rule_of(f"loss=cispo kl_in=loss kl_coef={kl_coef}", "policy"))
+    other = {"kl_coef": kl_coef, "kl_in": "loss", "policy_loss": "cispo"}
+    other |= {"reduction": "token mean", "clip_low": 1.0, "clip_high": 4.0}
+    remade = AuditedStep(_drawn("policy").record, {**step.settings, **other})
     want = counterfactual(remade, update_of(step), OtherRule("as it is", {}))
     for name, value in want.update.whole.items():
         np.testing.assert_allclose(found.update.whole[name], value, rtol=1e-12, atol=1e-15)
     assert found.cosine < 1.0 - 1e-6
-
-
-def copied(step: AuditedStep, **settings) -> dict:
-    return {**step.settings, **settings}
 
 
 def test_an_advantage_brings_its_defaults():
@@ -109,11 +105,16 @@ def test_an_advantage_brings_its_defaults():
     assert rule_of("advantage=grpo, norm_by=batch", "policy").settings["norm_by"] == "batch"
 
 
-def test_the_defaults_of_advantages_are_those_of_a_run():
-    from training.explain.rules import _BY_GROUP, _WHITENED
+def test_the_defaults_of_rules_are_those_of_a_run():
+    from training.explain.rules import _BY_GROUP, _OF_LOSSES, _OF_OTHER_LOSSES, _WHITENED
     from training.step3_ppo.advantages import ESTIMATORS
+    from training.step3_ppo.losses import POLICY_LOSSES
 
     assert {name for name, each in ESTIMATORS.items() if each.whitens} == set(_WHITENED)
+    words = {"token-mean": "token mean", "seq-mean-token-mean": "sequence mean"}
+    for name, each in POLICY_LOSSES.items():
+        own = (words[each.aggregation], each.clip_low, each.clip_high)
+        assert _OF_LOSSES.get(name, _OF_OTHER_LOSSES) == own, name
     assert set(_BY_GROUP) <= {name for name, each in ESTIMATORS.items() if each.norms}
 
 
