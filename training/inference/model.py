@@ -241,6 +241,7 @@ def engine_maker(
     check_path_flags(flags, thinks, mistakes)
     wanted = {"min_p": flags.min_p, "parallel_thinking": thinks, "environment": acts}
     engine = checked_engine(flags.rollout_engine, wanted, mistakes)
+    engines.refuse_others(flags.rollout_engine, mistakes)
     mistakes.require(
         engine is None or not engine.for_training_only,
         f"--rollout_engine {flags.rollout_engine} is for training only; use another engine, such as hf",

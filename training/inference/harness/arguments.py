@@ -22,7 +22,7 @@ class HarnessArguments:
     )
     tasks_path: str | None = flag(None, "harness: a folder of task files of yours, which --tasks names.", "folder")
     num_fewshot: int | None = flag(
-        None, "harness: solved examples before each question; default: each task's own.", "examples >= 0"
+        None, "harness: solved examples before each question; default: each task's own.", "rows >= 0"
     )
     task_rows: int | None = flag(None, "harness: evaluate only the first rows of each task.", "rows >= 1")
 

@@ -75,6 +75,7 @@ def checked_components(flags: PpoFlags) -> Components:
     wanted["rollouts_ahead"] = ppo.rollouts_ahead if ppo.steps_ahead else None
     wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
+    flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     checker = None
     if ppo.checker:
         checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker")

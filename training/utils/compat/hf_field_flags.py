@@ -163,7 +163,7 @@ DPO_FIELDS: dict[str, OldFlag] = {
     "--precompute_ref_batch_size": needless("the reference reads as many rows at a time as an evaluation does"),
     "--use_weighting": refused_switch("is not built: every pair weighs the same"),
 }  # fmt: skip
-_SERVER = "is of vLLM's server, and vLLM runs beside training on the same GPUs here"
+_SERVER = "is of TRL's own server; --rollout_engine vllm_server draws by servers of scripts/serve.sh, --vllm_servers"
 _ADAPTIVE = "is of --use_adaptive_entropy, which is not built"
 _VESPO = "is of the loss vespo, which is not built"
 _BATCHING = refused_switch("is not built; --rollout_engine vllm batches continuously")

@@ -25,7 +25,7 @@ from training.utils.compat.hf_words import (
 from training.utils.compat.old_flags import DEEPSPEED_CHAT, HUGGING_FACE, OldFlag, Same, Words, is_false
 
 _COLOCATE = "vLLM runs beside training on the same GPUs"
-_SERVER = "asks for vLLM's server, and here vLLM runs beside training on the same GPUs; leave it out"
+_SERVER = "asks for TRL's own server; leave it out and give --rollout_engine vllm_server --vllm_servers URLS"
 
 
 def _of_both(name: str) -> Words:

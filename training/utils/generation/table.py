@@ -89,6 +89,22 @@ class RolloutEngineFlags:
         groups = (getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return next((group for group in groups if type(group) is kind), None)
 
+    def refuse_others(self, given: str, mistakes: Mistakes) -> None:
+        """Note the flags of engines other than the one of this name that have a value: they have no effect."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if field.name == given or is_address(given):
+                continue
+            group, usual = getattr(self, field.name), field.default_factory()  # type: ignore[misc]
+            set_flags = [own.name for own in dataclasses.fields(group) if _differs(group, usual, own.name)]
+            mistakes.require(
+                not set_flags,
+                f"--{', --'.join(set_flags)}: of {FLAG} {field.name}, and it is {given}; leave out what has no effect",
+            )
+
+
+def _differs(one: Any, other: Any, name: str) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))
+
 
 def engine_class(given: str) -> type[RolloutEngine]:
     """Return the engine of a name or of a FILE.py:NAME; ThreestepError for anything else."""

@@ -464,7 +464,7 @@ def with_paths(roles) -> tuple[Rollout, SimpleNamespace]:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"remax"}))
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"remax", "none"}))
 def test_every_estimator_takes_drawn_tokens_alone(with_paths, name, packed):
     """As a response of the drawn tokens, one behind the other. Actor and rollout have the same log-probabilities."""
     rollout, roles = with_paths

@@ -367,7 +367,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--use_vllm": {"rollout_engine": "vllm"},
         "--use_vllm false": SAID,
         "--vllm_mode colocate": SAID,
-        "--vllm_mode server": "asks for vLLM's server, and here vLLM runs beside training",
+        "--vllm_mode server": "asks for TRL's own server; leave it out and give --rollout_engine vllm_server",
         "--vllm_gpu_memory_utilization 0.4": {"vllm_memory_share": 0.4},
         "--vllm_tensor_parallel_size 2": {"vllm_tensor_parallel_size": 2},
         "--vllm_enable_sleep_mode false": {"vllm_sleep": False},

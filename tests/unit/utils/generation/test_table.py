@@ -100,3 +100,19 @@ def test_an_engine_without_a_stream_of_its_own_streams_a_rollout():
     assert list(Whole().stream(model, request, ())) == expected and len(expected) > 1
     end = expected[1]
     assert list(Whole().stream(model, request, {end})) == expected[: expected.index(end) + 1]
+
+
+@pytest.mark.parametrize("given", ["hf", "vllm"])
+def test_flags_of_another_engine_are_refused(given: str):
+    flags, mistakes = RolloutEngineFlags(), Mistakes()
+    flags.refuse_others(given, mistakes)
+    assert mistakes.sentences == []
+    flags.vllm_server.vllm_servers = "http://127.0.0.1:8000"  # type: ignore[attr-defined]
+    flags.refuse_others(given, mistakes)
+    assert mistakes.sentences == [
+        f"--vllm_servers: of --rollout_engine vllm_server, and it is {given}; leave out what has no effect"
+    ]
+    own = Mistakes()
+    flags.refuse_others("vllm_server", own)
+    flags.refuse_others("own.py:Own", own)
+    assert own.sentences == []
