@@ -138,7 +138,6 @@ ORDINARY: dict[int, tuple[str, ...]] = {
         "qwen2_z2_all",
         "gemma3_z3_padded",
         "dpo_qwen2_z3_all",
-        "kto_lora_qwen2_z2",
         "ppo_qwen2_z3_all",
         "ppo_llava_z2_kept",
         "reward_qwen2_5_z3_all",
