@@ -94,7 +94,8 @@ class RolloutEngineFlags:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             if field.name == given or is_address(given):
                 continue
-            group, usual = getattr(self, field.name), field.default_factory()  # type: ignore[misc]
+            group = getattr(self, field.name)
+            usual = type(group)()
             set_flags = [own.name for own in dataclasses.fields(group) if _differs(group, usual, own.name)]
             mistakes.require(
                 not set_flags,
