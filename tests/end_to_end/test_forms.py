@@ -96,7 +96,7 @@ def test_the_users_training_is_theirs(called):
     assert told["theirs"] == ["the user's", str(place / "training.py")] and told["ours"] == []
 
 
-@pytest.mark.parametrize("theirs", ["training/__init__.py", "training/loop.py"])
+@pytest.mark.parametrize("theirs", ["training/__init__.py", pytest.param("training/loop.py", marks=pytest.mark.long)])
 def test_ranks_keep_apart_too(theirs, tmp_path, called):
     """The user's `training` is found by a reward function on two ranks, and by the program itself."""
     place, _ = called
