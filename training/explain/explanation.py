@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.explain.held_out import change_of
-from training.explain.rules import counterfactual
+from training.explain.rules import OtherRule, counterfactual
 from training.explain.shares import model_of, shares_of
 from training.explain.table import explained
 from training.explain.taught import taught
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from training.audit.quantities.step import AuditedStep
     from training.explain.held_out import HeldOutChange, HeldOutResponses
-    from training.explain.rules import Counterfactual, OtherRule
+    from training.explain.rules import Counterfactual
     from training.explain.table import Explained
     from training.explain.taught import Taught
 
@@ -107,8 +107,6 @@ def _text(ids: np.ndarray, decode: Callable[[list[int]], str] | None) -> str:
 
 def _with_masks(step: AuditedStep, questions: Questions, table: Explained) -> list[OtherRule]:
     """The rules, and one for each mask."""
-    from training.explain.rules import OtherRule
-
     found = list(questions.rules)
     for name, mask in questions.masks.items():
         given = np.asarray(mask(dict(table.tokens)))

@@ -7,15 +7,15 @@ recorded model in float64, and AdamW goes on from the recorded moments. S sequen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.audit.quantities import QUANTITIES
+from training.audit.quantities.models import sequences_of
 from training.audit.words import settings_of_words
-from training.explain.shares import model_of, sequences_of, slopes_of
+from training.explain.shares import model_of, slopes_of
 from training.explain.updates import Update, Whole, cosine, dot, update_of
 from training.utils.base.errors import ThreestepError, nearest_names
 
@@ -114,8 +114,7 @@ def rule_of(said: str, objective: str) -> OtherRule:
 
 def under(step: AuditedStep, rule: OtherRule) -> AuditedStep:
     """The step as it would have been. LackingError for a rule that needs what the record lacks."""
-    found = copy(step)
-    found.settings, found._cache = {**step.settings, **rule.settings}, {}
+    found = step.under(rule.settings)
     if step.head.objective == "policy" and _changes_rollout(step, rule):
         for quantity in (each for name in _CHAIN for each in QUANTITIES if each.name == name):
             made = quantity.name in ("corrections", "rollout_corrections") and "mismatch_correction" in rule.settings
@@ -156,7 +155,7 @@ def counterfactual(step: AuditedStep, real: Update, rule: OtherRule) -> Counterf
     """Return the step under a rule, beside what really happened."""
     other = under(step, rule)
     slopes, sequences = slopes_of(other), sequences_of(other)
-    whole = model_of(other).gradient(sequences, slopes)
+    whole = model_of(step).gradient(sequences, slopes)
     recorded = step.state("gradients.")
     gradients = {name: whole[name] for name in recorded}
     update = update_of(other, gradients)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from training.audit.quantities.backward import SLOPES
+from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.explain.model import Reads, RecordedModel
 from training.utils.base.errors import ThreestepError
@@ -29,12 +30,6 @@ _ROUNDING = {"fp32": 1e-3}
 _HALF_ROUNDING = 0.2
 
 
-def sequences_of(step: AuditedStep) -> list[np.ndarray]:
-    """The real tokens of each sequence."""
-    ids_T, real_T = step.tensor("token_ids"), step.real_T
-    return [ids_T[(step.sequence_T == sequence) & real_T] for sequence in range(len(step.rank_S))]
-
-
 def model_of(step: AuditedStep, kind: str = "weights_before.") -> RecordedModel:
     """The model before or after the step. ThreestepError for one with dropout: its forward was another."""
     for name in ("dropout", "embedding_noise"):
@@ -45,13 +40,16 @@ def model_of(step: AuditedStep, kind: str = "weights_before.") -> RecordedModel:
             )
     if not step.head.model:
         raise LackingError("the model's configuration")
-    weights = {**step.state("weights_before."), **step.state(kind)}
-    return RecordedModel(
-        weights,
-        step.head.model,
-        temperature=float(step.settings.get("temperature", 1.0)),
-        scores=step.head.objective == "reward",
-    )
+
+    def make() -> RecordedModel:
+        return RecordedModel(
+            {**step.state("weights_before."), **step.state(kind)},
+            step.head.model,
+            temperature=float(step.settings.get("temperature", 1.0)),
+            scores=step.head.objective == "reward",
+        )
+
+    return step.cached(f"explained {kind}", make)
 
 
 def slopes_of(step: AuditedStep) -> Reads:
@@ -102,12 +100,7 @@ class Shares:
         return self.slopes.scores_S is not None
 
 
-PARTS = {
-    "gradient": "this step's gradient, clipped and scaled by Adam",
-    "earlier": "the gradients of earlier steps, by the first moment",
-    "decay": "weight decay",
-    "plain": "what the clipped gradient alone would have done, times the rate",
-}
+PARTS = ("gradient", "earlier", "decay", "plain")  # of an `Update`
 
 
 def shares_of(step: AuditedStep, update: Update) -> Shares:

@@ -6,7 +6,6 @@ S sequences, T tokens without padding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -198,9 +197,7 @@ def _terms(step: AuditedStep, shares: Shares, held_T: np.ndarray) -> dict[str, n
     """The shares of the policy's loss, of the KL and of the entropy; and where the policy's has no slope."""
     if shares.moves.logprobs_T is None or shares.slopes.logprobs_T is None:
         return {}
-    alone = copy(step)
-    alone.settings, alone._cache = {**step.settings, "kl_in": "none"}, {}
-    policy_T = slopes_of(alone).logprobs_T
+    policy_T = slopes_of(step.under({"kl_in": "none"})).logprobs_T
     assert policy_T is not None
     found = {
         "share_policy": policy_T * shares.moves.logprobs_T,
@@ -219,11 +216,9 @@ def _shaped_rewards(step: AuditedStep) -> np.ndarray | None:
     if not step.has("rollout_rewards", "rollout_numbers", "rollout_lengths", "numbers", "data_mask"):
         return None
     begins = np.cumsum([0, *step.tensor("rollout_lengths")])
-    place = {int(number): index for index, number in enumerate(step.tensor("rollout_numbers"))}
     rewards_R, found_T = step.tensor("rollout_rewards"), np.full(len(step.place_T), np.nan)
-    for sequence, number in enumerate(step.tensor("numbers")):
-        index = place.get(int(number))
-        if index is None:
+    for sequence, index in enumerate(_places_in_rollout(step)):
+        if index < 0:
             return None
         drawn = np.flatnonzero((step.sequence_T == sequence) & step.tensor("data_mask"))
         own_R = rewards_R[begins[index] : begins[index + 1]]
@@ -261,8 +256,7 @@ def _of_rollout(step: AuditedStep) -> dict[str, np.ndarray]:
     """The rollout's numbers of each sequence."""
     if not step.has("rollout_numbers", "numbers"):
         return {}
-    place = {int(number): index for index, number in enumerate(step.tensor("rollout_numbers"))}
-    index_S = np.array([place.get(int(number), -1) for number in step.tensor("numbers")])
+    index_S = _places_in_rollout(step)
     if (index_S < 0).any():
         return {}
     names = {
@@ -272,3 +266,9 @@ def _of_rollout(step: AuditedStep) -> dict[str, np.ndarray]:
         "rollout_ended": "ended",
     }
     return {name: step.tensor(source)[index_S] for source, name in names.items() if step.has(source)}
+
+
+def _places_in_rollout(step: AuditedStep) -> np.ndarray:
+    """Return [S], each sequence's place among the responses of the rollout; -1 for one that it does not have."""
+    place = {int(number): index for index, number in enumerate(step.tensor("rollout_numbers"))}
+    return np.array([place.get(int(number), -1) for number in step.tensor("numbers")])

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from training.audit.quantities.models import sequences_of
 from training.explain.model import Reads
-from training.explain.shares import model_of, sequences_of, slopes_of
+from training.explain.shares import model_of, slopes_of
 from training.explain.updates import dot, update_of
 
 if TYPE_CHECKING:

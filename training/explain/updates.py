@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from training.audit.quantities.optimizer import rate_share
 from training.audit.references import adamw
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def update_of(step: AuditedStep, gradients: Whole | None = None) -> Update:
     clip = adamw.clip_factor(adamw.norm(list(gradients.values())), float(step.setting("max_grad_norm")))
     parts: dict[str, Whole] = {name: {} for name in ("whole", "gradient", "earlier", "decay", "plain", "scale")}
     for name, gradient in gradients.items():
-        rate = step.figure("learning_rate") * _rate_share(step, name)
+        rate = step.figure("learning_rate") * rate_share(step, name)
         second_after = beta2 * second[name] + (1.0 - beta2) * (clip * gradient) ** 2
         root = np.sqrt(second_after / (1.0 - beta2**count)) + float(step.setting("adam_epsilon"))
         scale = rate / (1.0 - beta1**count) / root
@@ -79,13 +80,6 @@ def update_of(step: AuditedStep, gradients: Whole | None = None) -> Update:
             else after[name] - before[name]
         )
     return Update(**parts, clip=clip, beta1=beta1)
-
-
-def _rate_share(step: AuditedStep, name: str) -> float:
-    """The parameter's rate over the step's: LoRA's adapters may have one of their own."""
-    if "adapter_learning_rate" not in step.settings or ".lora_" not in name:
-        return 1.0
-    return float(step.settings["adapter_learning_rate"]) / float(step.setting("peak_learning_rate"))
 
 
 def dot(one: Whole, other: Whole) -> float:

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from tests.explained_steps import MOST_APART, PlainStep, apart, drawn_step
+from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep
 from training.explain.explanation import Questions, explain
 from training.explain.held_out import HeldOutResponses, change_of, read_held_out
 from training.explain.model import Reads, RecordedModel
 from training.explain.page import page
 from training.explain.rules import OtherRule, counterfactual, rule_of
-from training.explain.shares import model_of, sequences_of, slopes_of
+from training.explain.shares import model_of, slopes_of
 from training.explain.table import COLUMNS, SEQUENCE_COLUMNS
 from training.explain.taught import taught
 from training.explain.updates import Update, dot, update_of

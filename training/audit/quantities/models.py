@@ -47,7 +47,7 @@ def is_rounded(step: AuditedStep) -> bool:
     return str(step.settings.get("dtype", "fp32")) != "fp32"
 
 
-def _sequences(step: AuditedStep) -> list[np.ndarray]:
+def sequences_of(step: AuditedStep) -> list[np.ndarray]:
     """Each sequence's real tokens."""
     ids_T, real_T = step.tensor("token_ids"), step.real_T
     return [ids_T[(step.sequence_T == sequence) & real_T] for sequence in range(len(step.rank_S))]
@@ -61,7 +61,7 @@ def joined_rows(step: AuditedStep, *, restarts: bool) -> Rows:
     begin at 0. LackingError where rows were padded, or no two sequences share a micro-batch."""
     if not step.real_T.all() or not step.has("micro_batches"):
         raise LackingError("packed rows")
-    sequences, firsts = _sequences(step), np.flatnonzero(np.diff(step.micro_S, prepend=-1))
+    sequences, firsts = sequences_of(step), np.flatnonzero(np.diff(step.micro_S, prepend=-1))
     if len(firsts) == len(sequences) or (np.diff(step.micro_S) < 0).any():
         raise LackingError("packed rows")
     groups = np.split(np.arange(len(sequences)), firsts[1:])
@@ -99,7 +99,7 @@ def model_logits(step: AuditedStep) -> np.ndarray:
 
     def read() -> np.ndarray:
         found_TV = np.zeros((len(step.real_T), vocabulary))
-        found_TV[step.real_T] = model.logits(_sequences(step))
+        found_TV[step.real_T] = model.logits(sequences_of(step))
         return found_TV
 
     return step.cached("logits", read)
@@ -107,7 +107,7 @@ def model_logits(step: AuditedStep) -> np.ndarray:
 
 def model_scores(step: AuditedStep) -> np.ndarray:
     """Return [S]."""
-    return step.cached("scores", lambda: model_of(step).scores(_sequences(step)))
+    return step.cached("scores", lambda: model_of(step).scores(sequences_of(step)))
 
 
 def dropout_draws(step: AuditedStep, place: str, count: int) -> np.ndarray:
@@ -121,7 +121,7 @@ def dropout_draws(step: AuditedStep, place: str, count: int) -> np.ndarray:
     temperature, random = float(step.settings.get("temperature", 1.0)), torch.Generator().manual_seed(0)
     found = np.zeros((count, len(step.real_T)))
     for draw in range(count):
-        read_TV = model_of(step).dropped_logits(_sequences(step), Dropout(place, 0.1, random))
+        read_TV = model_of(step).dropped_logits(sequences_of(step), Dropout(place, 0.1, random))
         found[draw, step.real_T] = logprobs(read_TV, step.tensor("token_ids")[step.real_T], temperature)
     return found
 
@@ -129,7 +129,7 @@ def dropout_draws(step: AuditedStep, place: str, count: int) -> np.ndarray:
 def model_values(step: AuditedStep) -> np.ndarray:
     """Return [T], the values of a critic, 0 on padding."""
     found_T = np.zeros(len(step.real_T))
-    found_T[step.real_T] = model_of(step).values(_sequences(step))
+    found_T[step.real_T] = model_of(step).values(sequences_of(step))
     return found_T
 
 
@@ -143,7 +143,7 @@ def model_gradients(step: AuditedStep, slopes: Slopes) -> tuple[np.ndarray, np.n
         for name in ("logprobs_T", "normalizers_T", "entropies_T", "values_T")
         if getattr(slopes, name) is not None
     }
-    both = model_of(step).gradients(_sequences(step), replace(slopes, **own))
+    both = model_of(step).gradients(sequences_of(step), replace(slopes, **own))
     trained = step.state("gradients.")
     sums, sizes = (np.concatenate([found[name].reshape(-1) for name in trained]) for found in both)
     return sums, sizes

@@ -234,12 +234,12 @@ def _updated(
         weight = before[name]
         decay = own.decay if decays(weight) else 0.0
         gradient = gradients[name] + (decay * weight if l2 else 0.0)
-        rule = replace(own, decay=0.0 if l2 else decay, rate=own.rate * _rate_share(step, name))
+        rule = replace(own, decay=0.0 if l2 else decay, rate=own.rate * rate_share(step, name))
         found[name] = rule.after(weight, gradient, first[name], second[name], inside_root=inside_root)
     return flat(found)
 
 
-def _rate_share(step: AuditedStep, name: str) -> float:
+def rate_share(step: AuditedStep, name: str) -> float:
     """The parameter's rate over the step's: LoRA's adapters may have one of their own."""
     if "adapter_learning_rate" not in step.settings or ".lora_" not in name:
         return 1.0
@@ -307,7 +307,7 @@ _UPDATE = Quantity(
 def _update_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
     """A unit of the weight, and of the update, which is about the rate, what rounding of the moments does to it."""
     weight, update = (2.0**-8, 0.3) if step.settings.get("master_dtype") == "bf16" else (1.5e-7, 2e-4)
-    rates = [np.full(values.size, _rate_share(step, name)) for name, values in step.state("exp_avg.").items()]
+    rates = [np.full(values.size, rate_share(step, name)) for name, values in step.state("exp_avg.").items()]
     return weight * np.abs(right) + update * _constants(step).rate * np.concatenate(rates)
 
 

@@ -84,6 +84,12 @@ class AuditedStep:
         other._replaced, other._cache = {**self._replaced, **tensors}, {}
         return other
 
+    def under(self, settings: Mapping[str, Any]) -> AuditedStep:
+        """The same step with other settings over its own."""
+        other = copy(self)
+        other.settings, other._cache = {**self.settings, **settings}, {}
+        return other
+
     def setting(self, name: str) -> Any:
         if name not in self.settings:
             raise LackingError(f"the setting {name}")
