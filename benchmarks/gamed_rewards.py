@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import shutil
-import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.forked import run_in_fork, step3
 from benchmarks.gameable import GAMEABLE, HONEST
 from benchmarks.mismatch_stress import FLAGS, import_all
 from training.utils.gaming.account import account_of
@@ -78,11 +75,7 @@ def _made(run: GamedRun, given: argparse.Namespace) -> dict[str, Any]:
         "--data_output_path", given.folder / "cache", "--seed", run.seed,
     ]  # fmt: skip
     import_all()
-    child = multiprocessing.get_context("fork").Process(target=_train, args=([str(word) for word in words], log))
-    child.start()
-    child.join()
-    if child.exitcode:
-        sys.exit(f"{name} ended with code {child.exitcode}:\n{log.read_text()[-3000:]}")
+    run_in_fork(name, step3(words), log)
     write_report([out], given.folder / "pages" / f"{name}.html")
     line = {**run._asdict(), **signs_in(out), "steps": given.steps, "learning_rate": given.learning_rate}
     shutil.rmtree(out)
@@ -114,23 +107,6 @@ def signs_in(folder: Path) -> dict[str, Any]:
 def replace_held_out(values: Values) -> Values:
     """The values without those that are held out."""
     return values._replace(held_out=())
-
-
-def _train(words: Sequence[str], log: Path) -> None:
-    """In the fork: step 3 by its command line."""
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    try:
-        from training.step3_ppo.main import main as step3
-
-        step3(words)
-    except BaseException:  # noqa: BLE001  # told by its log and its code
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def _read(results: Path) -> list[tuple[GamedRun, dict[str, Any]]]:

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import resource
 import shutil
-import sys
-import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.forked import run_in_fork
 from benchmarks.wrong_rollouts import WRONGS, wrong_engine
 from training.step3_ppo.mismatch import RECIPES
 
@@ -113,11 +111,7 @@ def made(run: Run, flags: Sequence[str], folder: Path) -> dict[str, Any]:
     words = [*FLAGS, *flags, *places, *before, *correction, *loss]
     began = _cpu_seconds()
     import_all()
-    child = multiprocessing.get_context("fork").Process(target=_train, args=(words, run.wrong, log))
-    child.start()
-    child.join()
-    if child.exitcode:
-        sys.exit(f"{out.name} ended with code {child.exitcode}:\n{log.read_text()[-3000:]}")
+    run_in_fork(out.name, partial(train, words, run.wrong), log)
     summary = json.loads((out / "summary.json").read_text())
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     found = {name: [line[name] for line in metrics if name in line] for name in _FIGURES}
@@ -137,21 +131,6 @@ def made(run: Run, flags: Sequence[str], folder: Path) -> dict[str, Any]:
 def import_all() -> None:
     """What a run imports: eight seconds that its forks share."""
     import training.step3_ppo.run  # noqa: F401
-
-
-def _train(words: Sequence[str], wrong: str, log: Path) -> None:
-    """In the fork: step 3 with a rollout engine that is wrong."""
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    try:
-        train(words, wrong)
-    except BaseException:  # noqa: BLE001  # told by its log and its code
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def train(words: Sequence[str], wrong: str) -> None:

@@ -24,17 +24,14 @@ import bisect
 import heapq
 import json
 import math
-import multiprocessing
-import os
 import random
 import shutil
 import statistics
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.forked import run_in_fork, step3
 from benchmarks.mismatch_stress import FLAGS, import_all
 from training.step3_ppo.ahead.admission import Admission
 
@@ -111,32 +108,11 @@ def _made(run: Run, given: argparse.Namespace) -> dict[str, Any]:
         "--mismatch_correction", run.correction,
     ]  # fmt: skip
     import_all()
-    child = multiprocessing.get_context("fork").Process(target=_train, args=([str(word) for word in words], log))
-    child.start()
-    child.join()
-    if child.exitcode:
-        sys.exit(f"{out.name} ended with code {child.exitcode}:\n{log.read_text()[-3000:]}")
+    run_in_fork(out.name, step3(words), log)
     summary = json.loads((out / "summary.json").read_text())
     shutil.rmtree(out)
     log.unlink()
     return {**run._asdict(), **summary, "steps": given.steps, "learning_rate": given.learning_rate}
-
-
-def _train(words: Sequence[str], log: Path) -> None:
-    """In the fork: step 3 by its command line."""
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    try:
-        from training.step3_ppo.main import main as step3
-
-        step3(words)
-    except BaseException:  # noqa: BLE001  # told by its log and its code
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def _read(results: Path) -> list[tuple[Run, dict[str, Any]]]:
