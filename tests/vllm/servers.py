@@ -46,6 +46,9 @@ class Server:
             return connection.getresponse().status == 200
         return False
 
+    def pause(self) -> None:
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -42,9 +42,10 @@ def folders(tmp_path_factory, tiny_tokenizer):
 @pytest.fixture(scope="module")
 def pair(folders):
     """The same model, asked by transformers and by vLLM."""
-    flags = RolloutEngineFlags(vllm=VllmArguments(vllm_cache_gib=0.05))
+    small_cache = RolloutEngineFlags(vllm=VllmArguments(vllm_cache_gib=0.05))
 
     def loaded(engine: str):
+        flags = small_cache if engine == "vllm" else RolloutEngineFlags()
         start = engine_maker(SamplingArguments(rollout_engine=engine), flags, LONGEST_TOKENS)
         return load_chat_model(str(folders / "one"), None, DataArguments(), torch.device("cpu"), start_engine=start)
 
