@@ -47,6 +47,8 @@ def main(argv: Sequence[str]) -> None:
     from training.inference.tasks import run_task
 
     evaluated = Evaluated(task, *groups)
+    if evaluated.run.dry_run:
+        raise ThreestepError("--dry_run plans the memory of training, and evaluate trains nothing; leave it out")
     runs: dict[str, Callable[[Evaluated], list[str]]] = {TASK: run_benchmark}
     runs[HARNESS] = partial(run_harness, harness=harness)
     for line in runs.get(task, run_task)(evaluated):

@@ -107,6 +107,7 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
         ("gsm8k", "--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
         ("gsm8k", "--val_samples 0", "--val_samples expects 1 or more, got 0"),
         ("perplexity", "--val_samples 2", "--val_samples 2 draws answers, and perplexity draws none; leave it out"),
+        ("gsm8k", "--dry_run", "--dry_run plans the memory of training, and evaluate trains nothing; leave it out"),
         (
             "gsm8k",
             "--val_samples 2 --temperature 0",

@@ -18,7 +18,8 @@ class ThreestepError(ValueError):
 
 def first_line(problem: BaseException) -> str:
     """The first line of an exception's message, at most 200 characters; its type if it has none."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
+    line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    return redacted(line)[:200]  # in this order: half of a credential would not be known again
 
 
 def nearest_names(name: str, names: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
 
 
 def test_nearest_names():
@@ -35,3 +35,10 @@ def test_several_are_told_together():
 
 def test_a_mistake_is_a_value_error():
     assert issubclass(ThreestepError, ValueError)
+
+
+def test_a_line_that_is_cut_shows_no_half_of_a_password():
+    """The address begins at character 180, and the line ends at 200, amid the password."""
+    text = "x" * 179 + " https://user:a-long-password@host/rows.jsonl could not be read\nand more"
+    assert first_line(OSError(text)) == ("x" * 179 + " https://***@host/rows.jsonl could not be read")[:200]
+    assert first_line(OSError()) == "OSError"
