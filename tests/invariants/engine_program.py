@@ -316,8 +316,10 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
     if case.compiled:
         model.set_attn_implementation("sdpa")  # as --torch_compile leaves it: runs in turn would be compiled row by row
         compile_blocks(model, backend="eager")
-    wrapped = ScalarModel(model) if case.kind == "ranking" else PolicyModel(model, beside=head_of and head_of(model))
-    return TrainingEngine(wrapped, settings, ranks, STEPS), model
+    if case.kind == "ranking":
+        return TrainingEngine(ScalarModel(model, sequence=ranks.sequence), settings, ranks, STEPS), model
+    policy = PolicyModel(model, beside=head_of and head_of(model), sequence=ranks.sequence)
+    return TrainingEngine(policy, settings, ranks, STEPS), model
 
 
 def model_settings(case: Case, models: Path) -> Any:

@@ -32,6 +32,7 @@ data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
 layout: contracts base
+sequence_parallel: base
 models.tensors: contracts
 report.trackers: contracts flags base
 run: contracts flags compat base
@@ -45,7 +46,7 @@ gaming: rewards.names
 report.figures: gaming run contracts flags base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
-models: models.quantized models.attention models.tensors layout contracts flags models.families base
+models: sequence_parallel models.quantized models.attention models.tensors layout contracts flags models.families base
 report.pages: report.figures gaming run
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts base
@@ -53,7 +54,7 @@ images.data: data.chat data.rows contracts data.sources.formats images data.file
 models.adapters: models models.quantized models.tensors contracts models.families base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
-engine.ranks: models.adapters run base
+engine.ranks: models.adapters sequence_parallel run base
 environments: generation data.chat contracts flags base
 generation.guessing: generation.decoding models contracts base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
@@ -82,9 +83,9 @@ generation.vllm: mtp loading generation.guessing engine.ranks generation.decodin
     flags images base
 generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
 setup: outputs distillation mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks
-    data.kinds report models.adapters images.data models data.chat data.cache models.quantized models.attention
-    images.models divergence data.rows run layout engine.config data.sources contracts flags models.families data.files
-    base
+    data.kinds report models.adapters images.data models sequence_parallel data.chat data.cache models.quantized
+    models.attention images.models divergence data.rows run layout engine.config data.sources contracts flags
+    models.families data.files base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
     data.rows run layout engine.config contracts flags data.files base
 """

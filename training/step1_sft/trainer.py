@@ -193,7 +193,7 @@ class SftTrainer:
                 sums.add({"loss": loss, "targets": read.logprobs_M.numel(), "right": right})
                 sums.add(run.guests.evaluate(read, micro_batch.for_guests))
                 sampled.add(micro_batch, read.logprobs_M)
-        totals = sums.totals(run.ranks.device)
+        totals = sums.totals(run.ranks.device, run.ranks.leads)
         mean = totals["loss"] / totals["targets"]
         result = SftEvaluation(mean, math.exp(min(mean, 50.0)), totals["right"] / totals["targets"])
         figures = {f"eval/{name}": value for name, value in vars(result).items()}
@@ -280,9 +280,9 @@ class SftTrainer:
         places = row_groups(sentences, plan)
         groups = [[sentences[place] for place in group] for group in places]
         step = plan_step([_tokens(group, plan) for group in groups], plan)
-        lacking = lacks_media(step, ranks.rank, [any(row.media for row in group) for group in groups])
+        lacking = lacks_media(step, ranks.group, [any(row.media for row in group) for group in groups])
         found = []
-        for rows, lacks in zip(step[ranks.rank], lacking, strict=True):
+        for rows, lacks in zip(step[ranks.group], lacking, strict=True):
             documents = [[_document(groups[number], plan) for number in row] for row in rows]
             token_rows = laid_out(
                 documents, run.settings.pad_token_id, run.media, lacks, with_before=run.guests.needs_before

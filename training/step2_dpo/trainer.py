@@ -131,10 +131,10 @@ class DpoTrainer:
                 found = self._loss(batch, reference_B, float(len(run.eval_rows)), objectives=objectives, points=points)
                 sums.add(found.figures)
                 read.append((np.column_stack([batch.row_B, batch.place_B, batch.tokens_B]), found.read))
-        result = DpoEvaluation(**_means(sums.totals(run.ranks.device)))
+        result = DpoEvaluation(**_means(sums.totals(run.ranks.device, run.ranks.leads)))
         run.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
         if run.samples.count:
-            write_ranked_samples(run, step, _gathered_rewards(read))
+            write_ranked_samples(run, step, _gathered_rewards(read if run.ranks.leads else []))
         return result
 
     def _prepared(self, taken: Sequence[int]) -> Prepared:
@@ -244,7 +244,7 @@ class DpoTrainer:
                         mismatched.append(of_terms[min(reading)].ratios_B)
                     for place, each in reading.items():
                         sums.add({f"{place} {name}": value for name, value in each.sums(of_terms[place]).items()})
-            totals = sums.totals(self.run.ranks.device)
+            totals = sums.totals(self.run.ranks.device, self.run.ranks.leads)
             for place, each in reading.items():
                 begin = f"{place} "
                 own_totals = {name.removeprefix(begin): v for name, v in totals.items() if name.startswith(begin)}

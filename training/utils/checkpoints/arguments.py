@@ -19,6 +19,7 @@ _RESUME_WORDS = {"true": LATEST, "yes": LATEST, "false": None, "no": None}
 PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_stage", "offload"})
 # A resumed run that is given this value of a flag keeps what the run began with.
 KEPT_AS_BEGUN = {"prompt_style": AUTO, "data_split": AUTO, "head_chunk_mb": 0}
+SHARING_ROWS = "sequence_parallel_size"  # so many ranks take the rows of one
 # Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.
 PER_STEP = {
     "sequences of an optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.arguments import KEPT_AS_BEGUN, LATEST, PER_STEP, PLACEMENT, CheckpointArguments
+from training.utils.checkpoints.arguments import (
+    KEPT_AS_BEGUN,
+    LATEST,
+    PER_STEP,
+    PLACEMENT,
+    SHARING_ROWS,
+    CheckpointArguments,
+)
 from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
 from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
@@ -183,7 +190,10 @@ def check_settings(
         if saved[name] != saved_defaults[name]
     ]
     for what, flags in batches.items():
-        was, now = (math.prod(settings[name] for name in (*flags, "ranks")) for settings in (saved, mine))
+        was, now = (
+            math.prod(settings[name] for name in (*flags, "ranks")) // settings.get(SHARING_ROWS, 1)
+            for settings in (saved, mine)
+        )
         if was != now:
             product = " x ".join(f"--{flag}" for flag in flags)
             differ.append(

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class LargestForward:
     """The most that one forward of a rank may hold: `rows` rows of `tokens` tokens each, with `targets` tokens to
-    predict in all. masked: a dense mask says which token sees which. media: that may fill it."""
+    predict in all. masked: a dense mask says which token sees which. media: that may fill it. sharing:
+    ranks that share the rows, each with a slice; the mask is of whole rows."""
 
     rows: int
     tokens: int
@@ -36,6 +37,12 @@ class LargestForward:
     masked: bool
     with_entropy: bool = False
     media: PlannedMedia | None = None
+    sharing: int = 1
+
+    @property
+    def slice_tokens(self) -> int:
+        """Tokens of a row that one rank computes."""
+        return -(-self.tokens // self.sharing)
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ def plan_training(
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
-    saved = saved_activations(model, forward.rows, forward.tokens, attention, in_float32=in_float32)
+    saved = saved_activations(model, forward.rows, forward.slice_tokens, attention, in_float32=in_float32)
     held = saved.held(loading.gradient_checkpointing)
     beside = [] if forward.media is None else forward.media.lines(model, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
@@ -91,9 +98,9 @@ def plan_training(
             by_document=by_document,
         )
     if model.get_output_embeddings() is not None:
-        positions = forward.rows * forward.tokens
+        positions = forward.rows * forward.slice_tokens
         chunk_mb = loading.head_chunk_mb or planned_chunk_mb(model, settings.dtype, device)
-        logits = head_bytes(model, forward.targets, positions, forward.with_entropy, chunk_mb=chunk_mb)
+        logits = head_bytes(model, min(forward.targets, positions), positions, forward.with_entropy, chunk_mb=chunk_mb)
         lines.append(MemoryLine("logits", logits))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
     if loading.quantization is not None:

@@ -3,6 +3,9 @@
 Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers each weight where it is used. Logits are
 computed only at predicting positions, in chunks if they are many (`target_head`).
 
+With a sequence group the ranks of it are given the same rows, compute a slice of each, and return the numbers of all;
+gradients of those of its own slice reach a rank's weights.
+
 N rows, T tokens in a row, M tokens to be predicted, U different ones of these, B sequences,
 H hidden size, V vocabulary, E width of the input embeddings.
 """
@@ -19,6 +22,9 @@ from torch.nn import functional
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, AtHead, TargetHead, TokenLogprobs, read_logits
+from training.utils.sequence_parallel.attention import slice_attention
+from training.utils.sequence_parallel.group import ALONE, SequenceGroup
+from training.utils.sequence_parallel.slices import OwnedPositions, RowSlice, sliced_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,13 +39,20 @@ class PolicyModel(nn.Module):
 
     chunk_mb: MiB of float32 logits that are computed at a time (`target_head`); 0 for the default of a CPU
     beside: further modules that are trained with the model, by one loss and under these names
+    sequence: the ranks that share rows
     """
 
     def __init__(
-        self, model: PreTrainedModel, chunk_mb: int = CHUNK_MB, beside: Mapping[str, nn.Module] | None = None
+        self,
+        model: PreTrainedModel,
+        chunk_mb: int = CHUNK_MB,
+        beside: Mapping[str, nn.Module] | None = None,
+        *,
+        sequence: SequenceGroup = ALONE,
     ) -> None:
         super().__init__()
         self.model = model
+        self._sequence = sequence
         head: Any = model.get_output_embeddings()
         self._target_head = TargetHead(head, (chunk_mb or CHUNK_MB) * 2**20) if head_is_linear(model) else None
         for name, module in (beside or {}).items():
@@ -74,16 +87,20 @@ class PolicyModel(nn.Module):
         asked = (temperature, with_entropy)
         at_head = None if compare is None else compare(rows, temperature)
         target_ids_U, predictor_U, read_M = rows.reads()  # what several sequences share is read once
+        inputs, part = _inputs(self.model, rows, noise_NTE, self._sequence)
+        own = None if part is None else part.owned(predictor_U)
+        if own is not None:
+            target_ids_U, predictor_U = target_ids_U[own.which_m], own.local_m
         if self._target_head is not None:
-            hidden_LH = _hidden(self.model, rows, noise_NTE)
+            hidden_LH = _hidden(self.model, inputs)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
             more = {"with_logits": with_logits, "with_collisions": with_collisions, "at_head": at_head}
-            read = self._target_head(hidden_UH, target_ids_U, *asked, **more).listed(read_M)
+            read = _of_group(self._target_head(hidden_UH, target_ids_U, *asked, **more), own).listed(read_M)
             return read if after_trunk is None else read._replace(beside=after_trunk(self, rows, hidden_LH))
-        logits_NTV = self.model(**_inputs(self.model, rows, noise_NTE)).logits
+        logits_NTV = self.model(**inputs).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
         read = read_logits(logits_UV, target_ids_U, *asked, with_collisions=with_collisions)
-        return (read if with_logits else read._replace(logits_MV=None)).listed(read_M)
+        return _of_group(read if with_logits else read._replace(logits_MV=None), own).listed(read_M)
 
     @property
     def target_head(self) -> TargetHead | None:
@@ -92,11 +109,13 @@ class PolicyModel(nn.Module):
 
 
 class ScalarModel(nn.Module):
-    """A sequence-classification model with one label that returns a score per sequence or a value per position."""
+    """A sequence-classification model with one label that returns a score per sequence or a value per position.
+    sequence: as in PolicyModel."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, sequence: SequenceGroup = ALONE) -> None:
         super().__init__()
         self.model = model
+        self._sequence = sequence
         self._head_is_linear = head_is_linear(model)
 
     def forward(self, rows: TokenRows, at: str = "end") -> torch.Tensor:
@@ -104,18 +123,27 @@ class ScalarModel(nn.Module):
         each target for `at="targets"`."""
         positions = {"end": rows.end_B, "targets": rows.predictor_M}[at]
         head: nn.Module = self.model.score  # type: ignore[assignment]
+        inputs, part = _inputs(self.model, rows, None, self._sequence)
+        own = None if part is None else part.owned(positions)
+        if own is not None:
+            positions = own.local_m
         if self._head_is_linear:
-            return head(_hidden(self.model, rows, None).index_select(0, positions)).squeeze(-1).float()
+            scores_m = head(_hidden(self.model, inputs).index_select(0, positions)).squeeze(-1).float()
+            return scores_m if own is None else own.whole(scores_m)
         scores: list[torch.Tensor] = []  # [N, T, 1]
         hook = head.register_forward_hook(lambda module, inputs, output: scores.append(output))
         try:
-            self.model(**_inputs(self.model, rows, None))
+            self.model(**inputs)
         finally:
             hook.remove()
-        return scores[0].flatten(0, 1).index_select(0, positions).squeeze(-1).float()
+        scores_m = scores[0].flatten(0, 1).index_select(0, positions).squeeze(-1).float()
+        return scores_m if own is None else own.whole(scores_m)
 
 
-def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> dict[str, Any]:
+def _inputs(
+    model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None, sequence: SequenceGroup
+) -> tuple[dict[str, Any], RowSlice | None]:
+    """The arguments of the model's forward, and the slices that they are of; None if the rows are whole."""
     inputs = model_inputs(rows, text_attention(model), sliding_window(model))
     if rows.media is not None:
         inputs |= rows.media.inputs(model, rows.input_ids_NT.device)
@@ -126,9 +154,25 @@ def _inputs(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | N
         noise = noise_NTE.to(embeddings.dtype).reshape(len(embeddings), -1, embeddings.shape[-1])
         filling = embeddings.shape[1] - noise.shape[1]  # of a row of whole blocks
         inputs["inputs_embeds"] = embeddings + functional.pad(noise, (0, 0, 0, filling))
-    return inputs
+    if sequence.size == 1:
+        return inputs, None
+    slice_attention(text_attention(model))
+    return sliced_inputs(inputs, sequence)
 
 
-def _hidden(model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None) -> torch.Tensor:
+def _hidden(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
     """The trunk's states, [L, H]: of every slot, padding included."""
-    return model.base_model(**_inputs(model, rows, noise_NTE))[0].flatten(0, 1)
+    return model.base_model(**inputs)[0].flatten(0, 1)
+
+
+def _of_group(read: TokenLogprobs, own: OwnedPositions | None) -> TokenLogprobs:
+    """The numbers of all targets, from those of this rank's slices; `own` None: they are all."""
+    if own is None:
+        return read
+    is_greedy_M = own.whole(read.is_greedy_M.float()) > 0
+    floats = {
+        name: own.whole(values)
+        for name in ("logprobs_M", "log_normalizers_M", "entropies_M", "logits_MV", "collisions_M")
+        if (values := getattr(read, name)) is not None
+    }
+    return read._replace(is_greedy_M=is_greedy_M, **floats)

@@ -77,8 +77,8 @@ def preference_batches(
         groups = row_groups(taken, plan)
         lengths = [_tokens([taken[number] for number in group], plan) for group in groups]
         step = plan_step(lengths, plan)
-        lacking = lacks_media(step, ranks.rank, [any(taken[number].media for number in group) for group in groups])
-        for layout, lacks in zip(step[ranks.rank], lacking, strict=True):
+        lacking = lacks_media(step, ranks.group, [any(taken[number].media for number in group) for group in groups])
+        for layout, lacks in zip(step[ranks.group], lacking, strict=True):
             rows_of = [[[taken[number] for number in groups[place]] for place in row] for row in layout]
             documents = [[_document(group, plan, are_targets) for group in row] for row in rows_of]
             numbers = [number for row in layout for place in row for number in groups[place]]

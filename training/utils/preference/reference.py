@@ -95,7 +95,8 @@ def read_rows(
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
             logprobs_RK[tuple(map(torch.from_numpy, places))] = read_sequences(engine, batch, ld_alpha)
             bar.update(min(plan.ranks * len(np.unique(batch.row_B)), bar.total - bar.n))  # ranks have about as many
-    return RowLogprobs(numbers, summed(logprobs_RK).cpu().numpy())
+    of_group_RK = logprobs_RK if engine.ranks.leads else torch.zeros_like(logprobs_RK)
+    return RowLogprobs(numbers, summed(of_group_RK).cpu().numpy())
 
 
 def taken_rows(rows: int, settings: LoopSettings) -> list[int]:

@@ -57,7 +57,7 @@ def score_responses(
             scores_B = read(moved(batch.ranked.rows, ranks.device))
         batch_scores = scores_B.double().cpu().numpy()[: len(batch.row_B)]
         mine.append(np.column_stack([batch.row_B, batch.place_B, batch.tokens_B, batch_scores]))
-    scored = gathered_scores(mine)
+    scored = gathered_scores(mine if ranks.leads else [])
     scores = scored.score_R
     not_finite = int(np.count_nonzero(~np.isfinite(scores)))
     if not_finite:

@@ -10,6 +10,8 @@ from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_m
 from training.utils.dry_run.table import print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.loading.configurations import check_positions, check_trains
+from training.utils.sequence_parallel.checks import check_model
+from training.utils.sequence_parallel.group import check_divides
 from training.utils.setup.media import kept_features_line, planned_media
 
 if TYPE_CHECKING:
@@ -21,10 +23,13 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
+    sharing = engine.sequence_parallel_size
+    check_divides(ranks, sharing)
     settings = engine.settings(flags.of_step.learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
     check_trains(model, generates=not scalar)
     built = model_on_meta(model, DTYPES[settings.dtype], scalar)
+    check_model(built, sharing, max_seq_len)
     sequences = engine.per_device_train_batch_size
     rows = rows_at_most(
         sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, shared_by=responses
@@ -32,13 +37,15 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     tokens = rows * max_seq_len
     together = tokens * engine.gradient_accumulation_steps
     media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
-    forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media)
+    forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media, sharing=sharing)
     planned = plan_training(built, forward, model, settings, ranks=ranks, device=device)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
-    sequences_per_step = sequences * ranks * engine.gradient_accumulation_steps
+    sequences_per_step = sequences * (ranks // sharing) * engine.gradient_accumulation_steps
+    dealt = f"{ranks} ranks" if sharing == 1 else f"{ranks // sharing} groups of {sharing} ranks"
+    one = "one rank" if sharing == 1 else "one group"
     batches = (
         f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
-        f"({sequences} x {ranks} ranks x {engine.gradient_accumulation_steps}); a forward of one rank holds at most "
+        f"({sequences} x {dealt} x {engine.gradient_accumulation_steps}); a forward of {one} holds at most "
         f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
     kept = kept_features_line(media, flags.model.kept_image_features_mb)

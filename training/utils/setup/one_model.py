@@ -15,6 +15,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
 from training.utils.run.program import run_program
+from training.utils.sequence_parallel.checks import check_beside
 from training.utils.setup.first_look import look_first
 from training.utils.setup.flags import OneModelFlags
 from training.utils.setup.opened_model import OpenedModel
@@ -85,7 +86,7 @@ def one_model_program(
 
 def _check_model_flags(flags: OneModelFlags) -> None:
     """ThreestepError if base weights shall be quantized that cannot be, adapters trained with a head's loss, or
-    steps recorded that are not."""
+    steps recorded that are not, or rows shared out beside what reads them whole."""
     mistakes = Mistakes()
     others = {
         "--zero_stage 3": NOT_SHARDED if flags.engine.zero_stage == 3 else None,
@@ -93,6 +94,15 @@ def _check_model_flags(flags: OneModelFlags) -> None:
     }
     check_beside_quantization(mistakes, flags.model, others)
     flags.guests.check(mistakes, flags.model.lora_dim)
+    check_beside(
+        mistakes,
+        flags.engine.sequence_parallel_size,
+        {
+            "--torch_compile": flags.model.torch_compile,
+            "--record_steps": bool(flags.run.record_steps),
+            **flags.guests.reading_whole_rows,
+        },
+    )
     flags.run.check_records(mistakes, flags.data.chat.parallel_thinking)
     if not flags.run.dry_run:
         check_package(mistakes, flags.model)

@@ -13,6 +13,7 @@ from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style, notes_of_chat
 from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains
@@ -23,6 +24,7 @@ from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.recording.recorder import records_of
+from training.utils.sequence_parallel.checks import check_model
 from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
@@ -55,7 +57,7 @@ def run_one_model(
     """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
     arguments are."""
     with planned_run(flags.of_run) as planned:
-        ranks, data = planned.ranks, planned.flags.data
+        ranks, data = sharing_rows(planned.ranks, flags.engine.sequence_parallel_size), planned.flags.data
         flags = replace(flags, data=data)
         check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
@@ -195,10 +197,12 @@ def _engine(
         return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
+    check_model(model, ranks.sequence.size, flags.data.rows.max_seq_len)
     if scores:
-        return model, TrainingEngine(ScalarModel(model), settings, ranks, total_steps)
+        return model, TrainingEngine(ScalarModel(model, sequence=ranks.sequence), settings, ranks, total_steps)
     beside = flags.guests.inside(start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks=ranks)
-    return model, TrainingEngine(PolicyModel(model, start.head_chunk_mb, beside), settings, ranks, total_steps)
+    policy = PolicyModel(model, start.head_chunk_mb, beside, sequence=ranks.sequence)
+    return model, TrainingEngine(policy, settings, ranks, total_steps)
 
 
 def loop_settings(
@@ -225,7 +229,7 @@ def loop_settings(
             sequences,
             flags.data.rows.max_seq_len,
             packed=packed,
-            ranks=ranks.world_size,
+            ranks=ranks.groups,
             max_tokens_per_micro_batch=most,
             forward_tokens=overhead,
         )

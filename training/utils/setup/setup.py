@@ -83,18 +83,24 @@ def with_head_chunk(plan: CheckpointPlan, model: ModelSettings, dtype: str, rank
 
 def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, int]:
     """Return (optimizer steps, sequences of each). Raises ThreestepError if the rows do not fill one."""
-    sequences = engine.per_device_train_batch_size * ranks.world_size * engine.gradient_accumulation_steps
+    sequences = engine.per_device_train_batch_size * ranks.groups * engine.gradient_accumulation_steps
     steps = steps_in(rows, engine.num_train_epochs, sequences)
     if steps == 0:
         raise ThreestepError(
             f"an optimizer step takes {sequences} sequences (--per_device_train_batch_size "
-            f"{engine.per_device_train_batch_size} x {ranks.world_size} ranks x --gradient_accumulation_steps "
+            f"{engine.per_device_train_batch_size} x {ranks_in_words(ranks)} x --gradient_accumulation_steps "
             f"{engine.gradient_accumulation_steps}) and {engine.num_train_epochs:g} epochs of {rows} training rows do "
             "not fill one; lower the batch or add rows or epochs"
         )
     if engine.max_train_steps is not None:
         steps = min(steps, engine.max_train_steps)
     return steps, sequences
+
+
+def ranks_in_words(ranks: Ranks) -> str:
+    """Among how many rows are dealt: ranks, or groups of them."""
+    size = ranks.sequence.size
+    return f"{ranks.world_size} ranks" if size == 1 else f"{ranks.groups} groups of {size} ranks"
 
 
 def may_pack(

@@ -66,9 +66,10 @@ class DeviceSums:
         """This rank's."""
         return self._sums
 
-    def totals(self, device: torch.device) -> dict[str, float]:
-        """The sums over all ranks (`summed_numbers`). A collective."""
-        return summed_numbers(self._sums, device)
+    def totals(self, device: torch.device, counted: bool = True) -> dict[str, float]:
+        """The sums over all ranks (`summed_numbers`). A collective. counted: False leaves this rank's out, because
+        another rank of its group has the same (`Ranks.leads`)."""
+        return summed_numbers(self._sums if counted else dict.fromkeys(self._sums, 0.0), device)
 
 
 def gathered(item: Any) -> list[Any]:

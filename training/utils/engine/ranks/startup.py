@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from training.utils.engine.ranks.rank_watch import leave_process_group, started_
 from training.utils.models.adapters.one_precision import ROUNDED
 from training.utils.run.launch import free_port
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
+from training.utils.sequence_parallel.group import ALONE, SequenceGroup, sequence_group
 
 QUIETED_LOGGERS = ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,6 +34,8 @@ class Ranks:
     """This process among all ranks, and the device it computes on.
 
     leaving: releases engines when the process leaves the group, so that another run may follow in this process
+    timeout_seconds: of a collective
+    sequence: the ranks that share rows with this one; rows are dealt to groups
     """
 
     rank: int
@@ -40,10 +43,32 @@ class Ranks:
     world_size: int
     device: torch.device
     leaving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, compare=False, repr=False)
+    timeout_seconds: float = RANK_TIMEOUT_SECONDS
+    sequence: SequenceGroup = ALONE
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def groups(self) -> int:
+        """Among how many rows are dealt: one for each rank, unless ranks share rows."""
+        return self.world_size // self.sequence.size
+
+    @property
+    def group(self) -> int:
+        """The number of this rank's group."""
+        return self.rank // self.sequence.size
+
+    @property
+    def leads(self) -> bool:
+        """True for one rank of each group: the others compute the same figures."""
+        return self.sequence.place == 0
+
+
+def sharing_rows(ranks: Ranks, size: int) -> Ranks:
+    """Return the ranks in groups of `size` that share rows. A collective."""
+    return replace(ranks, sequence=sequence_group(ranks.rank, ranks.world_size, size, ranks.timeout_seconds))
 
 
 @contextlib.contextmanager
@@ -84,7 +109,9 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
     deepspeed.comm.comm.cdb.new_group = partial(torch.distributed.new_group, timeout=timeout)
     if device.type == "cpu":
         keep_freed_memory()
-    ranks = Ranks(int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device)
+    ranks = Ranks(
+        int(os.environ["RANK"]), local_rank, int(os.environ["WORLD_SIZE"]), device, timeout_seconds=timeout_seconds
+    )
     watch = started_watch(ranks.rank, ranks.world_size)
     failed = True
     try:

@@ -1,0 +1,71 @@
+"""Refusals of what does not go over several ranks: models without heads to share out, and features that read
+whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from training.utils.base.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.utils.base.errors import Mistakes
+
+FLAG = "--sequence_parallel_size"
+_ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations of transformers name them
+
+
+def check_beside(mistakes: Mistakes, size: int, others: Mapping[str, bool]) -> None:
+    """Note flags that do not go with P > 1. others: flags as they were given, True where they ask for something."""
+    for given, asks in others.items():
+        mistakes.require(
+            size == 1 or not asks,
+            f"{FLAG} {size} cannot go with {given} yet, which reads whole rows on one rank; leave one of them out",
+        )
+
+
+def check_texts(media: Any, size: int) -> None:
+    """ThreestepError for rows that are not of text alone. media: of the rows; None if they have none."""
+    if media is not None and size > 1:
+        raise ThreestepError(
+            f"{FLAG} {size} is of rows of text alone, and rows of the data have {media.name}; leave {FLAG} out"
+        )
+
+
+def check_model(model: PreTrainedModel, size: int, longest_tokens: int) -> None:
+    """ThreestepError if the rows of a transformers model cannot be shared out over `size` ranks.
+
+    longest_tokens: of the sequences
+    """
+    if size == 1:
+        return
+    text_config, name = model.config.get_text_config(), type(model).__name__
+    reason = _why_not(model, text_config, longest_tokens)
+    if reason is not None:
+        raise ThreestepError(f"{FLAG} {size}: {name} {reason}; leave {FLAG} out, or use another model")
+    heads = int(text_config.num_attention_heads)
+    if heads % size:
+        divisors = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
+        raise ThreestepError(
+            f"{FLAG} expects a divisor of the {heads} attention heads of {name} ({divisors}), got {size}: every rank "
+            "computes as many; give one of these"
+        )
+
+
+def _why_not(model: PreTrainedModel, text_config: Any, longest_tokens: int) -> str | None:
+    from torch import nn
+
+    convolves = any(isinstance(module, (nn.Conv1d, nn.Conv2d)) for module in model.modules())
+    if getattr(model, "_is_stateful", False) or convolves or not getattr(text_config, "num_attention_heads", None):
+        return "has state-space or convolution layers, which read their neighbours in the row"
+    others = sorted({*(getattr(text_config, "layer_types", None) or ())} - {*_ATTENTION})
+    if others:
+        return f"has layers of {', '.join(others)}, whose rows are not shared out"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "passes no arguments on to its attention"
+    window = getattr(text_config, "sliding_window", None)
+    if window is not None and getattr(text_config, "use_sliding_window", True) and window < longest_tokens:
+        return f"has a sliding window of {window} tokens, shorter than the sequences ({longest_tokens} tokens)"
+    return None
