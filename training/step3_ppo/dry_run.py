@@ -29,6 +29,8 @@ from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.flags.arguments import resolved_settings
 from training.utils.models.quantized.quantized import rounded_elements
+from training.utils.sequence_parallel.checks import check_model
+from training.utils.sequence_parallel.group import check_divides
 from training.utils.setup.media import kept_features_line, planned_media
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     """Print what a run of step 3 would be."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     ranks = ranks_of_dry_run(flags.run.num_ranks)
+    check_divides(ranks, ppo.sequence_parallel_size)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
     dtype = DTYPES[roles.dtype]
     check_models(flags, components.with_critic_tokenizer)
@@ -52,6 +55,8 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     critic = model_on_meta(roles.model("critic"), dtype, scores=True) if needs_critic else None
     frozen = roles.model("critic").as_it_is()
     scorer = model_on_meta(frozen, dtype, scores=True) if components.with_reward_model else None
+    for model in filter(None, (actor, critic, scorer)):
+        check_model(model, ppo.sequence_parallel_size, longest)
 
     forward = _forward(flags, components)
     whole_logits = _whole_logits(actor, forward, components)
@@ -119,7 +124,7 @@ def _forward(flags: PpoFlags, components: Components) -> LargestForward:
     model, longest_prompt = flags.roles.actor_model_name_or_path, flags.data.rows.max_prompt_seq_len
     most, at_once = rows * longest_prompt, prompts * longest_prompt
     media = planned_media(model, flags.roles.trust_remote_code, most, at_once)
-    return LargestForward(rows, longest, targets, not ppo.padded, with_entropy, media)
+    return LargestForward(rows, longest, targets, not ppo.padded, with_entropy, media, ppo.sequence_parallel_size)
 
 
 def _trained(

@@ -19,6 +19,7 @@ from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.chat.chat import adopt_style
+from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.flags.arguments import resolved_settings
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.asking.service import RunPlace
@@ -70,7 +71,7 @@ def open_inputs(
 ) -> tuple[OpenedRun, PpoOpening, ScoreScale | None]:
     """Open the run's folder, tokenizers and prompts, checked before a model loads; return them with the scale of
     --normalize_reward_scores. A collective."""
-    ranks = planned.ranks
+    ranks = sharing_rows(planned.ranks, flags.ppo.sequence_parallel_size)
     check_models(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     flags.guests.check_words(tokenizers.actor)

@@ -22,6 +22,7 @@ from training.utils.loading.configurations import check_positions, check_trains,
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
+from training.utils.sequence_parallel.checks import check_beside, check_texts
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -93,6 +94,8 @@ def checked_components(flags: PpoFlags) -> Components:
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
         check_package(mistakes, roles)
+    whole_rows = {"--reuse_forwards": ppo.reuse_forwards, "--record_steps": bool(flags.run.record_steps)}
+    check_beside(mistakes, ppo.sequence_parallel_size, {**whole_rows, **flags.guests.reading_whole_rows})
     mistakes.require(
         not (ppo.reuse_forwards and flags.mtp.mtp_num_layers),
         "--reuse_forwards learns from forwards that keep no states, and --mtp_num_layers "
@@ -287,6 +290,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
     if images is None:
         return
+    check_texts(images, flags.ppo.sequence_parallel_size)
     mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
     mistakes.require(
         engine.supports_media or ppo.rollout_replay is not None,

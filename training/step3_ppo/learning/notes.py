@@ -120,7 +120,7 @@ class StepNotes:
         means |= {"train/minibatches": float(len(steps)), "train/empty_minibatches": float(self.empty)}
         if settings.updates.meters:
             tokens = [sequence.tokens for sequence in self.rollout.sequences]
-            documents = documents_of(tokens, settings.experience.layout.plan)
+            documents = documents_of(tokens, settings.experience.layout.dealt)
             targets = sum(int(part.is_target.sum()) for part in tokens)
             epochs = len(steps) * settings.updates.sequences_per_minibatch * self.ranks.world_size / len(tokens)
             trained = settings.updates.meters if train_actor else settings.updates.meters[1:]

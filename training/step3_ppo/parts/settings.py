@@ -49,7 +49,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks=ranks.world_size)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
     media = with_kept_media(inputs.media, flags.roles.kept_image_features_mb, roles, log)
-    layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media)
+    layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sequence.size)
     experience = experience_settings(components.algorithm, ppo, layout, _rewards(opening), scale=scale)
     length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
     experience = replace(experience, scoring=replace(experience.scoring, length=length))

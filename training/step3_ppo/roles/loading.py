@@ -13,14 +13,19 @@ from training.utils.loading.models import load_causal_lm, load_scalar_model, pre
 from training.utils.loading.score_scale import set_score_scale
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.sequence_parallel.checks import check_model
 from training.utils.setup.media import check_read_alike, processor_of
 from training.utils.setup.setup import load_under
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
     from transformers import PreTrainedModel
 
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.contracts.media import RunMedia
+    from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.models.settings import ModelSettings
 
@@ -58,29 +63,34 @@ def load_roles(
             check_read_alike(
                 (flags.actor_model_name_or_path, flags.critic_model_name_or_path), flags.trust_remote_code, tokenizers
             )
+    sequence = ranks.sequence
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
     reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}
 
+    def load(engine: EngineSettings, loaded: Callable[[torch.dtype], PreTrainedModel]) -> PreTrainedModel:
+        model: PreTrainedModel = load_under(engine, ranks, loaded)
+        check_model(model, sequence.size, longest_tokens)
+        return model
+
     def language_model(model: ModelSettings) -> PreTrainedModel:
         size = len(tokenizers.actor)
-        return load_under(flags.engine("actor"), ranks, lambda dtype: load_causal_lm(model, dtype, size, **reading))
+        return load(flags.engine("actor"), lambda dtype: load_causal_lm(model, dtype, size, **reading))
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
         tokenizer = tokenizers.critic
         assert tokenizer is not None  # loaded wherever a scalar model is
-        return load_under(
+        return load(
             flags.engine("critic"),
-            ranks,
             lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True, **reading),
         )
 
     reward_model = frozen_actor = critic_model = critic = None
     if needed.reward_model:
-        scorer = ScalarModel(scalar_model(critic_settings.as_it_is()))
+        scorer = ScalarModel(scalar_model(critic_settings.as_it_is()), sequence=sequence)
         reward_model = FrozenModel(scorer, flags.frozen_engine("critic"), ranks)
     adapter_is_all = flags.actor_lora_dim > 0 and flags.only_optimize_lora
     if needed.reference and not adapter_is_all:
-        plain = PolicyModel(language_model(actor_settings.as_it_is()), flags.head_chunk_mb)
+        plain = PolicyModel(language_model(actor_settings.as_it_is()), flags.head_chunk_mb, sequence=sequence)
         frozen_actor = FrozenModel(plain, flags.frozen_engine("actor"), ranks)
 
     if flags.share_trunk:
@@ -95,10 +105,12 @@ def load_roles(
     if needed.critic and critic_model is None:
         critic_model = scalar_model(critic_settings)
         set_score_scale(critic_model.config, None)  # its values are on the scale of returns
-    policy = PolicyModel(actor_model, flags.head_chunk_mb)
+    policy = PolicyModel(actor_model, flags.head_chunk_mb, sequence=sequence)
     actor = TrainingEngine(policy, flags.engine("actor"), ranks, total_steps - warmup_steps)
     if critic_model is not None:
-        critic = TrainingEngine(ScalarModel(critic_model), flags.engine("critic"), ranks, total_steps)
+        critic = TrainingEngine(
+            ScalarModel(critic_model, sequence=sequence), flags.engine("critic"), ranks, total_steps
+        )
     processor = processor_of(flags.actor_model_name_or_path, actor_model)
     return Roles(
         actor=actor,

@@ -26,6 +26,7 @@ PER_STEP = {
     "prompts of a rollout": ("per_device_generation_batch_size", "generation_batches"),
     "sequences of a minibatch": ("per_device_training_batch_size", "gradient_accumulation_steps"),
 }
+DEALT_TO_GROUPS = ("sequences of an optimizer step",)  # not to ranks, where these share rows
 MOST_WAIT_SECONDS = 12 * 3600.0  # other ranks wait a day for the first one
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 

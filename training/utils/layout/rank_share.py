@@ -31,12 +31,18 @@ class SequenceRows(NamedTuple):
 @dataclass(frozen=True)
 class SequenceLayout:
     """The layout of sequences as micro-batches. rank: this one, of plan.ranks. media: of the prompts, which their rows
-    get; None where none has some."""
+    get; None where none has some. sharing: ranks that share rows, to which one share is dealt."""
 
     plan: PlanSettings
     pad_token_id: int
     rank: int = 0
     media: RunMedia | None = None
+    sharing: int = 1
+
+    @property
+    def dealt(self) -> PlanSettings:
+        """The plan of the groups of ranks that share rows."""
+        return replace(self.plan, ranks=self.plan.ranks // self.sharing)
 
     def media_of(self, prompts: Sequence[PromptRow]) -> Any:
         """Return what a rollout reads of the media of prompts (`RolloutRequest.media`); None where none has some."""
@@ -55,7 +61,7 @@ def rank_share(
     the same number of tokens. They lie on the CPU, pinned if `device` is a GPU. sharing: the sequences are prompts with
     responses; those to one prompt share it, and what else the plan says, if documents may share rows. with_before: the
     rows have `before_NT`."""
-    plan = layout.plan
+    plan, share = layout.dealt, layout.rank // layout.sharing
     if not sharing:  # tags are of drawn responses alone: other texts may quote them
         plan = replace(plan, tags=None)
     groups = _groups(sequences, plan, sharing)
@@ -64,9 +70,9 @@ def rank_share(
     if plan.packed:
         lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
     step = plan_step(lengths, plan, [len(each) for each in parts])
-    lacking = lacks_media(step, layout.rank, [any(sequences[index].media for index in group) for group in groups])
+    lacking = lacks_media(step, share, [any(sequences[index].media for index in group) for group in groups])
     shares = []
-    for micro_batch, lacks in zip(step[layout.rank], lacking, strict=True):
+    for micro_batch, lacks in zip(step[share], lacking, strict=True):
         members = [[groups[place] for place in row] for row in micro_batch]
         filled = [_rows([[sequences[index] for index in group] for group in row], plan) for row in members]
         rows = laid_out(

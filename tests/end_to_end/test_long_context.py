@@ -1,0 +1,86 @@
+"""Rows over several ranks by the command line: the weights of one rank, a checkpoint that does not depend on the size
+of a group, and what ends a run in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.end_to_end.conftest import run_step
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine
+
+DATA = "--data_path embedded --max_seq_len 96 --max_train_rows 16 --max_eval_rows 4 --eval_interval 0 --dtype fp32"
+SFT = f"{DATA} --learning_rate 1e-3 --max_train_steps 3 --zero_stage 1 --lr_scheduler_type constant".split()
+WHOLE, SHARED = ["--per_device_train_batch_size", 4], ["--per_device_train_batch_size", 4, "--sequence_parallel_size"]
+
+
+@pytest.fixture(scope="module")
+def start(place: Path) -> Path:
+    from training import new_model
+
+    folder = place / "long_context_start"
+    shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
+    new_model.main(["--data_path", "embedded", "--out", str(folder), "--seed", "1", *shape])
+    return folder
+
+
+def weights(folder: Path) -> torch.Tensor:
+    tensors = load_file(folder / "model" / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_ranks_share_rows_and_one_goes_on_alone(place: Path, start: Path):
+    """The first step on two ranks that share every row, the others on one: weights and figures are those of one."""
+    model = ["--model_name_or_path", start]
+    alone, shared = place / "long_alone", place / "long_shared"
+    assert (ran := run_step(1, [*model, *SFT, *WHOLE, "--output_dir", alone])).code == 0, ran.words
+    first = [*SFT, "--max_train_steps", 1, "--save_at_end", "true", "--output_dir", shared]
+    assert (ran := run_step(1, [*model, *first, *SHARED, 2], ranks=2)).code == 0, ran.words
+    rest = [*SFT, *WHOLE, "--output_dir", shared, "--resume"]
+    assert (ran := run_step(1, [*model, *rest])).code == 0, ran.words
+    start_weights = load_file(start / "model.safetensors")
+    moved = weights(alone) - torch.cat([start_weights[name].flatten() for name in sorted(start_weights)])
+    assert float((weights(alone) - weights(shared)).norm() / moved.norm()) < 1e-3
+    for name in ("train/loss", "train/token_accuracy", "train/grad_norm"):
+        figures = [[line[name] for line in metrics(folder) if name in line] for folder in (alone, shared)]
+        assert len(figures[0]) == 3 and figures[1] == pytest.approx(figures[0], rel=1e-4), name
+    first_evaluations = [next(line["eval/loss"] for line in metrics(folder)) for folder in (alone, shared)]
+    assert first_evaluations[1] == pytest.approx(first_evaluations[0], rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "flags, ranks, sentence",
+    [
+        ([*SHARED, 2], 1, "--sequence_parallel_size expects a divisor of the 1 ranks (1), got 2"),
+        ([*SHARED, 2, "--torch_compile", "true"], 2, "--sequence_parallel_size 2 cannot go with --torch_compile yet"),
+        ([*SHARED, 2, "--mtp_num_layers", 1], 2, "cannot go with --mtp_num_layers 1 yet"),
+        ([*SHARED, 2, "--record_steps", 1], 2, "cannot go with --record_steps yet"),
+    ],
+)
+def test_a_run_that_cannot_share_rows(place: Path, start: Path, flags: list, ranks: int, sentence: str):
+    ran = run_step(1, ["--model_name_or_path", start, *SFT, *flags, "--output_dir", place / "no_run"], ranks=ranks)
+    assert ran.code != 0 and sentence in ran.stderr + ran.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", [2, "dpo"])
+def test_the_other_steps(place: Path, start: Path, step: int | str):
+    folders = []
+    for name, flags, ranks in (("alone", WHOLE, 1), ("shared", [*SHARED, 2], 2)):
+        folders.append(place / f"long_{step}_{name}")
+        flags = ["--model_name_or_path", start, *SFT, *flags, "--output_dir", folders[-1]]
+        assert (ran := run_step(step, flags, ranks=ranks)).code == 0, ran.words
+    for one, other in zip(*map(metrics, folders), strict=True):
+        for name in ("train/loss", "eval/loss", "eval/accuracy"):
+            if name in one:
+                assert other[name] == pytest.approx(one[name], rel=1e-4), name
