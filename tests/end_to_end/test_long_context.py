@@ -80,7 +80,24 @@ def test_the_other_steps(place: Path, start: Path, step: int | str):
         folders.append(place / f"long_{step}_{name}")
         flags = ["--model_name_or_path", start, *SFT, *flags, "--output_dir", folders[-1]]
         assert (ran := run_step(step, flags, ranks=ranks)).code == 0, ran.words
-    for one, other in zip(*map(metrics, folders), strict=True):
-        for name in ("train/loss", "eval/loss", "eval/accuracy"):
-            if name in one:
-                assert other[name] == pytest.approx(one[name], rel=1e-4), name
+    for name in ("train/loss", "eval/loss", "eval/accuracy"):
+        alone, shared = ([line[name] for line in metrics(folder) if name in line] for folder in folders)
+        assert alone and shared == pytest.approx(alone, rel=1e-4), name
+
+
+@pytest.mark.long
+def test_step_3(place: Path, start: Path):
+    """Two ranks that share rows, and the same two without: equal responses, figures and weights."""
+    flags = "--max_answer_seq_len 10 --max_prompt_seq_len 60 --max_train_steps 2 --reward length --dtype fp32 --seed 3"
+    flags += " --reward_length_characters 12 --per_device_generation_batch_size 4 --num_samples_per_prompt 2"
+    flags += " --actor_learning_rate 1e-3 --advantage grpo --data_path embedded --max_train_rows 32 --max_eval_rows 4"
+    folders = []
+    for size in (1, 2):
+        folders.append(place / f"long_ppo_{size}")
+        given = ["--actor_model_name_or_path", start, *flags.split(), "--output_dir", folders[-1]]
+        assert (ran := run_step(3, [*given, "--sequence_parallel_size", size], ranks=2)).code == 0, ran.words
+    alone, shared = map(weights, folders)
+    assert float((alone - shared).abs().max()) < 1e-4
+    for name in ("actor/policy_loss", "actor/kl_loss", "rollout/reward"):
+        figures = [[line[name] for line in metrics(folder) if name in line] for folder in folders]
+        assert figures[1] == pytest.approx(figures[0], rel=1e-3, abs=1e-6), name

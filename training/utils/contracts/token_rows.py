@@ -20,6 +20,8 @@ from training.utils.contracts.runs import PAD_SEGMENT, RunLengths, lengths_of, r
 if TYPE_CHECKING:
     from training.utils.images.row_media import RowMedia
 
+MOST_MASK_BYTES = 2**33  # of a dense mask: 92,681 tokens squared; three of its size are held while it is made
+
 
 @dataclass(frozen=True)
 class RepeatedTargets:
@@ -147,11 +149,19 @@ class TokenRows:
         segment sees and was before it, and to all of its own block (`RowMedia`).
 
         Padding sees itself: a mask row of only False gives NaN in some attention kernels.
+
+        ThreestepError for a mask beyond MOST_MASK_BYTES.
         """
         blocks_NT = None if self.media is None else self.media.blocks_NT
         if self.segments is None and blocks_NT is None:
             return None
-        width = self.segment_ids_NT.shape[1]
+        count, width = self.segment_ids_NT.shape
+        if count * width**2 > MOST_MASK_BYTES:
+            raise ThreestepError(
+                f"a mask of {width:,} x {width:,} tokens for {count} row{'s' if count > 1 else ''} takes "
+                f"{count * width**2 / 1e9:.0f} GB, at most {MOST_MASK_BYTES / 1e9:.0f} are made; use attention without "
+                "one (--attn_implementation varlen or flex_attention on CUDA), or --max_tokens_per_micro_batch"
+            )
         causal_TT = torch.ones(width, width, dtype=torch.bool, device=self.segment_ids_NT.device).tril()
         mask_NTT = causal_TT if self.segments is None else self._seen(self.segments.visible_NSS) & causal_TT
         if blocks_NT is not None:

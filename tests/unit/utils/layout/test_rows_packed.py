@@ -231,3 +231,9 @@ def test_how_often_a_token_stands_in_separate_sequences():
     assert rows.copies_NT().tolist() == [[3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0]]
     assert packed_rows([[plain(tokens(2))], [plain(tokens(1))]], 0).copies_NT().tolist() == [[1, 1], [1, 0]]
     assert rows.without_targets().target_ids_M.numel() == 0
+
+
+def test_a_mask_that_no_machine_holds_is_refused():
+    rows = packed_rows([[plain(run([1] * 50_000)), plain(run([2] * 50_000))]], pad_token_id=0)
+    with pytest.raises(ThreestepError, match=r"a mask of 100,000 x 100,000 tokens for 1 row takes 10 GB, at most 9 ar"):
+        rows.dense_mask()
