@@ -210,7 +210,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
     def model(self, role: str) -> ModelSettings:
         """role: actor or critic."""
         path = getattr(self, f"{role}_model_name_or_path")
-        others = ("attn_implementation", "torch_compile", "trains_adapter_on", "new_head")
+        others = ("attn_implementation", "torch_compile", "trains_adapter_on", "new_head", "rope_scaling")
         alpha = scaled_alpha(self.lora_alpha, getattr(self, f"{role}_lora_dim"), self.use_rslora)
         own = {"name_or_path": path, "takes_media": True, "lora_alpha": alpha}
         return settings_of(ModelSettings, self, role, **own, defaults=others)

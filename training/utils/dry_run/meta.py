@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.configurations import load_config
+from training.utils.loading.configurations import config_of
 from training.utils.loading.models import prepared
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     from training.utils.models.families.scalar_class import scalar_model_class
     from training.utils.models.quantized.quantized import quantize_layers
 
-    config = load_config(settings.name_or_path, settings.trust_remote_code)
+    config = config_of(settings)
     config.pad_token_id = None  # some families look for it in the ids, which have no values here
     auto_class = language_model_class(config, with_media=False)
     if scores:

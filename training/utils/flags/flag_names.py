@@ -118,7 +118,6 @@ _MEANT = {
     "reward_pretrain": ("critic_model_name_or_path",),
     "ring_attn_size": ("sequence_parallel_size",),
     "rollout_batch_size": ("per_device_generation_batch_size",),
-    "rope_scaling": (),
     "save_freq": ("save_every",),
     "save_interval": ("save_every",),
     "save_path": ("output_dir",),

@@ -14,6 +14,7 @@ from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
 from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
 from training.utils.models.families.checks import check_reads_text
+from training.utils.models.rope_scaling import scaled
 from training.utils.models.stop_tokens import stop_tokens_in
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
         config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
         check_quantization(config, base)
     return config
+
+
+def config_of(settings: ModelSettings) -> Any:
+    """Return the configuration that a model is loaded with: its own, with the positions that the settings give it."""
+    config = load_config(settings.name_or_path, settings.trust_remote_code)
+    return scaled(config, settings.rope_scaling, settings.name_or_path)
 
 
 def saved_stop_tokens(name_or_path: str, trust_remote_code: bool = False) -> list[int]:
@@ -90,13 +97,14 @@ def set_pad_token(config: Any, pad_token_id: int | None) -> None:
 def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) -> None:
     """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the positions in the model's configuration, or
     if that is not a configuration that `check_reads_text` lets pass."""
-    config = load_config(settings.name_or_path, settings.trust_remote_code)
+    config = config_of(settings)
     check_reads_text(config, settings.name_or_path, settings.takes_media)
     positions = positions_of(config)
     if positions is not None and longest_tokens > positions:
         raise ThreestepError(
             f"{flags} allow sequences of {longest_tokens} tokens and the model '{settings.name_or_path}' has "
-            f"{positions} positions; lower them or use a model with more positions"
+            f"{positions} positions; lower them or use a model with more positions (steps 1 and 2 give one more by "
+            "--rope_scaling)"
         )
 
 

@@ -18,7 +18,7 @@ from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
-from training.utils.loading.configurations import errors_explained, load_config, set_pad_token
+from training.utils.loading.configurations import config_of, errors_explained, set_pad_token
 from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
 from training.utils.loading.judgement import HEAD, RequestedModel
@@ -62,7 +62,7 @@ def load_causal_lm(
     device: where it is measured and stays; the CPU by default. A ZeRO-3 model is where DeepSpeed puts it.
     media: of the rows that it will read, if they have some.
     """
-    config = _config_of(settings)
+    config = config_of(settings)
     _refuse_encoder(config, settings)
     check_reads_text(config, settings.name_or_path, settings.takes_media)
     if media is not None:
@@ -113,7 +113,7 @@ def load_scalar_model(
         the embeddings grow to the tokenizer.
     added_tokens, longest_tokens, device, media: see `load_causal_lm`.
     """
-    config = _config_of(settings)
+    config = config_of(settings)
     check_reads_text(config, settings.name_or_path, settings.takes_media)
     if media is not None:
         check_reads_media(config, settings.name_or_path)
@@ -146,10 +146,6 @@ def load_scalar_model(
     _round_weights(model, settings, device)
     _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
-
-
-def _config_of(settings: ModelSettings) -> Any:
-    return load_config(settings.name_or_path, settings.trust_remote_code)
 
 
 def _refuse_headless(config: Any, settings: ModelSettings) -> None:
@@ -214,6 +210,11 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
 
         check_compiler()
     given = copy_of_object(wanted.where, dtype, settings, wanted.is_scalar)
+    if given is not None and settings.rope_scaling is not None:
+        raise ThreestepError(
+            f"--rope_scaling {settings.rope_scaling} is of a model that is loaded from a folder, and this one is an "
+            "object; set its configuration, or give a folder"
+        )
     if given is not None:
         return given
     # Without it, transformers asks at the terminal.

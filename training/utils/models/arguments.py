@@ -14,6 +14,7 @@ from training.utils.models.quantized.quantization import (
     check_quantization,
     check_ranks,
 )
+from training.utils.models.rope_scaling import check_scaling
 from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -39,6 +40,13 @@ class ModelArguments:
         "name",
         choices=CHOICES,
         topic="memory",
+    )
+    rope_scaling: str | None = flag(
+        None,
+        "Give a model with rotary embeddings FACTOR times its positions, e.g. yarn:4 (or linear:4, by interpolation "
+        "alone); the trained model keeps them. --max_seq_len is compared with these.",
+        "type:factor",
+        topic="length",
     )
     dropout: float | None = flag(
         None,
@@ -125,6 +133,7 @@ class ModelArguments:
             "--model_name_or_path expects the folder or hub name of a model, got nothing; "
             "`threestep new-model --out DIR` makes one with random weights",
         )
+        check_scaling(mistakes, self.rope_scaling)
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})
         check_scale(mistakes, self.use_rslora, self.lora_dim)

@@ -22,6 +22,7 @@ class ModelSettings:
     freeze_vision_tower, freeze_projector: see training.utils.loading.freezing.
     new_head: a reward model gets a new head in the place of one that its folder has under another name than `score`.
     takes_media: what trains the model also trains models that read more than text.
+    rope_scaling: see training.utils.models.rope_scaling; None leaves the model's positions as they are.
     """
 
     name_or_path: str
@@ -45,6 +46,7 @@ class ModelSettings:
     freeze_projector: bool = False
     new_head: bool = False
     takes_media: bool = False
+    rope_scaling: str | None = None
 
     @property
     def quantization(self) -> Quantization | None:
@@ -60,4 +62,5 @@ class ModelSettings:
             trust_remote_code=self.trust_remote_code,
             head_chunk_mb=self.head_chunk_mb,
             takes_media=self.takes_media,
+            rope_scaling=self.rope_scaling,
         )

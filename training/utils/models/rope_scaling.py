@@ -1,0 +1,77 @@
+"""Rotary positions beyond those that a model has (`--rope_scaling`): its configuration is changed before it loads, and
+saved with it.
+
+By position interpolation (Chen et al. 2023, arXiv:2306.15595), or YaRN (Peng et al. 2023, arXiv:2309.00071), as
+transformers computes them. Types whose angles depend on how long a row is are left out: one document would change
+others. Cheap to import.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.utils.base.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+KINDS = ("linear", "yarn")
+
+
+class RopeScaling(NamedTuple):
+    """kind: of KINDS. factor: how many times as many positions."""
+
+    kind: str
+    factor: float
+
+
+def read_scaling(text: str) -> RopeScaling:
+    """Return the scaling that `--rope_scaling` gives, e.g. yarn:4; ThreestepError for others."""
+    kind, _, number = text.partition(":")
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = math.nan
+    if kind not in KINDS or not 1 < factor < math.inf:
+        raise ThreestepError(
+            f"--rope_scaling expects a type ({', '.join(KINDS)}) and a factor above 1, such as yarn:4, got '{text}'"
+        )
+    return RopeScaling(kind, factor)
+
+
+def check_scaling(mistakes: Mistakes, text: str | None) -> None:
+    """Note a text that `read_scaling` does not read."""
+    if text is not None:
+        mistakes.note(read_scaling, text)
+
+
+def scaled(config: Any, text: str | None, name: str) -> Any:
+    """Return a transformers configuration with as many positions as the scaling gives; None returns it as it is.
+
+    name: of the model, for errors: one whose positions are not rotary, or are scaled already
+    """
+    if text is None:
+        return config
+    kind, factor = read_scaling(text)
+    changed = copy.deepcopy(config)
+    text_config = changed.get_text_config()
+    rope, positions = (
+        getattr(text_config, "rope_parameters", None),
+        getattr(text_config, "max_position_embeddings", None),
+    )
+    if not isinstance(rope, dict) or not isinstance(rope.get("rope_type"), str) or positions is None:
+        raise ThreestepError(
+            f"--rope_scaling {text} is of models with one kind of rotary positions, and '{name}' ({config.model_type}) "
+            "has none or several; leave it out"
+        )
+    if rope["rope_type"] != "default":
+        raise ThreestepError(
+            f"--rope_scaling {text}: the positions of '{name}' are scaled already ({rope['rope_type']}, {positions:,} "
+            "of them); leave it out, or start from the model before"
+        )
+    own = {"original_max_position_embeddings": positions} if kind == "yarn" else {}
+    text_config.rope_parameters = {**rope, "rope_type": kind, "factor": factor, **own}
+    text_config.max_position_embeddings = int(positions * factor)
+    return changed
