@@ -28,6 +28,7 @@ from training.utils.base.errors import Mistakes
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout import Conversations, Rollout
 from training.utils.contracts.rows import TextBlock
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -42,7 +43,7 @@ class Engine:
     """A module whose gradients are kept where they can be read."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.module, self.ranks, self.steps = module, SimpleNamespace(device=CPU), 0
+        self.module, self.ranks, self.steps = module, Ranks(0, 0, 1, CPU), 0
 
     def __call__(self, *args, **kwargs):
         return self.module(*args, **kwargs)

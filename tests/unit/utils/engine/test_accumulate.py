@@ -10,6 +10,7 @@ import torch
 
 from training.utils.contracts.guests import Guest, Guests, GuestStep
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
+from training.utils.engine.ranks.startup import Ranks
 
 CPU = torch.device("cpu")
 
@@ -18,7 +19,7 @@ class Engine:
     """Notes what it is told in `log`, under its name."""
 
     def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log, self.ranks = name, log, SimpleNamespace(device=CPU)
+        self.name, self.log, self.ranks = name, log, Ranks(0, 0, 1, CPU)
 
     def __call__(self, rows: Any) -> Any:
         self.log.append(f"{self.name} reads {rows}")
