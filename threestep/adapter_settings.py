@@ -10,11 +10,11 @@ from training.utils.base.errors import ThreestepError
 from training.utils.models.adapters.lora import END_OF_NAME
 
 _NAME = "peft_config"
-_FLAGS = ("lora_dim", "lora_alpha", "lora_dropout", "lora_module_name")
+_FLAGS = ("lora_dim", "lora_alpha", "lora_dropout", "lora_module_name", "use_dora")
 # Fields of the configuration's kind and origin, which train nothing.
 _NO_EFFECT = (
     "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "task_type",
-    "runtime_config", "r", "lora_alpha", "lora_dropout", "target_modules", "loftq_config",
+    "runtime_config", "r", "lora_alpha", "lora_dropout", "target_modules", "loftq_config", "use_dora",
 )  # fmt: skip
 _TASKS = {"reward": "SEQ_CLS"}
 _LANGUAGE = "CAUSAL_LM"
@@ -39,7 +39,7 @@ def flags_of_adapters(config: Any, kind: str, settings: Mapping[str, Any]) -> di
     targets = config.target_modules
     modules = targets if targets == "all-linear" else ",".join(f"{name}{END_OF_NAME}" for name in sorted(targets))
     alpha = config.lora_alpha * config.r**0.5 if config.use_rslora else config.lora_alpha
-    values = (config.r, float(alpha), float(config.lora_dropout), modules)
+    values = (config.r, float(alpha), float(config.lora_dropout), modules, config.use_dora)
     return {names[flag]: value for flag, value in zip(_FLAGS, values, strict=True)}
 
 

@@ -63,6 +63,7 @@ class Case:
     offload: bool = False
     checkpointing: bool = False
     lora_dim: int = 0
+    dora: bool = False
     pad_token_id: int = PAD
     per_step: int = PER_STEP
     compiled: bool = False  # traced by torch.compile, with a backend that needs no compiler
@@ -77,16 +78,16 @@ class Case:
 ORDINARY = {
     1: """
         sft_z0_micro6_tokensNone sft_z0_micro6_tokens30 sft_z2_micro1_tokensNone sft_z3_micro2_tokensNone
-        sft_z3_micro4_tokensNone untied_z0 checkpointing_z0 lora_z0 regularized_z0 regularized_lora_z3 offload_z3
-        bf16_z0 ranking_z0_micro3 ranking_z3_micro2 padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0
-        dpo_z3 smoothed_padded orpo_padded cpo_padded
+        sft_z3_micro4_tokensNone untied_z0 checkpointing_z0 lora_z0 dora_z3 regularized_z0 regularized_lora_z3
+        offload_z3 bf16_z0 ranking_z0_micro3 ranking_z3_micro2 padded_options_z0 pad_is_eos pad_is_eos_masked
+        another_pad dpo_z0 dpo_z3 smoothed_padded orpo_padded cpo_padded
         kto_padded_micro1 kto_padded_micro4 packed_kto_micro6 packed_bco_micro2
         desensitized_padded dpo_lora_z3 dpo_adapter_off_z0 reversed_z0 wide_z3 packed_sft_z0_micro6
         packed_sft_z2_micro2 packed_sft_z3_micro2 packed_ranking_z0_micro1 packed_ranking_z3_micro6 packed_options_z0
         packed_options_z3 packed_dpo_z0_micro1 packed_dpo_z3_micro6 packed_smoothed packed_hinge
         packed_apo_zero packed_robust packed_dpo_gpt2
         packed_shared_dpo_z2 packed_qwen3_z0 packed_gpt2_z0 packed_opt_z0 packed_gemma3_text_z0 packed_bloom_z0
-        packed_mamba_z0 packed_regularized_z0 packed_regularized_lora_z3 packed_bf16 packed_compiled_z0
+        packed_mamba_z0 packed_regularized_z0 packed_regularized_lora_z3 packed_dora_z0 packed_bf16 packed_compiled_z0
         packed_pad_is_eos mixture_padded_sft_micro6_z0 mixture_padded_sft_micro2_z3 mixture_packed_sft_micro6_z3
         mixture_packed_sft_micro2_z0 mixture_packed_dpo_micro2_z0 mixture_padded_dpo_micro2_z3
         mixture_packed_ranking_micro6_z3 mixture_padded_ranking_micro6_z0 mixture_noise_z0 mixture_given_z0
@@ -99,13 +100,15 @@ ORDINARY = {
         padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0 dpo_z2 dpo_z3 ipo_padded apo_down_padded
         kto_padded_micro3 bco_padded_micro1 packed_kto_micro2 packed_kto_one_a_step
         desensitized_lora_z0 dpo_lora_z0
-        dpo_adapter_off_z3 one_a_step_z0 one_a_step_z3 five_a_step_z2 first_rank_alone_z0 first_rank_alone_z3
-        no_targets_z2 reversed_z3 wide_z0 uneven_z3 packed_sft_z0_micro3 packed_sft_z2_micro1 packed_sft_z3_micro1
+        dpo_adapter_off_z3 dora_z2 dpo_dora_off_z3 one_a_step_z0 one_a_step_z3 five_a_step_z2
+        first_rank_alone_z0 first_rank_alone_z3 no_targets_z2 reversed_z3 wide_z0 uneven_z3 packed_sft_z0_micro3
+        packed_sft_z2_micro1 packed_sft_z3_micro1
         packed_sft_z3_micro3 packed_ranking_z0_micro6 packed_ranking_z2_micro1 packed_ranking_z3_micro1
         packed_options_z0 packed_options_z3 packed_dpo_z1_micro6 packed_dpo_z2_micro1 packed_dpo_z3_micro1 packed_ipo
         packed_orpo packed_plackett_luce packed_simpo packed_desensitized packed_sigmoid_norm
         packed_dpo_mamba packed_shared_sft_z3 packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3
-        packed_regularized_z3 packed_regularized_lora_z0 packed_bf16 packed_one_a_step_z3 packed_dpo_one_a_step
+        packed_regularized_z3 packed_regularized_lora_z0 packed_dora_z3 packed_bf16 packed_one_a_step_z3
+        packed_dpo_one_a_step
         mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3
         mixture_packed_dpo_micro3_z3 mixture_packed_ranking_micro1_z0 mixture_padded_ranking_micro1_z2
         mixture_wide_z3 mixture_off_z3 mixture_one_a_step_z3
@@ -136,6 +139,11 @@ def cases(world_size: int) -> list[Case]:
     found += [Case(f"untied_z{stage}", model="untied", zero_stage=stage) for stage in (0, 3)]
     found += [Case(f"checkpointing_z{stage}", zero_stage=stage, checkpointing=True) for stage in (0, 3)]
     found += [Case(f"lora_z{stage}", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 2, 3)]
+    found += [Case(f"dora_z{stage}", zero_stage=stage, lora_dim=LORA_DIM, dora=True) for stage in (0, 2, 3)]
+    found += [
+        Case("dpo_dora_off_z3", "dpo", zero_stage=3, lora_dim=LORA_DIM, dora=True, micro=2, adapter_off=True),
+        Case("dpo_dora_z1", "dpo", zero_stage=1, lora_dim=LORA_DIM, dora=True, micro=1),
+    ]
     found += [regularized(f"regularized_z{stage}", stage, micro=2) for stage in (0, 3)]
     found += [
         regularized(f"regularized_lora_z{stage}", stage, lora_dim=LORA_DIM, checkpointing=True) for stage in (0, 3)
@@ -216,6 +224,17 @@ def packed_cases(world_size: int) -> list[Case]:
     found += [
         regularized(f"packed_regularized_lora_z{stage}", stage, lora_dim=LORA_DIM, checkpointing=True, packed=True)
         for stage in (0, 3)
+    ]
+    found += [
+        Case(
+            f"packed_dora_z{stage}",
+            zero_stage=stage,
+            lora_dim=LORA_DIM,
+            dora=True,
+            checkpointing=stage == 3,
+            packed=True,
+        )
+        for stage in (0, 2, 3)
     ]
     found += [Case("packed_bf16", dtype="bf16", packed=True), Case("packed_pad_is_eos", pad_token_id=END, packed=True)]
     found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
@@ -331,6 +350,7 @@ def model_settings(case: Case, models: Path) -> Any:
         lora_dim=case.lora_dim,
         lora_alpha=LORA_ALPHA,
         lora_module_name=case.lora_part,
+        use_dora=case.dora,
     )
 
 

@@ -191,10 +191,11 @@ def test_who_falls_back_to_padding_says_so_and_nobody_else(launched, world_size:
 
 @pytest.mark.parametrize("world_size, case", LORA)
 def test_lora_equals_plain_pytorch(launched, models, world_size: int, case: Case):
-    """Adapters alone are trained; read back, the model is W + B A alpha / rank under the plain names. DPO's reference
-    is the model without them, whether it was read before training or is read with the adapters off."""
-    out, reports = launched("engine_program", world_size)
-    want, weights = lora_trained_plainly(models, case.kind, regularized=False)
+    """Adapters alone are trained; read back, the model is W + B A alpha / rank under the plain names, with DoRA scaled
+    to the magnitudes. DPO's reference is the model without them, whether it was read before training or is read with
+    the adapters off."""
+    out, reports = launched("packed_program" if case.packed else "engine_program", world_size)
+    want, weights = lora_trained_plainly(models, case.kind, regularized=False, dora=case.dora)
     # Adam divides by the adapters' first gradients, which are small: the rounding of DPO's sums is seen there.
     more = 1.0 if case.kind == "sft" else 4.0
     assert reports[0][case.name]["losses"] == pytest.approx(want.losses, abs=more * rounding_of(case.kind))
@@ -282,11 +283,13 @@ def accuracies(folder: Path) -> tuple[list[float], list[float]]:
 
 
 @cache
-def lora_trained_plainly(models: Path, kind: str, regularized: bool) -> tuple[plain.Trained, dict[str, torch.Tensor]]:
+def lora_trained_plainly(
+    models: Path, kind: str, regularized: bool, dora: bool = False
+) -> tuple[plain.Trained, dict[str, torch.Tensor]]:
     from training.utils.base.seeds import seed_everything
     from training.utils.loading.models import load_causal_lm
 
-    case = Case("lora", lora_dim=engine_program.LORA_DIM)
+    case = Case("lora", lora_dim=engine_program.LORA_DIM, dora=dora)
     seed_everything(SEED, rank=0)
     model = load_causal_lm(engine_program.model_settings(case, models), torch.float32, engine_program.PAD + 1).double()
     train_rows, _ = engine_program.rows_of(kind, "plain", PER_STEP)
@@ -307,6 +310,8 @@ def merged(start: torch.nn.Module, adapters: dict[str, torch.Tensor]) -> dict[st
         if f"{layer}.lora_A.default.weight" in adapters:
             down, up = (adapters[f"{layer}.lora_{side}.default.weight"] for side in "AB")
             weights[name] += up @ down * engine_program.LORA_ALPHA / engine_program.LORA_DIM
+        if (magnitudes := adapters.get(f"{layer}.lora_magnitude_vector.default.weight")) is not None:
+            weights[name] *= (magnitudes / weights[name].square().sum(dim=1).sqrt())[:, None]
     return weights
 
 

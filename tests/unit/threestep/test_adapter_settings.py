@@ -23,6 +23,7 @@ def config(**fields):
 
 def test_fields_are_flags():
     flags = {"lora_dim": 4, "lora_alpha": 8.0, "lora_dropout": 0.1, "lora_module_name": "q_proj$,v_proj$"}
+    flags["use_dora"] = False
     given = config(lora_dropout=0.1, target_modules=["v_proj", "q_proj"], task_type="CAUSAL_LM")
     assert flags_of_adapters(given, "dpo", {}) == flags
     renamed = {"lora_dim": "actor_lora_dim", "lora_module_name": "actor_lora_module_name"}
@@ -48,18 +49,26 @@ def test_the_adapters_are_pefts(targets):
     assert {module.scaling["default"] for module in ours.modules() if hasattr(module, "lora_A")} == {2.0}
 
 
-def test_rslora_is_a_scale_and_merges_as_pefts():
-    """alpha 8 over the root of rank 4."""
-    given = config(use_rslora=True, target_modules=["q_proj", "down_proj"])
-    plain = peft.get_peft_model(tiny_causal_lm("llama"), given).base_model.model
-    ours = add_lora(tiny_causal_lm("llama"), ModelSettings(name_or_path="x", **flags_of_adapters(given, "sft", {})))
+KINDS = {
+    "rslora": ("llama", {"use_rslora": True, "target_modules": ["q_proj", "down_proj"]}, 4.0),  # 8 over the root of 4
+    "dora": ("llama", {"use_dora": True, "target_modules": ["q_proj", "down_proj"]}, 2.0),
+    "dora_transposed": ("gpt2", {"use_dora": True, "target_modules": ["c_attn", "c_proj"]}, 2.0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_lora_merge_as_pefts(kind):
+    family, fields, scale = KINDS[kind]
+    settings = ModelSettings(name_or_path="x", **flags_of_adapters(config(**fields), "sft", {}))
+    plain = peft.get_peft_model(tiny_causal_lm(family), config(**fields, fan_in_fan_out=family == "gpt2"))
+    plain, ours = plain.base_model.model, add_lora(tiny_causal_lm(family), settings)
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for own, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
             if own.requires_grad:
                 theirs.copy_(torch.randn(own.shape, generator=drawn))
             own.copy_(theirs)
-    assert {module.scaling["default"] for module in ours.modules() if hasattr(module, "lora_A")} == {4.0}
+    assert {module.scaling["default"] for module in ours.modules() if hasattr(module, "lora_A")} == {scale}
     merged = dict(full_tensors(ours, 0))
     for name, module in plain.named_modules():
         if hasattr(module, "lora_A"):
@@ -68,7 +77,7 @@ def test_rslora_is_a_scale_and_merges_as_pefts():
 
 
 OTHERS = {
-    "bias": "all", "use_dora": True, "modules_to_save": ["lm_head"], "rank_pattern": {"q_proj": 2},
+    "bias": "all", "modules_to_save": ["lm_head"], "rank_pattern": {"q_proj": 2},
     "layers_to_transform": [0],
     "init_lora_weights": "gaussian", "exclude_modules": ["k_proj"], "alpha_pattern": {"q_proj": 2}, "lora_bias": True,
     "trainable_token_indices": [1], "layer_replication": [(0, 1)], "target_parameters": ["x"], "fan_in_fan_out": True,

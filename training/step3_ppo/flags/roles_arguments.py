@@ -15,7 +15,7 @@ from training.utils.engine.config.arguments import (
     check_zero3_limits,
 )
 from training.utils.flags.flags import flag, flags_of, settings_of
-from training.utils.models.arguments import ModelArguments, check_scale, scaled_alpha
+from training.utils.models.arguments import MAGNITUDES, ModelArguments, check_kinds, scaled_alpha
 from training.utils.models.quantized.quantization import (
     NOT_SHARDED,
     check_beside_quantization,
@@ -121,6 +121,7 @@ _FLAGS = (
         {
             "lora_alpha": "",
             "use_rslora": "",
+            "use_dora": "",
             "lora_dropout": "",
             "only_optimize_lora": "With LoRA: freeze all other weights.",
             "freeze_vision_tower": "",
@@ -175,7 +176,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_schedule(mistakes, self)
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--actor_lora_dim": self.actor_lora_dim})
-        check_scale(mistakes, self.use_rslora, self.actor_lora_dim, self.critic_lora_dim)
+        check_kinds(mistakes, self, self.actor_lora_dim, self.critic_lora_dim)
         sharded = {f"--{role}_zero_stage 3": getattr(self, f"{role}_zero_stage") == 3 for role in ROLES}
         check_beside_quantization(
             mistakes,
@@ -183,6 +184,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
             {
                 **{name: NOT_SHARDED if is_given else None for name, is_given in sharded.items()},
                 "--share_trunk": "which lends one model's weights to two" if self.share_trunk else None,
+                "--use_dora": MAGNITUDES if self.use_dora else None,
             },
         )
         if self.share_trunk:
@@ -199,6 +201,11 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         mistakes.require(
             self.only_optimize_lora,
             "--share_trunk keeps the trunk frozen, and --only_optimize_lora false trains it; leave out one of them",
+        )
+        mistakes.require(
+            not self.use_dora,
+            "--share_trunk lends the trunk's weights to two models, and --use_dora takes their norms in each; that was "
+            "never compared with two models of their own; leave out one of them",
         )
         stages = self.actor_zero_stage, self.critic_zero_stage
         mistakes.require(

@@ -369,7 +369,7 @@ HF_FLAGS: dict[str, OldFlag] = {
         unless=NO_VALUE
     ),
     "--use_rslora": Same("with LoRA"),
-    "--use_dora": refused_switch("is not built; LoRA's adapters are --lora_dim's"),
+    "--use_dora": Same("with LoRA"),
     "--push_to_hub": Same("at the end of the run, with a model card made from it"),
     "--hub_model_id": Same("default: the name of --output_dir, in the account that is logged in"),
     "--hub_strategy": renamed("end", "every_save too: the model alone is uploaded; others are refused", words=_HUB),

@@ -194,7 +194,7 @@ class TrainingEngine:
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Rounded
     weights are yielded with their rounded values, with which the model computes."""
-    from training.utils.models.adapters.lora import is_adapter_tensor, layer_parameters, lora_delta, merged_name
+    from training.utils.models.adapters.lora import is_adapter_tensor, layer_parameters, merged_name, with_adapter
     from training.utils.models.quantized.quantized import quantized_layers
 
     names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
@@ -203,14 +203,12 @@ def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iter
         with _gathered(parameters, zero_stage), torch.no_grad():
             for name in bucket:
                 tensor = model.get_parameter(name).detach()
-                delta = lora_delta(model, name) if merged else None
-                yield merged_name(name), tensor if delta is None else tensor + delta.to(tensor.dtype)
+                yield merged_name(name), with_adapter(model, name, tensor) if merged else tensor
     seen = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for layer_name, layer in quantized_layers(model):
         seen |= {f"{layer_name}.{part}" for part, _ in layer.named_buffers()}
         name = f"{layer_name}.weight"
-        delta_OI, weight_OI = lora_delta(model, name) if merged else None, layer.weight
-        whole_OI = weight_OI if delta_OI is None else weight_OI + delta_OI.to(weight_OI.dtype)
+        whole_OI = with_adapter(model, name, layer.weight) if merged else layer.weight
         yield merged_name(name), whole_OI.t() if layer.transposed else whole_OI
     for name, tensor in model.state_dict().items():
         if name not in seen and not is_adapter_tensor(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from training.utils.flags.flags import flag, settings_of
 from training.utils.models.attention.attention import CHOICES
@@ -19,6 +19,16 @@ from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
+
+# Why quantized weights cannot go with DoRA.
+MAGNITUDES = "whose magnitudes start as norms of the weights that it rounds"
+
+
+class AdapterFlags(Protocol):
+    """Flags of the kind of adapters."""
+
+    use_rslora: bool
+    use_dora: bool
 
 
 @dataclass
@@ -83,6 +93,12 @@ class ModelArguments:
         "LoRA's scale is alpha / sqrt(rank), which higher ranks need to learn as fast (rsLoRA, Kalajdzievski 2023).",
         topic="lora",
     )
+    use_dora: bool = flag(
+        ModelSettings.use_dora,
+        "Adapters of weights' directions, with a trained magnitude for each output of a layer beside (DoRA, Liu et al. "
+        "2024); slower than LoRA.",
+        topic="lora",
+    )
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", "0 <= probability < 1", topic="lora")
     lora_module_name: str = flag(
         "all-linear",
@@ -136,9 +152,10 @@ class ModelArguments:
         check_scaling(mistakes, self.rope_scaling)
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})
-        check_scale(mistakes, self.use_rslora, self.lora_dim)
+        check_kinds(mistakes, self, self.lora_dim)
         compiles = "which compiles the layers that it replaces" if self.torch_compile else None
-        check_beside_quantization(mistakes, self, {"--torch_compile": compiles})
+        others = {"--torch_compile": compiles, "--use_dora": MAGNITUDES if self.use_dora else None}
+        check_beside_quantization(mistakes, self, others)
 
     def settings(self) -> ModelSettings:
         path, others = self.model_name_or_path, ("trains_adapter_on", "new_head", "takes_media")
@@ -151,10 +168,13 @@ def scaled_alpha(alpha: float, dim: int, is_by_root: bool) -> float:
     return alpha * math.sqrt(dim) if is_by_root else alpha
 
 
-def check_scale(mistakes: Mistakes, is_by_root: bool, *dims: int) -> None:
-    """Note a scale of adapters where there are none. dims: ranks of the models' adapters."""
-    mistakes.require(
-        not is_by_root or any(dims),
-        "--use_rslora scales LoRA's adapters, and there are none; give --lora_dim, in step 3 --actor_lora_dim, or "
-        "leave it out",
-    )
+def check_kinds(mistakes: Mistakes, flags: AdapterFlags, *dims: int) -> None:
+    """Note kinds of adapters where there are none. dims: ranks of the models' adapters."""
+    for flag_name, does, is_given in (
+        ("--use_rslora", "scales LoRA's adapters", flags.use_rslora),
+        ("--use_dora", "adds magnitudes to LoRA's adapters", flags.use_dora),
+    ):
+        mistakes.require(
+            not is_given or any(dims),
+            f"{flag_name} {does}, and there are none; give --lora_dim, in step 3 --actor_lora_dim, or leave it out",
+        )

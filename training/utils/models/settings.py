@@ -12,6 +12,7 @@ from training.utils.models.quantized.quantization import Quantization
 class ModelSettings:
     """name_or_path: folder or hub name.
     attn_implementation, torch_compile, lora_*: see training.utils.models.attention.attention, .compiled and .lora.
+    use_dora: adapters have a magnitude for each output of their layer (Liu et al. 2024, arXiv:2402.09353).
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
     load_in_4bit, load_in_8bit, bnb_4bit_*: see training.utils.models.quantized.quantization.
@@ -34,6 +35,7 @@ class ModelSettings:
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
     lora_module_name: str = "all-linear"
+    use_dora: bool = False
     only_optimize_lora: bool = True
     load_in_4bit: bool = False
     load_in_8bit: bool = False

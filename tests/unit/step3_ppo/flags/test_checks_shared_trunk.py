@@ -54,6 +54,13 @@ def mistakes_of(**given) -> list[str]:
             {**LORA, "only_optimize_lora": False},
             ["--share_trunk keeps the trunk frozen, and --only_optimize_lora false trains it; leave out one of them"],
         ),
+        (
+            {**LORA, "use_dora": True},
+            [
+                "--share_trunk lends the trunk's weights to two models, and --use_dora takes their norms in each; that "
+                "was never compared with two models of their own; leave out one of them"
+            ],
+        ),
     ],
 )
 def test_mistakes(given, sentences):

@@ -310,10 +310,13 @@ def test_another_lora_starts_anew_on_the_merged_model(adapter, capsys, others):
 
 
 def test_other_kinds_of_lora_are_not_trained_on(adapter, capsys):
-    """DoRA of the same layers and rank."""
-    folder, _ = adapter(peft.LoraConfig(**{**LORA, "target_modules": ALL}, use_dora=True))
+    """DoRA of the same layers and rank, unless the run's is DoRA too."""
+    folder, theirs = adapter(peft.LoraConfig(**{**LORA, "target_modules": ALL}, use_dora=True))
     load(folder, **OWN)
     assert "model: merged adapter" in capsys.readouterr().out
+    model = load(folder, **OWN, use_dora=True)
+    assert "model: going on training adapter" in capsys.readouterr().out
+    torch.testing.assert_close(logits(model), logits(theirs), rtol=1e-4, atol=1e-4)
 
 
 def test_an_adapter_of_integers(adapter):

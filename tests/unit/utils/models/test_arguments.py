@@ -75,13 +75,21 @@ def test_rslora_scales_by_the_root_of_the_rank():
     assert mistakes_of(use_rslora=True) and not mistakes_of(use_rslora=True, lora_dim=4)
 
 
+def test_dora_needs_adapters_and_weights_that_are_not_rounded():
+    assert ModelArguments(model_name_or_path="m", lora_dim=4, use_dora=True).settings().use_dora
+    assert not mistakes_of(use_dora=True, lora_dim=4)
+    assert "--use_dora adds magnitudes to LoRA's adapters, and there are none" in str(mistakes_of(use_dora=True))
+    said = str(mistakes_of(use_dora=True, lora_dim=4, load_in_8bit=True))
+    assert "--load_in_8bit cannot go with --use_dora, whose magnitudes start as norms" in said
+
+
 def test_every_setting_is_passed_on():
     given = {
         "attn_implementation": "flex_attention", "dropout": 0.1, "gradient_checkpointing": True, "torch_compile": True,
         "lora_dim": 8, "lora_alpha": 3.0, "lora_dropout": 0.2, "lora_module_name": "x", "only_optimize_lora": False,
         "trust_remote_code": True, "head_chunk_mb": 64, "load_in_4bit": True, "load_in_8bit": True,
         "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True, "freeze_vision_tower": False,
-        "freeze_projector": True,
+        "freeze_projector": True, "use_dora": True,
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()
     assert dataclasses.asdict(settings) == {

@@ -160,7 +160,7 @@ class VllmServerRollout(RolloutEngine):
         if self._lora == ADAPTER and not alone:
             raise ThreestepError(
                 f"--rollout_lora {ADAPTER} sends adapters by themselves, and these weights are not adapters on weights "
-                f"that stay (LoRA without --only_optimize_lora false, --load_in_4bit, --load_in_8bit and "
+                f"that stay (LoRA without --use_dora, --only_optimize_lora false, --load_in_4bit, --load_in_8bit and "
                 f"--rollouts_ahead); give {MERGED}, or leave it out"
             )
 

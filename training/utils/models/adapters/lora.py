@@ -52,6 +52,7 @@ def _add_adapters(model: PreTrainedModel, settings: ModelSettings) -> None:
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # a float serves: the scale is alpha / r
         lora_dropout=settings.lora_dropout,
         # PEFT's own "all-linear" also wraps the weights of experts and routers, which are no layers (peft 0.21).
+        use_dora=settings.use_dora,
         target_modules=_layers_named(model, [""] if part == "all-linear" else part.split(",")),
     )
     try:
@@ -83,12 +84,19 @@ def merged_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def lora_delta(model: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """Return LoRA's addition to the weight called `name`, or None. Under ZeRO-3, gather `layer_parameters` first."""
+def with_adapter(model: torch.nn.Module, name: str, weight: torch.Tensor) -> torch.Tensor:
+    """Return the weight called `name`, which is `weight`, with its adapter merged. Under ZeRO-3, gather
+    `layer_parameters` first."""
     if not name.endswith(".base_layer.weight"):
-        return None
+        return weight
     layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
-    return layer.get_delta_weight(ADAPTER)
+    moved = weight + layer.get_delta_weight(ADAPTER).to(weight.dtype)
+    if ADAPTER not in layer.lora_magnitude_vector:
+        return moved
+    # DoRA, equation 5: each output's weights have the length of its magnitude.
+    along = 0 if layer.fan_in_fan_out else 1
+    factors = layer.lora_magnitude_vector[ADAPTER].weight / moved.norm(dim=along)
+    return moved * factors.to(weight.dtype).unsqueeze(along)
 
 
 def adapter_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
