@@ -15,7 +15,7 @@ from typing import Any
 
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.protocol import PROTOCOL
-from training.utils.generation.vllm_server.stream import received, sums_of, with_adapters
+from training.utils.generation.vllm_server.stream import read, received, sums_of, with_adapters
 
 KEY = "a key of tests"
 VOCABULARY = 64
@@ -85,7 +85,11 @@ class FakeServer:
             connection.close()
             self.stop()
             raise OSError("killed")
-        self.kept = received(where["host"], where["port"], where["secret"], where["seconds"])
+        self.kept = (
+            read(where["path"])
+            if "path" in where
+            else received(where["host"], where["port"], where["secret"], where["seconds"])
+        )
         self.updating = True
         return {}
 
