@@ -28,7 +28,7 @@ class FakeServer:
         kind), `die_in_transfer`, `refuse_finish`. says: changes to what it says of itself.
     """
 
-    def __init__(self, says: Mapping[str, Any] | None = None, port: int = 0) -> None:
+    def __init__(self, says: Mapping[str, Any] | None = None, port: int = 0, host: str = "127.0.0.1") -> None:
         self.says = dict(says or {})
         self.faults: dict[str, Any] = {}
         self.version, self.weights = "default", 0
@@ -37,7 +37,7 @@ class FakeServer:
         self.base: dict[str, Any] = {}
         self.drawn: list[list[int]] = []  # the prompt of each response
         self.resets = self.transfers = 0
-        self._server = _Quiet(("127.0.0.1", port), _handler(self))
+        self._server = _Quiet((host, port), _handler(self))
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self.port = self._server.server_address[1]

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.support.fake_rollout_server import KEY, FakeServer
 from training.utils.run.launch import free_port
@@ -27,12 +28,15 @@ _SAYS = {"architectures": ["LlamaForCausalLM"], "longest_tokens": 100_000}
 class Disturbance:
     """kills: of servers that are started again. dead: servers that are killed for good. delay_seconds: that an answer
     takes at most. How long it takes, and when servers die, no seed decides; the first dies once the file `begin` is
-    there."""
+    there. mean_seconds: of answers that take a time of an exponential distribution, a function of the request, in place
+    of that; a server gives `slots` at a time."""
 
     begin: Path
     kills: int = 0
     dead: int = 0
     delay_seconds: float = 0.0
+    mean_seconds: float | None = None
+    slots: int = 64
 
 
 @contextmanager
@@ -54,31 +58,32 @@ def server_processes(addresses: Path, disturbance: Disturbance) -> Iterator[None
 
 
 def _supervise(ports: Sequence[int], disturbance: Disturbance) -> None:
-    """In a process of its own, which only a signal ends."""
-    dice = random.SystemRandom()
-    processes = {port: _started(port, disturbance.delay_seconds) for port in ports}
+    """In a process of its own, which ends by a signal."""
+    dice, parent = random.SystemRandom(), os.getppid()
+    processes = {port: _started(port, disturbance) for port in ports}
     victims = [(dice.choice(ports[:LIVING]), True) for _ in range(disturbance.kills)]
     victims += [(port, False) for port in ports[LIVING:][: disturbance.dead]]
     dice.shuffle(victims)
     while not disturbance.begin.exists():
         time.sleep(0.1)
     for port, returns in victims:
-        time.sleep(dice.uniform(0.5, 5.0))
+        time.sleep(dice.uniform(3.0, 6.0))
         os.kill(processes[port], signal.SIGKILL)
         os.waitpid(processes[port], 0)
         print(f"the server at {port} is killed, and {'is started again' if returns else 'stays dead'}", flush=True)
         if returns:
             time.sleep(dice.uniform(0.0, 0.5))
-            processes[port] = _started(port, disturbance.delay_seconds)
-    while True:
-        signal.pause()
+            processes[port] = _started(port, disturbance)
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)  # what started it was killed
 
 
-def _started(port: int, delay_seconds: float) -> int:
+def _started(port: int, disturbance: Disturbance) -> int:
     process = os.fork()
     if process == 0:
         try:
-            _LateServer(delay_seconds, port)
+            _LateServer(disturbance, port)
             threading.Event().wait()
         finally:
             os._exit(1)
@@ -86,10 +91,16 @@ def _started(port: int, delay_seconds: float) -> int:
 
 
 class _LateServer(FakeServer):
-    def __init__(self, delay_seconds: float, port: int) -> None:
+    def __init__(self, disturbance: Disturbance, port: int) -> None:
         super().__init__(_SAYS, port)
-        self._delay_seconds = delay_seconds
+        self._disturbance = disturbance
+        self._slots = threading.Semaphore(disturbance.slots)
 
-    def on_inference_v1_generate(self, body: object) -> object:
-        time.sleep(random.SystemRandom().uniform(0.0, self._delay_seconds))
+    def on_inference_v1_generate(self, body: Any) -> Any:
+        seconds = random.SystemRandom().uniform(0.0, self._disturbance.delay_seconds)
+        if self._disturbance.mean_seconds is not None:
+            dice = random.Random(f"{body['token_ids']} {body['sampling_params']['seed']}")
+            seconds = dice.expovariate(1.0 / self._disturbance.mean_seconds)
+        with self._slots:
+            time.sleep(seconds)
         return super().on_inference_v1_generate(body)

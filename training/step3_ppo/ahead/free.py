@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from training.utils.engine.whole_model import KeptModel, WholeModel
 
 GROUPS_AT_ONCE = 4  # that a rank draws, each in a thread, by copies of the model
-_GROUPS_ELSEWHERE = 32  # by an engine that holds the weights
+GROUPS_ELSEWHERE = 32  # by an engine that holds the weights
 
 
 @dataclass(eq=False)
@@ -192,7 +192,7 @@ class FreeRollouts:
     def _drawn_as(self, kept: KeptModel) -> list[PreTrainedModel]:
         """Return the models as which groups are drawn at a time; an engine that holds weights reads none of theirs."""
         if self._held is not None:
-            return [kept.model] * _GROUPS_ELSEWHERE
+            return [kept.model] * GROUPS_ELSEWHERE
         return [self._lender.another_copy() for _ in range(GROUPS_AT_ONCE if self._in_background else 1)]
 
     # Under the lock.
@@ -361,7 +361,8 @@ class FreeRollouts:
         group.kept = None  # weights are freed with the last group that they draw
         with self._changed:
             self._drawing.remove(group)
-            self._ended.append(group)
+            if group.rollout is not None:
+                self._ended.append(group)
             self._idle_since = None if self._drawing else time.monotonic()
             self._changed.notify_all()
 
