@@ -11,10 +11,11 @@ FOLDER/results.jsonl; one that is there already is not made again.
 The second simulates a trainer and 1 to 64 servers. A step draws `--responses` responses; each takes a time in
 proportion to its length, drawn from a distribution of lengths; a server draws `--slots` at a time, and the weights of
 step s - 1 - K draw step s. Servers take new weights together, when all have drawn the step before, as in the queue of
-step 3; or, in a second table, each by itself, when it has drawn its own part. With `free` a slot that is free begins
-the next response at once, a group of `--group` responses has one version, and a step takes the groups that ended first,
-as `ahead.admission` lets it. A step of training takes the time in which all slots would draw a step if none of them
-ever waited. It measures the order of the queue, and no machine.
+step 3; or, in a second table, each by itself, when it has drawn its own part. With `free` a group of `--group`
+responses has one version, and a step takes the groups that ended first, as `ahead.admission` lets it. Servers that take
+new weights together begin no group until those that are begun have ended, as `ahead.held` has it; in the second table a
+slot that is free begins the next response at once. A step of training takes the time in which all slots would draw a
+step if none of them ever waited. It measures the order of the queue, and no machine.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple
 from benchmarks.forked import run_in_fork, step3
 from benchmarks.mismatch_stress import FLAGS, import_all
 from training.step3_ppo.ahead.admission import Admission
+from training.step3_ppo.ahead.free import GROUPS_ELSEWHERE
 
 LENGTHS: dict[str, Callable[[random.Random], float]] = {
     "equal": lambda dice: 1.0,
@@ -206,6 +208,69 @@ def simulated_free(
     )
 
 
+def simulated_held(
+    oldest: int,
+    lengths: Sequence[Sequence[float]],
+    slots: int,
+    training_seconds: float,
+    *,
+    group: int,
+    at_once: int = GROUPS_ELSEWHERE,
+) -> Simulated:
+    """As `simulated_free`, of servers that hold one version for all groups that are begun. at_once: groups that are."""
+    queue = _HeldQueue(slots, at_once)
+    groups = [seconds for step in lengths for seconds in _in_groups(step, group)]
+    admission = Admission(oldest, len(lengths[0]) // group, len(lengths))
+    trained = waited = 0.0
+    begun = 0
+    for step in range(1, len(lengths) + 1):
+        queue.waiting += groups[begun : admission.admitted(step)]
+        begun, queue.newest, start = admission.admitted(step), step - 1, trained
+        queue.begin(start)
+        while (places := queue.taken(admission, step)) is None:
+            start = queue.advance()
+        queue.ended = [version for place, version in enumerate(queue.ended) if place not in set(places)]
+        waited += start - trained
+        trained = start + training_seconds
+        while queue.drawing and queue.drawing[0][0] <= trained:
+            queue.advance()
+    busy = sum(map(sum, lengths))
+    return Simulated(len(lengths) * training_seconds / trained, waited / trained, 1.0 - busy / (trained * slots))
+
+
+class _HeldQueue:
+    """waiting: the seconds of each response of groups to be begun. drawing: end and version of groups. ended: the
+    versions of those that no step has taken. newest: version."""
+
+    def __init__(self, slots: int, at_once: int) -> None:
+        self._free, self._at_once = [0.0] * slots, at_once
+        self.waiting: list[Sequence[float]] = []
+        self.drawing: list[tuple[float, int]] = []
+        self.ended: list[int] = []
+        self.newest = 0
+
+    def begin(self, now: float) -> None:
+        """Begin the groups that may be begun now."""
+        while self.waiting and len(self.drawing) < self._at_once and all(own == self.newest for _, own in self.drawing):
+            end = max(_span(self._free, seconds, now)[1] for seconds in self.waiting.pop(0))
+            heapq.heappush(self.drawing, (end, self.newest))
+
+    def advance(self) -> float:
+        """Let the next group end; return when it does."""
+        end, version = heapq.heappop(self.drawing)
+        self.ended.append(version)
+        self.begin(end)
+        return end
+
+    def taken(self, admission: Admission, step: int) -> list[int] | None:
+        others = [version for _, version in self.drawing] + [self.newest] * len(self.waiting)
+        return admission.taken(step, self.ended, others)
+
+
+def _in_groups(responses: Sequence[float], group: int) -> list[Sequence[float]]:
+    return [responses[first : first + group] for first in range(0, len(responses), group)]
+
+
 def _span(free: list[float], seconds: float, earliest: float) -> tuple[float, float]:
     """Draw a response in the slot that is free first; return when it begins and ends."""
     begin = max(free[0], earliest)
@@ -255,7 +320,8 @@ def simulated_table(given: argparse.Namespace, together: bool, steps: int = 60) 
             lengths = [[draw(dice) for _ in range(given.responses)] for _ in range(steps)]
             shape, training = (servers, given.slots), given.responses / (servers * given.slots)
             cells = [simulated(ahead, lengths, shape, training, together=together) for ahead in ages]
-            cells += [simulated_free(age, lengths, math.prod(shape), training, group=given.group) for age in oldest]
+            of_free = simulated_held if together else simulated_free
+            cells += [of_free(age, lengths, math.prod(shape), training, group=given.group) for age in oldest]
             shown = " | ".join(f"{cell.rate:.2f} ({cell.trainer:.0%}, {cell.servers:.0%})" for cell in cells)
             lines.append(f"| {name} | {servers} | {shown} |")
     return "\n".join(lines)

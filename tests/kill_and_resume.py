@@ -8,6 +8,9 @@ seconds, at random, and with --rollouts_ahead (`ahead`, `acting_ahead`) each rol
 stopped are compared as well. With --rollouts_ahead free (`free`, `acting_free`) timing decides, and what is compared is
 the run again, from the schedule that it left.
 
+`servers` (K = 1) and `servers_free` draw by rollout servers of the tests' own. While a run is killed or repeated,
+--server_kills of these are killed too and started again, and --dead_servers more stay dead.
+
 tests/end_to_end/test_kill_and_resume.py runs a short form, and in the long form of the tests a longer one. One line of
 a table is printed for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from
 how long that part of a run took where it was never stopped.
@@ -22,13 +25,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
+from tests.support.rollout_server_processes import Disturbance, server_processes
 from training.utils.run.rollout_account import read_rollouts, rollout_account
 from training.utils.run.run_folder import ROLLOUTS
+
+_ADDRESSES = "servers.txt"
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,10 @@ class Case:
         return self.program.endswith("free")
 
     @property
+    def by_servers(self) -> bool:
+        return self.program.startswith("servers")
+
+    @property
     def name(self) -> str:
         extra = ("_lora" if self.lora else "") + ("_offload" if self.offload else "")
         return f"{self.program}_{self.ranks}_{self.stage}{extra}"
@@ -61,7 +72,7 @@ class Case:
         shared = (
             f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --eval_fraction 0.1 --max_prompt_seq_len 64 "
             f"--max_train_steps {steps} --save_every {every} --eval_interval {2 * every} --lr_scheduler_type cosine "
-            f"--num_train_epochs 100 --dtype {'bf16' if self.ranks == 1 else 'fp32'}"
+            f"--num_train_epochs 100 --dtype {'bf16' if self.ranks == 1 and not self.by_servers else 'fp32'}"
         )
         if self.offload:
             shared += " --offload true"
@@ -91,6 +102,9 @@ class Case:
             if self.program in ("ahead", "free"):
                 ahead = "free --max_rollout_age 3" if self.is_free else "2"
                 own += f" --rollouts_ahead {ahead} --rollout_engine {files.engine}:LateRollout"
+            if self.by_servers:
+                own += f" --rollouts_ahead {'free --max_rollout_age 3' if self.is_free else 1} --rollout_timeout 60"
+                own += f" --rollout_engine vllm_server --vllm_servers @{files.start.parent / _ADDRESSES}"
             own += " --actor_lora_dim 4 --critic_lora_dim 2" if self.lora else ""
         else:
             own = (
@@ -243,12 +257,22 @@ def _problems(ended: Ended, moment: Moment, number: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case, how often it is ended, and by which signal; repeats: runs that are not."""
+    """A case, how often it is ended, and by which signal; repeats: runs that are not. servers: its rollout servers that
+    are killed and started again, and those that are killed for good."""
 
     case: Case
     kills: int
     number: int
     repeats: int = 1
+    servers: tuple[int, int] = (0, 0)
+
+
+def servers_of(trial: Trial, files: Files, place: Path, delay_seconds: float) -> AbstractContextManager[None]:
+    """The rollout servers of a trial, which are killed once its first run has ended."""
+    if not trial.case.by_servers:
+        return nullcontext()
+    begin = place / trial.case.name / "unbroken" / "summary.json"
+    return server_processes(files.start.parent / _ADDRESSES, Disturbance(begin, *trial.servers, delay_seconds))
 
 
 # In the suite: each program once, each stage, one rank and two, adapters, and SIGTERM.
@@ -273,6 +297,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--server_kills", type=int, default=0)
+    parser.add_argument("--dead_servers", type=int, default=0)
     parser.add_argument("--rows", type=int, default=240, help="of the data; 3,336 are 1,000 prompts of an epoch")
     parser.add_argument("--prompts", type=int, default=2, help="of a rollout of a rank, without environments")
     parser.add_argument("--delay", type=float, default=0.3, help="seconds; in the trials of the suite a tenth")
@@ -284,7 +310,10 @@ def main(argv: Sequence[str]) -> int:
     import_everything()
     number = getattr(signal, asked.signal)
     trials = SHORT if asked.short else tuple(
-        Trial(Case(program, ranks, stage, asked.lora, asked.offload, asked.prompts), asked.kills, number, asked.repeats)
+        Trial(
+            Case(program, ranks, stage, asked.lora, asked.offload, asked.prompts), asked.kills, number, asked.repeats,
+            (asked.server_kills, asked.dead_servers),
+        )
         for ranks in asked.ranks
         for stage in asked.stages
         for program in asked.programs
@@ -296,7 +325,8 @@ def main(argv: Sequence[str]) -> int:
         files = make_files(place, rows=60 if asked.short else asked.rows, delay_seconds=delay_seconds)
         failed = False
         for trial in trials:
-            outcome = tried(trial, files, place, SHORT_STEPS if asked.short else asked.steps, asked.seed)
+            with servers_of(trial, files, place, delay_seconds):
+                outcome = tried(trial, files, place, SHORT_STEPS if asked.short else asked.steps, asked.seed)
             failed = failed or bool(outcome.problems)
             print(outcome.line(), flush=True)
     return int(failed)

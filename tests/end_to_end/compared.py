@@ -15,6 +15,8 @@ TIMES = (
     "train/mfu",
     "reference/",
     "rollout/speculation_speedup",
+    "rollout/servers",
+    "rollout/weight_megabytes_sent",  # more to a server that was started again
 )
 
 

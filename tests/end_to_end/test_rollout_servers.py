@@ -1,14 +1,19 @@
-"""Step 3 by its command line with rollout servers, of which one dies: the run and its report, the key nowhere."""
+"""Step 3 by its command line with rollout servers, of which one dies: the run and its report, the key nowhere. And a
+server that is cut off, in a network of its own."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.end_to_end.conftest import SHARED, pairs_file, place, run_step, save_start  # noqa: F401  # fixtures
 from tests.support.fake_rollout_server import KEY, FakeServer
+from tests.support.network_cut import SECONDS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -47,3 +52,22 @@ def test_a_run_ahead_of_training_on_two_ranks(place, pairs_file, servers):  # no
     without = [word for word in flags if word != "--vllm_servers" and not str(word).startswith("http://")]
     ran = run_step(3, [*without, "--output_dir", place / "none"])
     assert ran.code != 0 and "--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT" in ran.stderr
+
+
+def has_namespaces() -> bool:
+    return bool(shutil.which("ip")) and subprocess.run(["unshare", "--net", "true"], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="network namespaces need root and iproute2")
+def test_a_server_that_is_cut_off():
+    """What it had is drawn by the other one, with one sentence, within the time that a server has."""
+    words = ["unshare", "--net", sys.executable, "-m", "tests.support.network_cut"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    in_rollout, in_transfer = json.loads(ran.stdout.splitlines()[-1])
+    print(in_rollout, in_transfer)
+    for found in (in_rollout, in_transfer):
+        assert found["same"] and found["said"].count("is left out") == 1, found
+    assert f"no answer within {SECONDS:g} seconds" in in_rollout["said"] and in_rollout["seconds"] < 2 * SECONDS + 1
+    assert "(weights: it took no weights for too long" in in_transfer["said"]
+    assert in_transfer["seconds"] < 2 * SECONDS + 1

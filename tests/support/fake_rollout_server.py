@@ -15,7 +15,7 @@ from typing import Any
 
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.protocol import PROTOCOL
-from training.utils.generation.vllm_server.stream import received, sums_of, with_adapters
+from training.utils.generation.vllm_server.stream import read, received, sums_of, with_adapters
 
 KEY = "a key of tests"
 VOCABULARY = 64
@@ -28,7 +28,7 @@ class FakeServer:
         kind), `die_in_transfer`, `refuse_finish`. says: changes to what it says of itself.
     """
 
-    def __init__(self, says: Mapping[str, Any] | None = None, port: int = 0) -> None:
+    def __init__(self, says: Mapping[str, Any] | None = None, port: int = 0, host: str = "127.0.0.1") -> None:
         self.says = dict(says or {})
         self.faults: dict[str, Any] = {}
         self.version, self.weights = "default", 0
@@ -37,7 +37,7 @@ class FakeServer:
         self.base: dict[str, Any] = {}
         self.drawn: list[list[int]] = []  # the prompt of each response
         self.resets = self.transfers = 0
-        self._server = _Quiet(("127.0.0.1", port), _handler(self))
+        self._server = _Quiet((host, port), _handler(self))
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self.port = self._server.server_address[1]
@@ -85,7 +85,11 @@ class FakeServer:
             connection.close()
             self.stop()
             raise OSError("killed")
-        self.kept = received(where["host"], where["port"], where["secret"], where["seconds"])
+        self.kept = (
+            read(where["path"])
+            if "path" in where
+            else received(where["host"], where["port"], where["secret"], where["seconds"])
+        )
         self.updating = True
         return {}
 

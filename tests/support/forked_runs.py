@@ -29,7 +29,7 @@ os.environ.update(
 MODULES = {
     "sft": "step1_sft", "reward": "step2_reward", "dpo": "step2_dpo", "ppo": "step3_ppo",
     "acting": "step3_ppo", "acting_mtp": "step3_ppo", "ahead": "step3_ppo", "acting_ahead": "step3_ppo",
-    "free": "step3_ppo", "acting_free": "step3_ppo",
+    "free": "step3_ppo", "acting_free": "step3_ppo", "servers": "step3_ppo", "servers_free": "step3_ppo",
 }  # fmt: skip
 _LIMIT_SECONDS = 240.0
 

@@ -76,7 +76,10 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     if ppo.steps_ahead and device.is_cuda:  # drawn before the step, not beside it
         rollout.append(_kept_weights(actor, roles, 1))
     elif ppo.steps_ahead:
-        versions = min(ppo.steps_ahead, GROUPS_AT_ONCE) + 1 if ppo.takes_as_they_end else ppo.steps_ahead
+        versions = ppo.steps_ahead
+        if ppo.takes_as_they_end:
+            at_once = 1 if components.rollout_engine.takes_weights else GROUPS_AT_ONCE
+            versions = min(ppo.steps_ahead, at_once) + 1
         held += [_kept_weights(actor, roles, versions), *rollout]
         rollout = []
     reused = _reused(trained, ppo, forward)

@@ -6,6 +6,9 @@ have ended a step takes. So timing decides which weights draw a group and which 
 with that schedule (rollouts.jsonl) a run is repeated to the bit. Each rank has groups of its own, every world_size-th
 position.
 
+An engine that holds weights of its own (servers) holds one version for all groups that are being drawn: when newer ones
+are there, no group is begun until those that are have ended and it has taken them (`held`).
+
 The prompts of a step stand in the order of their positions. Knows neither losses nor rewards.
 """
 
@@ -14,11 +17,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.step3_ppo.ahead.held import HeldWeights
 from training.step3_ppo.ahead.records import Asked, RolloutsOfStep, Times
 from training.step3_ppo.ahead.saved import loaded_rollout, saved_rollouts
 from training.step3_ppo.experience.dynamic_sampling import joined_rollouts
@@ -37,7 +42,8 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.engine.whole_model import KeptModel, WholeModel
 
-GROUPS_AT_ONCE = 4  # that a rank draws, each in a thread
+GROUPS_AT_ONCE = 4  # that a rank draws, each in a thread, by copies of the model
+GROUPS_ELSEWHERE = 32  # by an engine that holds the weights
 
 
 @dataclass(eq=False)
@@ -84,6 +90,8 @@ class FreeRollouts:
         self._pauses = True
         self._problem: BaseException | None = None
         self._copies: list[PreTrainedModel] = []  # in which no thread draws
+        self._held = HeldWeights(engine, each=schedule is not None) if engine.takes_weights else None
+        self._is_changing = False
         self._taken: RolloutsOfStep | None = None
         self._idle_since: float | None = None  # when nothing was drawn any more
         self._idle_seconds = self._drawing_waited = 0.0
@@ -94,14 +102,14 @@ class FreeRollouts:
         """Let groups be begun by the weights before `step`, which trains next, and wait for its batch. A collective."""
         kept = self._lender.kept()
         if self._newest is None:
-            copies = GROUPS_AT_ONCE if self._in_background else 1
-            self._copies = [self._lender.another_copy() for _ in range(copies)]
+            self._copies = self._drawn_as(kept)
         started = time.monotonic()
         with self._changed:
             self._newest, self._pauses, self._step = (step - 1, kept), False, step
             self._drawing_waited, self._idle_seconds = self._idle(), 0.0
             self._idle_since = None if self._drawing else time.monotonic()
             self._admit(step, kept)
+            self._hold(step - 1, kept)
             self._hire()
             while (groups := self._batch(step)) is None:
                 self._raise_problem()
@@ -127,7 +135,7 @@ class FreeRollouts:
         the engine."""
         with self._changed:
             self._pauses = True
-            while self._drawing or (self._schedule is not None and self._waiting):
+            while self._drawing or self._is_changing or (self._schedule is not None and self._waiting):
                 self._raise_problem()
                 self._wait_or_draw()
             self._raise_problem()
@@ -181,7 +189,28 @@ class FreeRollouts:
             for each in own_drawn
         ]
 
+    def _drawn_as(self, kept: KeptModel) -> list[PreTrainedModel]:
+        """Return the models as which groups are drawn at a time; an engine that holds weights reads none of theirs."""
+        if self._held is not None:
+            return [kept.model] * GROUPS_ELSEWHERE
+        return [self._lender.another_copy() for _ in range(GROUPS_AT_ONCE if self._in_background else 1)]
+
     # Under the lock.
+
+    def _hold(self, version: int, kept: KeptModel) -> None:
+        """Have an engine with weights of its own take these, in a thread."""
+        if self._held is None:
+            return
+        self._held.give(version, kept)
+        if self._held.is_behind and not self._is_changing:
+            self._is_changing = True
+            threading.Thread(target=self._change, name="threestep weights ahead", daemon=True).start()
+
+    def _may_change(self) -> bool:
+        """Return whether nothing is drawn by the weights that are held, nor is to be by the schedule."""
+        assert self._held is not None
+        to_draw = self._schedule is not None and any(group.version == self._held.version for group in self._waiting)
+        return not (self._drawing or to_draw)
 
     def _admit(self, step: int, kept: KeptModel) -> None:
         """Let the groups be begun that `step` allows; by a schedule, those that these weights draw."""
@@ -204,14 +233,18 @@ class FreeRollouts:
     def _begun(self) -> _Group | None:
         """Return the next group that may be begun; None if there is none."""
         for group in self._waiting:
-            if group.kept is None and not self._pauses and self._newest is not None:
+            is_free = group.kept is None and not self._pauses
+            if is_free and self._newest is not None and self._holds(self._newest[0]):
                 group.version, group.kept = self._newest
-            if group.kept is not None and self._problem is None:
+            if group.kept is not None and self._holds(group.version) and self._problem is None:
                 self._waiting.remove(group)
                 self._drawing.append(group)
                 self._idle_seconds, self._idle_since = self._idle(), None
                 return group
         return None
+
+    def _holds(self, version: int | None) -> bool:
+        return self._held is None or self._held.version == version
 
     def _idle(self) -> float:
         """Return seconds since the last step was begun in which nothing was drawn."""
@@ -290,13 +323,37 @@ class FreeRollouts:
                     return
             self._draw(group, plain)
 
+    def _change(self) -> None:
+        """Have the engine take newer weights whenever it may, until it has the newest."""
+        held = self._held
+        assert held is not None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._problem is not None or self._may_change())
+                going = self._problem is None
+            try:
+                version = held.change() if going else None
+            except BaseException as problem:  # noqa: BLE001 - the loop raises it
+                self._problem, version = problem, None
+            with self._changed:
+                if version is not None:
+                    held.changed(version)
+                    self._hire()
+                self._is_changing = version is not None and held.is_behind
+                self._changed.notify_all()
+                if not self._is_changing:
+                    return
+
+    def _lent(self, kept: KeptModel, plain: PreTrainedModel) -> AbstractContextManager[PreTrainedModel]:
+        return nullcontext(plain) if self._held is not None else self._engine.lent(kept.lent_as(plain))
+
     @torch.no_grad()
     def _draw(self, group: _Group, plain: PreTrainedModel) -> None:
         assert group.kept is not None
         [request] = group.asked.requests
         group.times.append(time.time())
         try:
-            with self._engine.lent(group.kept.lent_as(plain)) as model:
+            with self._lent(group.kept, plain) as model:
                 group.rollout = rolled_out(self._engine, model, request)
         except BaseException as problem:  # noqa: BLE001 - the loop raises it
             self._problem = problem
@@ -304,7 +361,8 @@ class FreeRollouts:
         group.kept = None  # weights are freed with the last group that they draw
         with self._changed:
             self._drawing.remove(group)
-            self._ended.append(group)
+            if group.rollout is not None:
+                self._ended.append(group)
             self._idle_since = None if self._drawing else time.monotonic()
             self._changed.notify_all()
 

@@ -63,11 +63,6 @@ def check_ahead_of_run(
             f"--rollouts_ahead {ahead} does not go with prompts that have images: their features are read by the model "
             "in training; leave it out"
         )
-    if engine.takes_weights and is_free:
-        raise ThreestepError(
-            f"--rollouts_ahead {ahead} draws several prompts at a time, each by the weights with which it began, and "
-            f"--rollout_engine {flags.ppo.rollout_engine} holds one version of them; use hf, or give a number of steps"
-        )
     if engine.takes_weights and ranks > 1 and not engine.meets_other_ranks:
         raise ThreestepError(
             f"--rollouts_ahead {ahead} sends kept weights to --rollout_engine {flags.ppo.rollout_engine} from the "

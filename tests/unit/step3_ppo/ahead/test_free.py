@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.unit.step3_ppo.ahead.test_pipeline import (
     PROMPTS,
@@ -17,6 +18,7 @@ from tests.unit.step3_ppo.ahead.test_pipeline import (
     FailingRollout,
     made_trainer,
     same,
+    trained,
     weights,
 )
 from training.step3_ppo.ahead.admission import Admission
@@ -124,6 +126,27 @@ def test_the_schedule_repeats_the_run_to_the_bit(tmp_path):
     other = free_trainer(tmp_path / "other", FirstIsLast(lines_of(tmp_path / "first")[0]["rows"][0]))
     train(other, range(1, STEPS + 1))
     assert not same(weights(other), weights(first))  # another order is another run
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_the_schedule_of_strict_order_gives_its_run(tmp_path, ahead):
+    """Prompts, seeds, losses and corrections are those of K: age and order are all that can make a difference."""
+    strict = made_trainer(ahead, TransformersRollout())
+    trained(strict, range(1, STEPS + 1))
+    lines = [
+        line(
+            step,
+            list(range(GROUPS * (step - 1), GROUPS * step)),
+            [max(step - 1 - ahead, 0)] * GROUPS,
+            rows=[row.row_id for row in strict.prompt_source.take(GROUPS * (step - 1), GROUPS)],
+        )
+        for step in range(1, STEPS + 1)
+    ]
+    (tmp_path / "strict.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    free = free_trainer(tmp_path, oldest=ahead, schedule=str(tmp_path / "strict.jsonl"))
+    train(free, range(1, STEPS + 1))
+    for name, weight in weights(strict).items():
+        torch.testing.assert_close(weights(free)[name], weight, rtol=0, atol=1e-6)
 
 
 def test_a_slow_group_is_overtaken_until_it_would_be_too_old(tmp_path):

@@ -92,10 +92,10 @@ def test_free_has_settings_of_its_own():
     assert flags_of(rollouts_ahead="free", max_rollout_age=5).ppo.steps_ahead == 5
     assert settings_of(rollouts_ahead="free").mismatch.correction == "truncate"
     check_ahead_of_run(flags_of(rollouts_ahead="free"), TransformersRollout, None, rollouts=1, ranks=2)
-    with pytest.raises(
-        ThreestepError, match="--rollouts_ahead free draws several prompts at a time, each by the weights"
-    ):
-        check_ahead_of_run(flags_of(rollouts_ahead="free"), Sent, None, rollouts=2, ranks=1)
+    check_ahead_of_run(flags_of(rollouts_ahead="free"), Sent, None, rollouts=2, ranks=1)
+    check_ahead_of_run(flags_of(rollouts_ahead="free"), Met, None, rollouts=2, ranks=2)
+    with pytest.raises(ThreestepError, match="--rollouts_ahead free sends kept weights to --rollout_engine hf"):
+        check_ahead_of_run(flags_of(rollouts_ahead="free"), Sent, None, rollouts=2, ranks=2)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,13 @@ class VllmServerArguments:
         "seconds > 0",
         may_change=True,
     )
-
+    rollout_weights_folder: str | None = flag(
+        None,
+        "A folder that rollout servers see under the same path: weights go to them as a file there, where servers "
+        "cannot connect to the training host; default: over TCP.",
+        "folder",
+        may_change=True,
+    )
     rollout_lora: str | None = flag(
         None,
         "A run that trains adapters alone sends these (adapter: servers keep the weights below, and add them) "

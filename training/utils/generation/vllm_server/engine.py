@@ -11,6 +11,7 @@ B sequences, P prompt tokens.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -31,13 +32,13 @@ from training.utils.contracts.rollout_engine import (
     Sampling,
 )
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
+from training.utils.engine.ranks.own_ranks import OwnRanks
 from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.vllm_server.addresses import server_key
 from training.utils.generation.vllm_server.arguments import ADAPTER, MERGED, VllmServerArguments
 from training.utils.generation.vllm_server.checks import WantedServer
 from training.utils.generation.vllm_server.client import ServerClient
 from training.utils.generation.vllm_server.drawing import ServerDrawing
-from training.utils.generation.vllm_server.ranks import OwnRanks
 from training.utils.generation.vllm_server.requests import RequestSettings
 from training.utils.generation.vllm_server.roster import Roster
 
@@ -74,16 +75,16 @@ class VllmServerRollout(RolloutEngine):
     def __init__(self, decode: Decode | None, flags: VllmServerArguments, longest_tokens: int) -> None:
         """longest_tokens: of a prompt with its response."""
         super().__init__(decode)
-        assert flags.vllm_servers is not None, "checked with the flags"
         self.longest_tokens: int = longest_tokens
         self._seconds, self._key = flags.rollout_timeout, server_key()
-        self._roster = Roster(flags.vllm_servers, self._key, self._seconds, log)
+        self._roster = Roster(flags, self._key, log)
         self._ranks: OwnRanks | None = None
         self._drawing: ServerDrawing | None = None
         self._lora = flags.rollout_lora
         self._run = secrets.token_hex(4)  # with the updates, the version of the weights
         self._version, self._vocabulary = "", 0
         self._serving = 0
+        self._homes = itertools.count()  # where the prompts of each call begin
         self._figures: dict[str, float] = {}
 
     @classmethod
@@ -190,7 +191,8 @@ class VllmServerRollout(RolloutEngine):
         rows = zip(ids_BP.cpu(), mask_BP.cpu(), request.seeds, strict=True)
         turns = [NextTurn(place, ids[mask].tolist(), seed, most) for place, (ids, mask, seed) in enumerate(rows)]
         self._check_lengths(turns, most)
-        drawn = self._drawn(turns, [place // samples for place in range(len(turns))], request.sampling)
+        first = next(self._homes)
+        drawn = self._drawn(turns, [first + place // samples for place in range(len(turns))], request.sampling)
         responses = [Response(each.ids, each.logprobs, each.ended) for each in drawn]
         seconds = time.perf_counter() - started
         rollout = Rollout.of_responses(request.repeated(), responses, request.sampling.pad_token_id, seconds)
@@ -198,10 +200,11 @@ class VllmServerRollout(RolloutEngine):
         return rollout
 
     def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns:
-        return ServerTurns(lambda turns, homes: self._drawn(turns, homes, sampling))
+        first = next(self._homes)
+        return ServerTurns(lambda turns, homes: self._drawn(turns, [first + home for home in homes], sampling))
 
     def _drawn(self, turns: Sequence[NextTurn], homes: Sequence[int], sampling: Sampling) -> list[DrawnTurn]:
-        """homes: turns with equal numbers go to one server; those of a rank begin with another one."""
+        """homes: turns with equal numbers go to one server; each rank, and each call, begins with another one."""
         assert self._drawing is not None and self._ranks is not None, "the model is lent first"
         asked = RequestSettings(sampling, self._version, self._vocabulary, stop_strings(sampling, self._decode))
         return self._drawing.draw(turns, [home + self._ranks.rank for home in homes], asked)

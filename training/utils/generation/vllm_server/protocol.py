@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL = 1
+PROTOCOL = 2
 BACKEND = "threestep"
 KEY_VARIABLE = "VLLM_API_KEY"
 KEY_FILE_VARIABLE = "VLLM_API_KEY_FILE"

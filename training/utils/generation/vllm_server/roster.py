@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.utils.contracts.rollout_engine import LowRank
+    from training.utils.generation.vllm_server.arguments import VllmServerArguments
     from training.utils.generation.vllm_server.drawing import FailedServer
     from training.utils.generation.vllm_server.sending import Sent
 
@@ -37,10 +38,16 @@ class _SeenServer(NamedTuple):
 
 
 class Roster:
-    """given: --vllm_servers. key: of all of them. seconds: that they have for anything. log: takes a sentence."""
+    """flags: of the engine. key: of all servers. log: takes a sentence."""
 
-    def __init__(self, given: str, key: str | None, seconds: float, log: Callable[[str], None]) -> None:
-        self._given, self._key, self._seconds, self._log = given, key, seconds, log
+    def __init__(self, flags: VllmServerArguments, key: str | None, log: Callable[[str], None]) -> None:
+        assert flags.vllm_servers is not None, "checked with the flags"
+        self._given, self._seconds, self._folder = (
+            flags.vllm_servers,
+            flags.rollout_timeout,
+            flags.rollout_weights_folder,
+        )
+        self._key, self._log = key, log
         self._workers: dict[str, int] = {}  # of servers that have been looked at closely
         self._version: dict[str, str] = {}  # of the weights that servers were sent
         self._has_base: set[str] = set()  # the weights below the adapters
@@ -79,7 +86,7 @@ class Roster:
     ) -> Sent:
         """Send the weights to those that need them. base: see `StreamUpdate`."""
         targets = [(client, self._workers[client.address]) for client in self._stale]
-        sent = send_weights(targets, parts, dtype, version, seconds=self._seconds, base=base)
+        sent = send_weights(targets, parts, dtype, version, seconds=self._seconds, base=base, folder=self._folder)
         for client in self._stale:
             reason = sent.failures.get(client.address)
             if reason is None:

@@ -1,5 +1,7 @@
 """Weights to servers: the trainer's side of `stream`, by vLLM's interface for weight transfer.
 
+Over TCP, or by a file in a folder that they share.
+
 All servers take the weights as they are gathered, tensor by tensor. Each keeps them apart until it has them all and has
 compared their sums; then those that have put them in place serve by them. A server that fails does not hold up the
 others, and has the weights that it had before.
@@ -8,6 +10,7 @@ others, and has the weights that it had before.
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import select
 import socket
@@ -16,8 +19,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import LowRank
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
@@ -77,8 +82,17 @@ class _Receiver:
             return self.fail(str(problem))
         # It waits while others do not take theirs in time, which are then left out.
         patience = 2.0 * seconds + _A_MINUTE
-        where: dict[str, object] = {"host": host, "port": port, "secret": self.secret, "seconds": patience}
-        where["base"] = base
+        self._ask({"host": host, "port": port, "secret": self.secret, "seconds": patience, "base": base})
+
+    def read(self, path: Path, seconds: float, base: str) -> None:
+        """Have the server read a file."""
+        try:
+            _start(self.client, seconds)
+        except ServerFailure as problem:
+            return self.fail(str(problem))
+        self._ask({"path": str(path), "base": base})
+
+    def _ask(self, where: dict[str, object]) -> None:
         self.request = threading.Thread(target=self._take, args=[where], name="weights to a server", daemon=True)
         self.request.start()
 
@@ -122,12 +136,18 @@ def send_weights(
     *,
     seconds: float,
     base: str = "",
+    folder: str | None = None,
 ) -> Sent:
     """Send every part to servers with so many workers; those that end without a failure serve by them, as `version`.
 
     dtype: of the servers' weights. seconds: that a server may take for any part of it. base: see `StreamUpdate`.
+    folder: where a file takes them; None sends them over TCP.
     """
     receivers = [_Receiver(client, workers) for client, workers in servers]
+    if folder is not None:
+        return _by_file(
+            receivers, _frames(parts, dtype), Path(folder) / f"{version}.weights", seconds=seconds, base=base
+        )
     sent, ports, lock = Sent(), dict[str, socket.socket](), threading.Lock()
 
     def port_at(host: str) -> int:
@@ -158,6 +178,39 @@ def send_weights(
                 port.close()
             for receiver in receivers:
                 receiver.close()
+    return _with_failures(sent, receivers)
+
+
+def _by_file(receivers: Sequence[_Receiver], frames: Iterable[Frame], path: Path, *, seconds: float, base: str) -> Sent:
+    """Write a file that all servers read, and remove it. ThreestepError if it cannot be written."""
+    sums, version = BitSums(), path.stem
+    with ThreadPoolExecutor(max(len(receivers), 1)) as pool:
+        try:
+            with open(path, "xb", opener=_for_its_owner) as file:
+                for frame in frames:
+                    sums.add(frame.name, frame.tensor)
+                    file.writelines(framed(frame))
+                file.write(end_frame({layer or "": own for layer, own in sums.by_layer.items()}))
+                file.flush()
+                os.fsync(file.fileno())
+            sent = Sent(path.stat().st_size)
+            list(pool.map(lambda each: each.read(path, seconds, base), receivers))
+            list(pool.map(lambda each: each.finish(version, seconds), [each for each in receivers if each.is_going]))
+        except OSError as problem:
+            raise ThreestepError(
+                f"--rollout_weights_folder {path.parent} expects a folder with room for the weights, got "
+                f"{problem.strerror}; make it, or leave the flag out"
+            ) from problem
+        finally:
+            path.unlink(missing_ok=True)
+    return _with_failures(sent, receivers)
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)
+
+
+def _with_failures(sent: Sent, receivers: Sequence[_Receiver]) -> Sent:
     sent.failures = {each.client.address: each.failure for each in receivers if each.failure is not None}
     return sent
 
@@ -192,7 +245,10 @@ def _accept(receivers: Sequence[_Receiver], ports: Sequence[socket.socket], seco
         if time.monotonic() > end:
             for each in receivers:
                 if not each.is_connected:
-                    each.fail(f"it did not connect for the weights within {seconds:g} seconds")
+                    each.fail(
+                        f"it did not connect for the weights within {seconds:g} seconds; where it cannot, but shares a "
+                        "folder with the training host, give --rollout_weights_folder"
+                    )
             return
         ready, _, _ = select.select(ports, [], [], _POLL_SECONDS)
         for port in ready:

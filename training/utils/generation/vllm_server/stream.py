@@ -1,6 +1,6 @@
-"""Weights on their way to a server: frames on a TCP connection that the server's worker opens.
+"""Weights on their way to a server: frames on a TCP connection that the server's worker opens, or in a file.
 
-    secret                              of this transfer, from the request that announced it
+    secret                              of this transfer, from the request that announced it; none in a file
     frames   length, header, bytes      header: {"name": ..., "dtype": ..., "shape": [...]}, then the tensor's bytes;
                                         of an adapter also {"part": "down" or "up", "scale": ..., "transposed": ...}
     end      length, header             {"sums": {layer: sum of bit patterns}}
@@ -10,6 +10,7 @@ Both sides of it. Everything is kept until the end has come, so that a transfer 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import socket
@@ -54,16 +55,27 @@ def end_frame(sums: Sums) -> bytes:
 def received(host: str, port: int, secret: str, seconds: float) -> tuple[list[Frame], Sums]:
     """Take a whole transfer; return its frames, and the sums that the trainer counted. OSError or ValueError where it
     is not whole. seconds: that it may be silent."""
-    frames: list[Frame] = []
     with socket.create_connection((host, port), timeout=seconds) as connection:
         connection.settimeout(seconds)
         connection.sendall(secret.encode("ascii"))
-        while True:
-            header = _header(connection)
-            if "sums" in header:
-                return frames, {str(layer): int(own) for layer, own in header["sums"].items()}
-            more = (header["part"], header["scale"], header["transposed"]) if "part" in header else None
-            frames.append(Frame(header["name"], _tensor(connection, header), more))
+        with connection.makefile("rb", buffering=0) as source:
+            return _whole(source)
+
+
+def read(path: str) -> tuple[list[Frame], Sums]:
+    """As `received`, from a file."""
+    with open(path, "rb", buffering=0) as source:
+        return _whole(source)
+
+
+def _whole(source: io.RawIOBase) -> tuple[list[Frame], Sums]:
+    frames: list[Frame] = []
+    while True:
+        header = _header(source)
+        if "sums" in header:
+            return frames, {str(layer): int(own) for layer, own in header["sums"].items()}
+        more = (header["part"], header["scale"], header["transposed"]) if "part" in header else None
+        frames.append(Frame(header["name"], _tensor(source, header), more))
 
 
 def _packed(header: dict[str, Any]) -> bytes:
@@ -71,31 +83,31 @@ def _packed(header: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-def _header(connection: socket.socket) -> dict[str, Any]:
-    [length] = _LENGTH.unpack(_bytes(connection, _LENGTH.size))
+def _header(source: io.RawIOBase) -> dict[str, Any]:
+    [length] = _LENGTH.unpack(_bytes(source, _LENGTH.size))
     if length > _LONGEST_HEADER:
         raise ValueError(f"a header of {length} bytes")
-    return json.loads(_bytes(connection, length))
+    return json.loads(_bytes(source, length))
 
 
-def _tensor(connection: socket.socket, header: dict[str, Any]) -> torch.Tensor:
+def _tensor(source: io.RawIOBase, header: dict[str, Any]) -> torch.Tensor:
     dtype, shape = _DTYPES[header["dtype"]], header["shape"]
     data = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
-    _fill(connection, data.numpy().data)
+    _fill(source, data.numpy().data)
     return data.view(dtype).reshape(shape)
 
 
-def _bytes(connection: socket.socket, count: int) -> bytes:
+def _bytes(source: io.RawIOBase, count: int) -> bytes:
     data = bytearray(count)
-    _fill(connection, memoryview(data))
+    _fill(source, memoryview(data))
     return bytes(data)
 
 
-def _fill(connection: socket.socket, place: memoryview) -> None:
+def _fill(source: io.RawIOBase, place: memoryview) -> None:
     while place:
-        count = connection.recv_into(place)
+        count = source.readinto(place)
         if not count:
-            raise ConnectionError("the trainer ended the connection before all weights had come")
+            raise ConnectionError("they ended before all weights had come")
         place = place[count:]
 
 

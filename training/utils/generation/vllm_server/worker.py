@@ -23,7 +23,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from training.utils.generation.vllm.weights import BitSums, repack_tied, unwatch, watch
 from training.utils.generation.vllm_server.protocol import BACKEND, PROTOCOL
-from training.utils.generation.vllm_server.stream import Frame, received, sums_of, with_adapters
+from training.utils.generation.vllm_server.stream import Frame, read, received, sums_of, with_adapters
 
 _GREEDY = 1e-5  # temperatures below draw the likeliest token (vllm 0.32, v1/sample/sampler.py)
 
@@ -80,13 +80,14 @@ class StreamInit(WeightTransferInitInfo):
 @dataclass
 class StreamUpdate(WeightTransferUpdateInfo):
     """The trainer's place, and the secret that it expects. seconds: that it may be silent. base: the name of the
-    weights that adapters are added to; empty where whole weights come."""
+    weights that adapters are added to; empty where whole weights come. path: of a file in the place of all that."""
 
-    host: str
-    port: int
-    secret: str
-    seconds: float
+    host: str = ""
+    port: int = 0
+    secret: str = ""
+    seconds: float = 0.0
     base: str = ""
+    path: str = ""
 
 
 class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
@@ -113,13 +114,17 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: StreamUpdate) -> None:
+        place = update_info
         try:
-            frames, sums = received(update_info.host, update_info.port, update_info.secret, update_info.seconds)
+            if place.path:
+                frames, sums = read(place.path)
+            else:
+                frames, sums = received(place.host, place.port, place.secret, place.seconds)
         except (OSError, ValueError, KeyError) as problem:
             raise RuntimeError(f"the weights did not come: {problem}") from None  # without the secret
         if {layer or "": own for layer, own in sums_of(frames).by_layer.items()} != sums:
             raise RuntimeError("the weights that came are not those that were sent")
-        self._kept, self._kept_base = frames, update_info.base
+        self._kept, self._kept_base = frames, place.base
 
     def finish_weight_update(self) -> None:
         """Put the weights in place. RuntimeError where the model then holds other numbers."""

@@ -178,6 +178,19 @@ def test_a_server_that_was_started_again_gets_the_weights(servers, capsys):
     assert "is back, and gets the weights" in capsys.readouterr().out
 
 
+def test_a_server_that_was_started_again_in_a_rollout(servers, capsys):
+    """Its answers by weights that it was not sent are not taken; it gets the weights for the next rollout."""
+    engine, actor = engine_of(servers), Lent()
+    ids_BP, mask_BP = prompts((3, 5, 2))
+    with engine.lent(actor) as model:
+        servers[0].version, servers[0].weights = "default", 0
+        got = engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, PLAIN, range(6), 2))
+    assert responses(got) == expected(actor)
+    assert "is left out (it was started again, and has not the weights)" in capsys.readouterr().out
+    assert responses(drawn(engine, actor)) == expected(actor) and servers[0].transfers == 2
+    assert engine.figures()["rollout/servers"] == 2
+
+
 def test_servers_of_a_file_join_and_leave(servers, tmp_path):
     place = tmp_path / "servers"
     place.write_text(f"# one\n{servers[0].address}\n", encoding="utf-8")

@@ -11,6 +11,7 @@ import torch
 
 from tests.support.fake_rollout_server import KEY, FakeServer
 from tests.support.tiny_models import tiny_causal_lm
+from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import adapter_parts, full_tensors
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.client import ServerClient
@@ -58,7 +59,7 @@ def test_every_bit_arrives():
 
 def test_a_transfer_that_breaks_off():
     header, payload = framed(Frame("a", torch.ones(1000)))
-    with pytest.raises(ConnectionError, match="ended the connection before all weights had come"):
+    with pytest.raises(ConnectionError, match="they ended before all weights had come"):
         received("127.0.0.1", served(header, payload[:100]), "s" * 64, 5.0)
     with pytest.raises(ConnectionError):
         received("127.0.0.1", served(header, payload), "s" * 64, 5.0)
@@ -90,20 +91,43 @@ def servers():
         server.stop()
 
 
-def send(servers, seconds: float = 5.0, given=None):
+def send(servers, seconds: float = 5.0, given=None, folder=None):
     clients = [(ServerClient(server.address, KEY), 1) for server in servers]
-    return send_weights(clients, given or tensors(), torch.bfloat16, "v1", seconds=seconds)
+    return send_weights(clients, given or tensors(), torch.bfloat16, "v1", seconds=seconds, folder=folder)
 
 
-def test_all_servers_get_the_weights_in_the_dtype(servers):
-    sent = send(servers)
+@pytest.mark.parametrize("by_file", [False, True])
+def test_all_servers_get_the_weights_in_the_dtype(servers, tmp_path, by_file):
+    servers = servers[by_file:]
+    sent = send(servers, folder=str(tmp_path) if by_file else None)
     assert not sent.failures
     expected = BitSums()
     for name, tensor in tensors():
         expected.add(name, tensor.bfloat16() if tensor.is_floating_point() else tensor)
     for server in servers:
         assert server.weights == expected.total and server.version == "v1" and server.resets == 1
-    assert sent.bytes > 2 * (15 + 24 + 4 + 1) * 2
+    assert sent.bytes > len(servers) * (15 + 24 + 4 + 1) * 2 and not list(tmp_path.iterdir())
+
+
+def test_files_that_fail(tmp_path):
+    """What a server cannot read leaves its old weights; a folder that is not there ends the run."""
+    servers = [FakeServer(), FakeServer()]
+    servers[0].faults["refuse_finish"] = True
+    sent = send(servers, folder=str(tmp_path))
+    assert "could not put the weights in place: it answered 500: no room" in sent.failures[servers[0].address]
+    assert [server.version for server in servers] == ["default", "v1"] and not list(tmp_path.iterdir())
+
+    def broken():
+        yield from tensors()[:2]
+        raise RuntimeError("a rank is gone")
+
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        send(servers, given=broken(), folder=str(tmp_path))
+    assert not list(tmp_path.iterdir()) and servers[1].transfers == 1
+    with pytest.raises(ThreestepError, match="--rollout_weights_folder .* with room for the weights, got No such file"):
+        send(servers, folder=str(tmp_path / "none"))
+    for server in servers:
+        server.stop()
 
 
 def test_a_gather_that_fails_ends_the_transfer_everywhere(servers):
@@ -120,7 +144,8 @@ def test_a_gather_that_fails_ends_the_transfer_everywhere(servers):
 def test_a_server_that_does_not_connect(servers, monkeypatch):
     monkeypatch.setattr(servers[0], "on_update_weights", lambda body: threading.Event().wait(2.0))
     sent = send(servers, seconds=0.2)
-    assert sent.failures == {servers[0].address: "it did not connect for the weights within 0.2 seconds"}
+    (reason,) = sent.failures.values()
+    assert servers[0].address in sent.failures and "not connect for the weights within 0.2 seconds; where" in reason
     assert servers[1].transfers == 1
 
 

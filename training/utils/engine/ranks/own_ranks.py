@@ -1,5 +1,5 @@
-"""Agreement of a run's ranks on its servers, in a group of their own: a thread that draws ahead of training may call it
-while training calls others."""
+"""Agreement of a run's ranks in a group of their own: a thread that draws ahead of training may call it while training
+calls others."""
 
 from __future__ import annotations
 

@@ -1,0 +1,100 @@
+"""Groups that are learned from as they end, drawn by servers: these hold one version for all groups that are drawn at a
+time, and the schedule repeats the run to the bit, also where another server draws."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from tests.support.fake_rollout_server import KEY, FakeServer
+from tests.unit.step3_ppo.ahead.test_free import GROUPS, free_trainer, lines_of, train
+from tests.unit.step3_ppo.ahead.test_pipeline import STEPS, made_trainer, same, weights
+from training.utils.generation.vllm_server import drawing
+from training.utils.generation.vllm_server.arguments import VllmServerArguments
+from training.utils.generation.vllm_server.engine import VllmServerRollout
+from training.utils.run.rollout_account import read_rollouts, rollout_account
+
+
+class Late(FakeServer):
+    """Its answers take a time that no seed decides. cut: answers that were being given while weights changed."""
+
+    def __init__(self, says) -> None:
+        super().__init__(says)
+        self.answering = self.at_once = self.cut = 0
+        self.lock = threading.Lock()
+
+    def on_inference_v1_generate(self, body):
+        with self.lock:
+            self.answering += 1
+            self.at_once = max(self.at_once, self.answering)
+        time.sleep(random.SystemRandom().uniform(0.0, 0.03))
+        try:
+            return super().on_inference_v1_generate(body)
+        finally:
+            with self.lock:
+                self.answering -= 1
+
+    def on_start_weight_update(self, body):
+        self.cut += self.answering
+        return super().on_start_weight_update(body)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    monkeypatch.setattr(drawing, "_PAUSE_SECONDS", 0.001)
+
+
+@pytest.fixture
+def servers():
+    says = {"architectures": [type(made_trainer(0).roles.actor_model).__name__]}
+    found = [Late(says) for _ in range(2)]
+    yield found
+    for server in found:
+        server.stop()
+
+
+def run(folder, servers, *, steps=range(1, STEPS + 1), trainer=None, **given):
+    """Return a run's trainer and the greatest age of each step."""
+    folder.mkdir(exist_ok=True)
+    if trainer is None:
+        engine = VllmServerRollout(None, VllmServerArguments(",".join(each.address for each in servers), 20.0), 64)
+        engine.check(None, None)
+        trainer = free_trainer(folder, engine, **given)
+    return trainer, train(trainer, steps)
+
+
+def test_each_prompt_once_and_the_schedule_repeats_the_run(tmp_path, servers):
+    first, ages = run(tmp_path / "first", servers)
+    (account,) = rollout_account(read_rollouts(tmp_path / "first"))
+    assert account.is_whole and account.learned == STEPS * GROUPS and max(ages) <= 2
+    assert all(server.at_once > 2 and server.cut == 0 and server.drawn for server in servers)
+    schedule = str(tmp_path / "first" / "rollouts.jsonl")
+    servers[0].faults["die_after"] = 9
+    again, _ = run(tmp_path / "again", servers, schedule=schedule)
+    assert same(weights(again), weights(first))
+    assert lines_of(tmp_path / "again") == lines_of(tmp_path / "first")
+    assert servers[1].cut == 0
+
+
+def test_a_resumed_run_sends_the_weights_that_draw_next(tmp_path, servers):
+    first, _ = run(tmp_path, servers, steps=range(1, 4))
+    saved = first.state_dict()
+    second, _ = run(tmp_path, servers, steps=range(0))
+    second.roles.actor_model.load_state_dict(first.roles.actor_model.state_dict())
+    second.load_state_dict(saved)
+    run(tmp_path, servers, steps=range(4, STEPS + 1), trainer=second)
+    (account,) = rollout_account(read_rollouts(tmp_path))
+    assert account.is_whole and account.learned == STEPS * GROUPS
+    again, _ = run(tmp_path / "again", servers, schedule=str(tmp_path / "rollouts.jsonl"))
+    assert same(weights(again), weights(second))
+
+
+def test_no_server_is_left(tmp_path, servers):
+    for server in servers:
+        server.faults["die_after"] = 5
+    with pytest.raises(Exception, match="no rollout server of --vllm_servers is left"):
+        run(tmp_path, servers)
