@@ -88,11 +88,11 @@ def make_model(tokenizer: Any, seed: int = 0) -> Any:
     return model.float()
 
 
-def save_start(folder: Path, padding_side: str = "right") -> Path:
+def save_start(folder: Path, padding_side: str = "right", seed: int = 0) -> Path:
     """Save the model with its tokenizer; returns the folder."""
     tokenizer = make_tokenizer()
     tokenizer.padding_side = padding_side
-    make_model(tokenizer).save_pretrained(folder)
+    make_model(tokenizer, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -122,6 +122,14 @@ def pairs(count: int) -> list[dict[str, Any]]:
         rejected = {"role": "assistant", "content": worse}
         made.append({"prompt": [question], "chosen": [answer], "rejected": [rejected]})
     return made
+
+
+def marked(count: int) -> list[dict[str, Any]]:
+    """Single responses in TRL's form; every fourth is bad."""
+    return [
+        {"prompt": row["prompt"], "completion": row["chosen"], "label": number % 4 != 1}
+        for number, row in enumerate(pairs(count))
+    ]
 
 
 # The words say who speaks them.

@@ -1,4 +1,4 @@
-"""Eight fixed responses to four prompts: what a rollout would have left, as every GRPO trainer gets it."""
+"""Eight fixed responses to four prompts: what a rollout would have left, as GRPO trainers get it that take one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from benchmarks.conformance.material import make_model, make_tokenizer
+from benchmarks.conformance.seen import Response
 
-POLICY: dict[str, Any] = {"beta": 0.1, "clip": 0.2, "longest": 16, "rate": 1.0}
+POLICY: dict[str, Any] = {"beta": 0.1, "clip": 0.2, "longest": 16, "rate": 0.1}
 PROMPT_WIDTH = 4
 LENGTHS = (3, 16, 7, 1, 12, 5, 9, 2)
 ADVANTAGES = (1.0, -1.0, 0.5, -0.5, 1.3, -1.3, -0.7, 0.7)
@@ -25,6 +26,15 @@ def policy_rows() -> dict[str, torch.Tensor]:
     old = current + 0.3 * torch.randn(current.shape, generator=draw)
     ref = current + 0.3 * torch.randn(current.shape, generator=draw)
     return {"ids": ids, "mask": mask, "old": old, "ref": ref, "advantages": torch.tensor(ADVANTAGES)}
+
+
+def responses() -> list[Response]:
+    """The same, one by one."""
+    rows, found = policy_rows(), []
+    for row, length in enumerate(LENGTHS):
+        old, ref = (rows[name][row, :length] for name in ("old", "ref"))
+        found.append(Response(rows["ids"][row, : PROMPT_WIDTH + length], old, ref, float(rows["advantages"][row])))
+    return found
 
 
 def response_logprobs(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,18 @@ class PairCase:
 
 
 @dataclass(frozen=True)
+class MarkedCase:
+    """rows: single responses in TRL's form, each with its `label`. rate: of plain SGD. The last step counts; the
+    reference is the model of another seed, or, where a trainer has no setting for that, that before the first step."""
+
+    rows: list[dict[str, Any]]
+    micro_batch: int = 8
+    accumulation: int = 1
+    beta: float = 0.1
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
 class PolicyCase:
     """Fixed responses for one optimizer step. reduction: as TRL calls them. micro_batch x accumulation is 8."""
 
@@ -72,11 +84,23 @@ class Document:
     counts: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class Response:
+    """ids_T of prompt and response; old_R and ref_R: log-probabilities of the response."""
+
+    ids: torch.Tensor
+    old: torch.Tensor
+    ref: torch.Tensor
+    advantage: float
+
+
 @dataclass
 class Seen:
     """Of each optimizer step: the micro-batches of this rank, the gradient that the optimizer was given and the loss as
     logged; weights: before each step, and after the last. Vectors hold all weights in the order of their names. inputs:
-    what the loss was given, if it is seen; pairs: (chosen, rejected) of each step."""
+    what the loss was given, if it is seen; pairs: (chosen, rejected) of each step. responses: of the one step of a
+    policy, where a trainer has drawn its own. marked: of one step, each response with its mark; mismatched: prompts
+    with other rows' responses, by which that step's trainer found KTO's point."""
 
     batches: list[list[MicroBatch]] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
@@ -84,6 +108,9 @@ class Seen:
     losses: list[float] = field(default_factory=list)
     inputs: list[list[dict[str, Any]]] = field(default_factory=list)
     pairs: list[list[tuple[Document, Document]]] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
+    marked: list[tuple[Document, bool]] = field(default_factory=list)
+    mismatched: list[Document] = field(default_factory=list)
     reference_seed: int = 1
 
 

@@ -30,7 +30,9 @@ class PlainFault(Fault):
 
 @dataclass(frozen=True)
 class OurFault(Fault):
-    """run: name of a run of ours (`ours.RUNS`). plant: changes our modules before it starts."""
+    """run: name of a run of ours (`ours.RUNS`). plant: changes our modules before it starts. said: what the user says
+    of the step (`--as`), where only he knows what is wanted."""
 
     run: str = ""
     plant: Callable[[], None] = lambda: None
+    said: str = ""

@@ -284,10 +284,10 @@ _ADVANTAGES, _LOSSES = "training.step3_ppo.advantages", "training.step3_ppo.loss
 _EXPERIENCE = "training.step3_ppo.experience"
 
 
-def _fault(name: str, address: str, change: _Change, words: str, *, quantity: str, cause: str, names: str) -> OurFault:
-    """The run is that part of the name which stands before the colon."""
+def _fault(name: str, address: str, change: _Change, words: str, *, quantity: str, **named: str) -> OurFault:
+    """The run is that part of the name which stands before the colon. named: other fields of the fault."""
     run = name.split(":")[0]
-    return OurFault(name, words, tuple(quantity.split("|")), cause, names, run, _replacing(address, change))
+    return OurFault(name, words, tuple(quantity.split("|")), run=run, plant=_replacing(address, change), **named)
 
 
 OUR_FAULTS = [
@@ -331,6 +331,7 @@ OUR_FAULTS = [
         "sft chat: system prompt added", "training.utils.data.chat.rendering:ChatTemplate.__init__", _system_prompt,
         "the template writes a system prompt where the conversation has none", quantity="token_ids",
         cause="the template adds a system prompt", names="system prompt|template",
+        said="system_prompt=of the data",
     ),
     _fault(
         "dpo: no reference", f"{_DPO}:log_ratios", _without_reference, "log-probabilities in place of log-ratios",

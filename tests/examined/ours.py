@@ -110,7 +110,7 @@ class Workshop:
             last = (ran.stdout + ran.stderr).strip().splitlines()[-1:]
             return Verdict("", (), f"no record: {' '.join(last)}")
         assert not same_records(record, self.right(fault.run)), f"{fault.name} changes nothing"
-        return judged(record)
+        return judged(record, fault.said)
 
     def right(self, run: str) -> Path:
         """The record of a run without a fault, made once."""

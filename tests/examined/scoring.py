@@ -18,6 +18,7 @@ from tests.examined.plain_policy import trainer_of
 from training.audit.judge import Finding, first_wrong, judge
 from training.audit.quantities.step import AuditedStep
 from training.audit.text import verdict
+from training.audit.words import settings_of_words
 from training.utils.recording.files import read_record
 
 MOST_CAUSES = 3  # of which one is right; a longer list names nothing
@@ -40,9 +41,9 @@ class Verdict:
         return self.finds(fault) and any(re.search(fault.names, cause) for cause in named)
 
 
-def judged(folder: Path) -> Verdict:
-    """The verdict on a record."""
-    findings = judge(AuditedStep(read_record(folder)))
+def judged(folder: Path, said: str = "") -> Verdict:
+    """The verdict on a record. said: as `--as` has it."""
+    findings = judge(AuditedStep(read_record(folder), settings_of_words(said)))
     wrong: Finding | None = first_wrong(findings)
     causes = wrong.difference.causes if wrong is not None and wrong.difference is not None else ()
     return Verdict(wrong.name if wrong is not None else "", causes, verdict(findings))

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.conformance.adapters.watching import PLAIN, released, watched
 from benchmarks.conformance.material import save_start
-from benchmarks.conformance.seen import Seen, SftCase
+from benchmarks.conformance.seen import IGNORED, Document, PairCase, Seen, SftCase
 
 PACKAGES = ("llamafactory", "transformers", "accelerate", "torch")
 LACKS = {"padding_width": "no setting: pads to a multiple of 8", "whole_texts": "stage pt packs texts into blocks"}
@@ -34,34 +34,78 @@ def _conversation(row: dict[str, Any]) -> dict[str, Any]:
             call = json.dumps(message["tool_calls"][0]["function"])
             turns.append({"from": "function_call", "value": call})
         else:
-            turns.append({"from": ROLES[message["role"]], "value": message["content"]})
+            turns.append(_turn(message))
     tools = [tool["function"] for tool in row.get("tools", [])]
     made = {"conversations": turns, "system": system, "tools": json.dumps(tools) if tools else ""}
     return made
 
 
 def sft(case: SftCase) -> Seen:
-    from llamafactory.train.tuner import run_exp
-
     folder = Path(tempfile.mkdtemp())
-    start = save_start(folder / "start", case.padding_side)
-    (folder / "rows.json").write_text(json.dumps([_conversation(row) for row in case.rows]))
     columns = {"messages": "conversations", "system": "system", "tools": "tools"}
-    information = {"rows": {"file_name": "rows.json", "formatting": "sharegpt", "columns": columns}}
-    (folder / "dataset_info.json").write_text(json.dumps(information))
     extra = dict(case.extra)
     resume = extra.pop("resume_from", None)
     settings = {
-        **PLAIN,
-        "model_name_or_path": str(start),
+        **_shared(folder, case, [_conversation(row) for row in case.rows], {"columns": columns}),
         "stage": "sft",
+        "cutoff_len": case.max_length,
+        "packing": case.packing,
+        **extra,
+    }
+    if not case.packing:
+        settings.pop("neat_packing", None)
+    if resume is not None:
+        settings["resume_from_checkpoint"] = str(resume)
+    return _train(folder, settings, case.padding_side)
+
+
+def dpo(case: PairCase) -> Seen:
+    folder = Path(tempfile.mkdtemp())
+    rows = []
+    for row in case.rows:
+        turns = {name: [_turn(message) for message in row[name]] for name in ("prompt", "chosen", "rejected")}
+        rows.append({"conversations": turns["prompt"], "chosen": turns["chosen"][0], "rejected": turns["rejected"][0]})
+    columns = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"}
+    settings = {
+        **_shared(folder, case, rows, {"ranking": True, "columns": columns}),
+        "stage": "dpo",
+        "cutoff_len": 256,
+        "ref_model": str(save_start(folder / "reference", seed=1)),
+        "pref_beta": case.beta,
+        "pref_loss": case.loss,
+        "dpo_label_smoothing": case.smoothing,
+        "num_train_epochs": 1,
+    }
+    seen = _train(folder, settings)
+    seen.pairs = [[pair for inputs in step for pair in _pairs(inputs)] for step in seen.inputs]
+    return seen
+
+
+def _turn(message: dict[str, str]) -> dict[str, str]:
+    return {"from": ROLES[message["role"]], "value": message["content"]}
+
+
+def _pairs(inputs: dict[str, Any]) -> list[tuple[Document, Document]]:
+    """Pairs of a batch: first all chosen, then all rejected."""
+    rows = []
+    for ids, mask, labels in zip(inputs["input_ids"], inputs["attention_mask"].bool(), inputs["labels"], strict=True):
+        rows.append(Document(tuple(ids[mask].tolist()), tuple((labels[mask] != IGNORED).tolist())))
+    return list(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
+
+
+def _shared(folder: Path, case: SftCase | PairCase, rows: list[Any], described: dict[str, Any]) -> dict[str, Any]:
+    """Settings of both, and the rows written to the folder. described: the form of the rows."""
+    (folder / "rows.json").write_text(json.dumps(rows))
+    information = {"rows": {"file_name": "rows.json", "formatting": "sharegpt", **described}}
+    (folder / "dataset_info.json").write_text(json.dumps(information))
+    settings = {
+        **PLAIN,
+        "model_name_or_path": str(folder / "start"),
         "do_train": True,
         "finetuning_type": "full",
         "dataset": "rows",
         "dataset_dir": str(folder),
         "template": "qwen",
-        "cutoff_len": case.max_length,
-        "packing": case.packing,
         "output_dir": str(folder / "out"),
         "per_device_train_batch_size": case.micro_batch,
         "gradient_accumulation_steps": case.accumulation,
@@ -69,13 +113,15 @@ def sft(case: SftCase) -> Seen:
         "save_strategy": "no",
         "disable_gradient_checkpointing": True,
         "report_to": "none",
-        **extra,
     }
     settings.pop("gradient_checkpointing")
-    if not case.packing:
-        settings.pop("neat_packing", None)
-    if resume is not None:
-        settings["resume_from_checkpoint"] = str(resume)
+    return settings
+
+
+def _train(folder: Path, settings: dict[str, Any], padding_side: str = "right") -> Seen:
+    from llamafactory.train.tuner import run_exp
+
+    save_start(folder / "start", padding_side)
     with watched() as seen:
         run_exp(settings)
     return seen

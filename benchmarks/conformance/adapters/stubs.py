@@ -11,7 +11,16 @@ from types import ModuleType
 from typing import Any
 
 
-class _Thing:
+class _Kind(type):
+    """What is asked of a class is a class too."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Kind(name, (_Thing,), {})
+
+
+class _Thing(metaclass=_Kind):
     """Any class or decorator: called, it gives back what it was given, or something that does."""
 
     def __new__(cls, *given: Any, **named: Any) -> Any:
@@ -24,7 +33,7 @@ class _Empty(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (_Thing,), {})
+        return _Kind(name, (_Thing,), {})
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

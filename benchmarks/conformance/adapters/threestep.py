@@ -10,20 +10,39 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.conformance.adapters.watching import released
-from benchmarks.conformance.material import save_start
-from benchmarks.conformance.seen import IGNORED, Document, MicroBatch, PairCase, Seen, SftCase, documents, flat
+from benchmarks.conformance.material import chats, save_start
+from benchmarks.conformance.policy_rows import POLICY
+from benchmarks.conformance.seen import (
+    IGNORED,
+    Document,
+    MarkedCase,
+    MicroBatch,
+    PairCase,
+    PolicyCase,
+    Response,
+    Seen,
+    SftCase,
+    documents,
+    flat,
+)
+from training.utils.recording.files import read_record
 
 STARTS_RANKS = True
 LACKS = {"padding_side": "pads on the right or not at all: no setting", "label_smoothing": "SFT has no label smoothing"}
 SETTINGS = "the command line with --dtype fp32, a constant learning rate and no clipping"
 SGD = {"learning_rate": 1e2, "adam_epsilon": 1e4, "adam_beta1": 0.0, "weight_decay": 0.0}
+# TRL's names of GRPO's losses, which the properties have.
+AGGREGATIONS = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
+_OF_RESPONSES = ("token_ids", "loss_mask", "is_real", "old_logprobs", "ref_logprobs", "advantages")
 # Settings of the properties, under Threestep's names.
 NAMES = {"learning_rate": "learning_rate", "lr_scheduler_type": "lr_scheduler_type", "save_steps": "save_every"}
 
@@ -62,18 +81,25 @@ def _run(case: SftCase) -> Seen:
 
 
 def _train(step: str, case: SftCase | PairCase, folder: Path, flags: dict[str, Any], more: list[str]) -> Seen:
-    """Run a step by its command line. flags: beside those that all cases share."""
+    """Run a step and read its records, and the weights from its model."""
+    own = {"model_name_or_path": folder / "start", "per_device_train_batch_size": case.micro_batch}
+    out = _ran(step, case, folder, {**own, **flags}, more)
+    seen = _read(out)
+    seen.weights = [_weights(folder / "start"), _weights(out / "model")]
+    return seen
+
+
+def _ran(step: str, case: SftCase | PairCase, folder: Path, flags: dict[str, Any], more: list[str]) -> Path:
+    """Run a step by its command line; returns its output folder. flags: beside those that all cases share."""
     start, out = folder / "start", folder / "run"
     if not start.exists():
         save_start(start)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in case.rows))
     flags = {
-        "model_name_or_path": start,
         "data_path": f"jsonl:{folder / 'rows.jsonl'}",
         "data_output_path": folder / "cache",
         "output_dir": out,
         "dtype": "fp32",
-        "per_device_train_batch_size": case.micro_batch,
         "gradient_accumulation_steps": case.accumulation,
         "eval_fraction": 0,
         "eval_interval": 0,
@@ -92,9 +118,7 @@ def _train(step: str, case: SftCase | PairCase, folder: Path, flags: dict[str, A
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=600)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:] + done.stdout[-1000:])
-    seen = _read(out)
-    seen.weights = [_weights(start), _weights(out / "model")]
-    return seen
+    return out
 
 
 def dpo(case: PairCase) -> Seen:
@@ -108,6 +132,98 @@ def dpo(case: PairCase) -> Seen:
     return seen
 
 
+def kto(case: MarkedCase) -> Seen:
+    """The second of two steps by its record: before the first the policy is its reference."""
+    flags = {
+        **SGD,
+        "learning_rate": case.rate * SGD["adam_epsilon"],
+        "loss_type": "kto",
+        "beta": case.beta,
+        "max_seq_len": 256,
+        "padded": "true",
+        "record_values": "true",
+    }
+    folder = Path(tempfile.mkdtemp())
+    seen = _train("dpo", SftCase(case.rows, case.micro_batch, case.accumulation, steps=2), folder, flags, [])
+    record = read_record(folder / "run" / "records" / "step_000002")
+    [arrays] = record.ranks
+    documents_of = [documents([_sequence(arrays, row)])[0] for row in range(len(arrays["lengths"]))]
+    seen.marked = list(zip(documents_of, arrays["is_good"].tolist(), strict=True))
+    seen.mismatched = _mismatched(dict(zip(arrays["rows"].tolist(), documents_of, strict=True)))
+    seen.weights = [_state(record.state, part) for part in ("weights_before", "weights_after")]
+    seen.reference_seed = 0
+    return seen
+
+
+def _mismatched(rows: dict[int, Document]) -> list[Document]:
+    """Each row's prompt with the response of the row that follows in an order that depends on the number of rows."""
+    order = np.random.RandomState(0).permutation(len(rows))
+    made = []
+    for place, number in enumerate(order):
+        one, other = rows[int(number)], rows[int(order[(place + 1) % len(order)])]
+        begin, after = one.counts.index(True), other.counts.index(True)
+        counts = (False,) * begin + (True,) * (len(other.ids) - after)
+        made.append(Document((*one.ids[:begin], *other.ids[after:]), counts))
+    return made
+
+
+def policy(case: PolicyCase) -> Seen:
+    """The second update of a rollout, where the ratio is not 1 and the policy is not its reference, by its record. The
+    responses are drawn: from the same seed by the same weights, they are the same in every layout. `--stop`: they end
+    early, at many lengths."""
+    if case.reduction not in AGGREGATIONS:
+        raise NotImplementedError(f"has no {case.reduction}: its mean over tokens is `dapo`")
+    folder = Path(tempfile.mkdtemp())
+    rows = [{"messages": row["messages"][:1]} for row in chats(16)]
+    flags = {
+        **{name: value for name, value in SGD.items() if name not in ("learning_rate", "weight_decay")},
+        "actor_model_name_or_path": folder / "start",
+        "actor_learning_rate": POLICY["rate"] * SGD["adam_epsilon"],
+        "advantage": "grpo",
+        "reward": "length",
+        "reward_length_characters": 20,
+        "loss_aggregation": AGGREGATIONS[case.reduction],
+        "kl_in": "loss",
+        "kl_coef": POLICY["beta"],
+        "clip_range": POLICY["clip"],
+        "max_answer_seq_len": POLICY["longest"],
+        "per_device_generation_batch_size": 2,
+        "num_samples_per_prompt": 4,
+        "per_device_training_batch_size": case.micro_batch,
+        "padded": "true",
+        "ppo_epochs": 2,
+        "seed": 2,
+        "record_values": "true",
+        **case.extra,
+    }
+    out = _ran("ppo", SftCase(rows, case.micro_batch, case.accumulation), folder, flags, ["--stop", "a", "e", "i"])
+    record = read_record(out / "records" / "step_000001_update2")
+    forwards = int(record.ranks[0]["micro_batches"].max()) + 1
+    assert forwards == case.accumulation, f"{forwards} micro-batches"
+    before, after, gradient = (_state(record.state, part) for part in ("weights_before", "weights_after", "gradients"))
+    return Seen(gradients=[gradient], weights=[before, after], responses=list(_responses(record.ranks[0])))
+
+
+def _state(state: dict[str, Any], part: str) -> torch.Tensor:
+    """One kind of a record's values, in one vector."""
+    return flat({name: torch.from_numpy(value) for name, value in state.items() if name.startswith(f"{part}.")})
+
+
+def _responses(arrays: dict[str, Any]) -> Iterator[Response]:
+    """Yield the responses of a rank's record, whose log-probabilities stand at their tokens."""
+    ends = np.cumsum(arrays["lengths"])
+    for begin, end in zip(ends - arrays["lengths"], ends, strict=True):
+        row = {name: torch.from_numpy(arrays[name][begin:end].copy()) for name in _OF_RESPONSES if name in arrays}
+        real = row.get("is_real", torch.ones(end - begin).bool())
+        drawn = row["loss_mask"] & real
+        yield Response(
+            row["token_ids"][real].long(),
+            row["old_logprobs"][drawn],
+            row["ref_logprobs"][drawn],
+            float(row["advantages"][drawn][0]),
+        )
+
+
 def _weights(folder: Path) -> torch.Tensor:
     from safetensors.torch import load_file
 
@@ -115,8 +231,6 @@ def _weights(folder: Path) -> torch.Tensor:
 
 
 def _read(out: Path) -> Seen:
-    from training.utils.recording.files import read_record
-
     seen = Seen()
     for folder in sorted((out / "records").iterdir()):
         record = read_record(folder)

@@ -13,7 +13,7 @@ import transformers
 from benchmarks.conformance.adapters.watching import PLAIN, released, watched
 from benchmarks.conformance.material import make_model, make_tokenizer, save_start
 from benchmarks.conformance.policy_rows import POLICY, policy_batches
-from benchmarks.conformance.seen import Document, PairCase, PolicyCase, Seen, SftCase
+from benchmarks.conformance.seen import Document, MarkedCase, PairCase, PolicyCase, Seen, SftCase
 
 PACKAGES = ("trl", "transformers", "accelerate", "torch")
 LACKS: dict[str, str] = {}
@@ -115,18 +115,56 @@ def dpo(case: PairCase) -> Seen:
             processing_class=tokenizer,
         )
         trainer.train()
-    seen.pairs = [[pair for inputs in step for pair in _pairs(inputs)] for step in seen.inputs]
+    seen.pairs = [[pair for inputs in step for pair in pairs_of(inputs)] for step in seen.inputs]
     return seen
 
 
-def _pairs(inputs: dict[str, torch.Tensor]) -> list[tuple[Document, Document]]:
+def kto(case: MarkedCase) -> Seen:
+    """The reference is a model by which z is above 0: at 0 it would be the same in every layout."""
+    import trl
+    from datasets import Dataset
+
+    tokenizer = make_tokenizer()
+    settings = {
+        **PLAIN,
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": case.micro_batch,
+        "gradient_accumulation_steps": case.accumulation,
+        "max_steps": 1,
+        "save_strategy": "no",
+        "learning_rate": case.rate,
+        "beta": case.beta,
+        "max_length": 256,
+    }
+    with watched() as seen:
+        trainer = trl.KTOTrainer(
+            model=make_model(tokenizer),
+            ref_model=make_model(tokenizer, seed=2),
+            args=trl.KTOConfig(**settings),
+            train_dataset=Dataset.from_list(case.rows),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+    seen.reference_seed = 2
+    for inputs in seen.inputs[0]:
+        rows = zip(_rows(inputs, ""), inputs["label"].tolist(), strict=True)
+        seen.marked += [(row, bool(label)) for row, label in rows]
+        seen.mismatched += _rows(inputs, "KL_")
+    return seen
+
+
+def _rows(inputs: dict[str, torch.Tensor], prefix: str) -> list[Document]:
+    parts = (inputs[f"{prefix}{name}"] for name in ("input_ids", "attention_mask", "completion_mask"))
+    return [
+        Document(tuple(ids[mask.bool()].tolist()), tuple(completion[mask.bool()].bool().tolist()))
+        for ids, mask, completion in zip(*parts, strict=True)
+    ]
+
+
+def pairs_of(inputs: dict[str, torch.Tensor]) -> list[tuple[Document, Document]]:
     """Pairs of a batch: one tensor, first all chosen, then all rejected; in older releases, a tensor for each part."""
     if "completion_mask" in inputs:
-        rows = []
-        for ids, mask, completion in zip(
-            inputs["input_ids"], inputs["attention_mask"].bool(), inputs["completion_mask"].bool(), strict=True
-        ):
-            rows.append(Document(tuple(ids[mask].tolist()), tuple(completion[mask].tolist())))
+        rows = _rows(inputs, "")
         return list(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
     parts = {
         part: [

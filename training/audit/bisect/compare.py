@@ -73,23 +73,20 @@ def compare(a: RunDigests, b: RunDigests, of_rounding: Sequence[str]) -> Compari
         raise ThreestepError(f"two runs of one program are compared, got {a.program} and {b.program}")
     steps = tuple(key for key in a.steps if key in b.steps)
     floor = 0.0 if not of_rounding else max(FLOORS[str(_dtype(run))] for run in (a, b))
-    same_ranks = a.begin["ranks"] == b.begin["ranks"]
-    random_from = _random_from(a, b, steps) if same_ranks else None
+    random_from = _random_from(a, b, steps) if a.begin["ranks"] == b.begin["ranks"] else None
     seen, drift, last = 0.0, dict[StepKey, float](), None
     norms = a.begin["weights"]
     lines = [((0, 0), list(_beginning(a, b))), *((key, None) for key in steps)]
     for key, known in lines:
         found = known if known is not None else list(_step(a.steps[key], b.steps[key], norms))
-        found = [each for each in found if same_ranks or each.name != "random"]
         wrong, largest = [], seen
+        bound = max(floor, JUMP * seen) if floor else 0.0
         for each in found:
-            bound = max(floor, JUMP * seen) if floor else 0.0
             if _is_wrong(each, bound):
                 wrong.append(each)
             elif not wrong and math.isfinite(each.apart) and _is_judged(each):
                 largest = max(largest, each.apart)
         if wrong:
-            bound = max(floor, JUMP * seen) if floor else 0.0
             first = FirstDifference(key, wrong[0], tuple(wrong[1:]), seen, bound, last)
             return Comparison(steps, first, drift, tuple(of_rounding), random_from)
         drift[key], seen, last = largest, largest, key

@@ -37,7 +37,7 @@ def line(step: int, moved: float = 0.0) -> dict[str, Any]:
 
 
 def written(folder: Path, lines: list[dict[str, Any]], settings: str = "dtype: fp32\n", ranks: int = 1) -> RunDigests:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     content = [{**BEGIN, "ranks": ranks}, *lines]
     (folder / "digests.jsonl").write_text("".join(json.dumps(each) + "\n" for each in content))
     (folder / "config.yaml").write_text(settings)
@@ -118,6 +118,8 @@ def test_the_bound_grows_with_what_was_seen(tmp_path: Path):
     large = 1e-6
     first = compared(tmp_path, set_at(2, "floats", "train/loss", [0.5 * 1.0005]), ranks=2, drift=large).first
     assert first is not None and first.bound == pytest.approx(JUMP * 2 * large, rel=1e-2)
+    below = set_at(2, "floats", "train/loss", [0.5 * 1.0001])  # five times the floor, half the bound
+    assert compared(tmp_path / "below", below, ranks=2, drift=large).first is None
 
 
 def test_data_must_be_equal_whatever_is_rounded(tmp_path: Path):
