@@ -57,6 +57,7 @@ PROGRAMS = {
     ),
     "best-of": Program("training.best_of", "the best of n responses, as rows for sft and dpo", LAUNCHED, ranks=1),
     "preview": Program("training.preview", "the rows of a run, as a model is fed them"),
+    "env": Program("training.env", "environments: a list, one conversation in the terminal, a check before a run"),
     "inspect": Program("training.inspect", "what data are taken for, before training"),
     "audit": Program("training.audit", "which number of a training step is wrong, and why; where two runs part"),
     "explain": Program("training.explain", "what one optimizer step did, token by token, and under other rules"),

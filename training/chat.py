@@ -23,7 +23,7 @@ from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import ChatArguments
-from training.utils.environments.arguments import EnvironmentArguments
+from training.utils.environments.arguments import EnvironmentArguments, OpeningRowArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of, settings_of
 from training.utils.generation.arguments import SamplingArguments
@@ -72,9 +72,7 @@ class TalkArguments:
     parallel_tags: list[str] = flag_of(
         ChatArguments, "The four tags of --parallel_thinking, as the model was trained with them."
     )
-    row: str | None = flag(
-        None, "Columns of the row with which a question opens --environment, as a JSON object.", "json"
-    )
+    row: str | None = flag_of(OpeningRowArguments)
     seed: int = flag_of(RunArguments, "Seed of sampling; the same seed gives the same answers.")
     web: bool = flag(
         False,

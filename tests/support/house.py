@@ -45,6 +45,7 @@ BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 # Small programs print, those directly in training/ and these.
 MAY_PRINT = (
     "training.audit.__main__",  # python -m training.audit
+    "training.env.__main__",  # python -m training.env
     "training.explain.__main__",  # python -m training.explain
     "training.inspect.__main__",  # python -m training.inspect
     "training.utils.run.program",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.user_files import check_address, is_address
+from training.utils.environments.addresses import check_environment, name_of
 from training.utils.environments.parsers import PARSERS
 from training.utils.environments.python_tool import IN_BUBBLEWRAP, NO_SANDBOX
 from training.utils.flags.flags import AUTO, flag
@@ -24,8 +25,8 @@ class EnvironmentArguments:
 
     environment: str | None = flag(
         None,
-        "Class that answers the model turn by turn, as FILE.py:NAME; several, parted by commas, answer the rows whose "
-        "column 'environment' has their NAME.",
+        "Class that answers the model turn by turn, as FILE.py:NAME, or the name of an installed one; several, parted "
+        "by commas, answer the rows whose column 'environment' has their NAME.",
         "names",
     )
     tools: str | None = flag(
@@ -71,22 +72,35 @@ class EnvironmentArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings. Runs none of the files."""
+        for address in self.environment_addresses:
+            mistakes.note(check_environment, address)
+        for address in self.tool_addresses:
+            if address not in (NO_SANDBOX, IN_BUBBLEWRAP):
+                mistakes.note(check_address, address, "--tools")
         for name, addresses in (("--environment", self.environment_addresses), ("--tools", self.tool_addresses)):
-            for address in addresses:
-                if address not in (NO_SANDBOX, IN_BUBBLEWRAP) or name != "--tools":
-                    mistakes.note(check_address, address, name)
-            names = [address.rpartition(":")[2] for address in addresses]
+            names = list(map(name_of, addresses))
             mistakes.require(
                 len(set(names)) == len(names), f"{name} expects different names, got {', '.join(names)}; rename one"
             )
         mistakes.require(
-            all(not address.endswith(f":{TOOLS}") for address in self.environment_addresses),
+            TOOLS not in map(name_of, self.environment_addresses),
             f"--environment expects a class of another name than {TOOLS}, which is that of --tools; rename it",
         )
         if is_address(self.tool_parser):
             mistakes.note(check_address, self.tool_parser, "--tool_parser")
         else:
             mistakes.require_one_of("--tool_parser", self.tool_parser, (AUTO, *PARSERS))
+
+
+@dataclass
+class OpeningRowArguments:
+    """The row that opens an environment outside of training."""
+
+    topic: ClassVar[str] = "environment"
+
+    row: str | None = flag(
+        None, "Columns of the row with which a question opens --environment, as a JSON object.", "json"
+    )
 
 
 def _addresses(given: str | None) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from training.utils.base.console import log, note
 from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
 from training.utils.base.user_files import load_function
+from training.utils.environments.addresses import load_environment, name_of
 from training.utils.environments.arguments import TOOLS, EnvironmentArguments
 from training.utils.environments.calls import Caller
 from training.utils.environments.episodes import Episode, EpisodeSettings, takes_seed
@@ -66,11 +68,15 @@ class Environments:
             )
         return str(name)
 
-    def episode(self, row: Mapping[str, Any], seed: int) -> Episode | None:
+    def episode(self, row: Mapping[str, Any], seed: int, warn: Callable[[str], None] | None = None) -> Episode | None:
         """Return a row's conversation with its environment, not begun yet; None where nobody answers. row: is copied,
-        as others converse about it too. seed: of this sample."""
+        as others converse about it too. seed: of this sample. warn: is called with the sentence of each failure; by
+        default the first of the run is logged."""
         name = self.name_of(row)
-        return None if name is None else Episode(self._settings[name], deepcopy(row), seed, self._caller)
+        if name is None:
+            return None
+        settings = self._settings[name] if warn is None else replace(self._settings[name], warn=warn)
+        return Episode(settings, deepcopy(row), seed, self._caller)
 
     def close(self) -> None:
         """Release the resources of calls; nothing waits for calls that hang."""
@@ -90,7 +96,7 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
     for address in flags.environment_addresses:
         maker = mistakes.note(_checked_maker, address, flags.environment_seconds, caller)
         if maker is not None:
-            makers[address.rpartition(":")[2]] = maker
+            makers[name_of(address)] = maker
     tools = [mistakes.note(_tool, address, flags.tool_seconds) for address in flags.tool_addresses]
     usable = [tool for tool in tools if tool is not None]
     if usable:
@@ -116,7 +122,7 @@ def _tool(address: str, seconds: float) -> Tool:
 
 def _checked_maker(address: str, seconds: float, caller: Caller) -> Callable[[], Any]:
     """The class of --environment, of which one was made and has the three methods."""
-    maker = load_function(address, "--environment")
+    maker = load_environment(address)
     outcome = caller.wait(caller.start(maker), seconds)
     if outcome.problem is not None:
         raise ThreestepError(

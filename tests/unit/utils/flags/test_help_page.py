@@ -28,7 +28,8 @@ UNITS = frozenset(
 )  # fmt: skip
 
 PROGRAMS = [step.program for step in known_steps().values()] + [
-    "training.best_of", "training.chat", "training.evaluate", "training.inspect.__main__", "training.new_model",
+    "training.best_of", "training.chat", "training.env.__main__", "training.evaluate",
+    "training.inspect.__main__", "training.new_model",
     "training.preview", "training.step2_reward.evaluate",
 ]  # fmt: skip
 
