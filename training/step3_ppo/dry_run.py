@@ -48,13 +48,8 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     check_divides(ranks, ppo.sequence_parallel_size)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
-    dtype = DTYPES[roles.dtype]
     check_models(flags, components.with_critic_tokenizer)
-    actor = model_on_meta(roles.model("actor"), dtype)
-    needs_critic = components.algorithm.estimator.needs_critic
-    critic = model_on_meta(roles.model("critic"), dtype, scores=True) if needs_critic else None
-    frozen = roles.model("critic").as_it_is()
-    scorer = model_on_meta(frozen, dtype, scores=True) if components.with_reward_model else None
+    actor, critic, scorer = _models_on_meta(roles, components, DTYPES[roles.dtype])
     for model in filter(None, (actor, critic, scorer)):
         check_model(model, ppo.sequence_parallel_size, longest)
 
@@ -93,6 +88,16 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     sentences += [*beside, _batches(ppo, forward, longest, ranks)]
     print_plan("training.step3_ppo.main", ranks, resolved_settings(flags), sentences)
     print_memory([*held, *held_beside], [*moments, *moments_beside], device.verdict)
+
+
+def _models_on_meta(roles: RolesArguments, components: Components, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """Return the actor, the critic and the reward model; None for one that there is not."""
+    actor, critic, scorer = model_on_meta(roles.model("actor"), dtype), None, None
+    if components.algorithm.estimator.needs_critic:
+        critic = model_on_meta(roles.model("critic"), dtype, scores=True)
+    if components.with_reward_model:
+        scorer = model_on_meta(roles.model("critic").as_it_is(), dtype, scores=True)
+    return actor, critic, scorer
 
 
 def _reused(

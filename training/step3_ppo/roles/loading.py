@@ -96,9 +96,13 @@ def load_roles(
     if flags.share_trunk:
         # The shared weights are loaded once, from the actor's name_or_path; the critic's is not read.
         trunk = language_model(actor_settings.as_it_is())
-        pad = tokenizers.actor.pad_token_id
-        on_trunk = replace(critic_settings, name_or_path=actor_settings.name_or_path)
-        critic_model = scalar_model_on_trunk(trunk, on_trunk, pad, longest_tokens, media=media)
+        critic_model = scalar_model_on_trunk(
+            trunk,
+            replace(critic_settings, name_or_path=actor_settings.name_or_path),
+            tokenizers.actor.pad_token_id,
+            longest_tokens,
+            media=media,
+        )
         actor_model = prepared(trunk, actor_settings)
     else:
         actor_model = language_model(actor_settings)
