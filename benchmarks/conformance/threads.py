@@ -9,19 +9,24 @@ SHIFTED = "the count of tokens has one more for each row, mended since"
 SMOOTHED = "the smoothed loss ignores the count of the step, mended since"
 AVERAGED = "averages log-likelihoods over tokens, on the word of the paper's authors"
 PAIR_MEANS = "the mean over micro-batches of their means over pairs"
-IPO = ("threestep", "trl-1.16", "trl-0.24", "trl-0.16", "trl-0.12")
+UNNAMED = "its trainer calls TRL's `dpo_loss` without the loss's name, so that the loss is `sigmoid`"
+IPO = ("threestep", "trl-1.16", "trl-0.24", "trl-0.16", "trl-0.12", "axolotl")
 THREADS: dict[tuple[str, str], tuple[str, str]] = {
     **{
         ("axolotl", name): ("", ACCUMULATED)
         for name in ("accumulation", "objective", "whole_texts", "label_smoothing", "last_partial_batch")
     },
-    ("axolotl", "packing"): ("", "eight conversations do not fill what its sampler packs"),
     ("trl-0.24", "whole_texts"): (f"{HF}/pull/46204", SHIFTED),
     ("trl-0.24", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
     ("trl-0.12", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
     ("llamafactory", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
     **{(name, "dpo_ipo"): (f"{TRL}/pull/1265", AVERAGED) for name in IPO},
     ("trl-1.16", "dpo_label_smoothing"): ("", "the setting is documented for `robust` and `exo_pair` alone"),
+    ("llamafactory", "dpo_hinge"): ("", UNNAMED),
+    ("llamafactory", "dpo_ipo"): ("", f"{UNNAMED}, of means over tokens"),
+    ("llamafactory", "dpo_last_partial_batch"): ("", PAIR_MEANS),
+    ("axolotl", "dpo_last_partial_batch"): ("", PAIR_MEANS),
+    ("trl-1.16", "kto_accumulation"): (f"{TRL}/pull/2153", "z is each micro-batch's own, on purpose"),
     ("trl-1.16", "dpo_last_partial_batch"): ("", PAIR_MEANS),
     ("trl-0.24", "dpo_last_partial_batch"): ("", PAIR_MEANS),
     ("threestep", "dpo_last_partial_batch"): (

@@ -128,7 +128,8 @@ def test_data_must_be_equal_whatever_is_rounded(tmp_path: Path):
 
 
 def test_random_states_of_other_ranks_are_others(tmp_path: Path):
-    assert compared(tmp_path, set_at(0, "hashes", "random", "x"), ranks=2).first is None
+    found = compared(tmp_path, set_at(0, "hashes", "random", "x"), ranks=2)
+    assert (found.first, found.random_from) == (None, None)
 
 
 def test_steps_without_layers_are_compared_by_the_rest(tmp_path: Path):
