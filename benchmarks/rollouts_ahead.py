@@ -29,6 +29,7 @@ import random
 import shutil
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -320,8 +321,10 @@ def simulated_table(given: argparse.Namespace, together: bool, steps: int = 60) 
             lengths = [[draw(dice) for _ in range(given.responses)] for _ in range(steps)]
             shape, training = (servers, given.slots), given.responses / (servers * given.slots)
             cells = [simulated(ahead, lengths, shape, training, together=together) for ahead in ages]
-            of_free = simulated_held if together else simulated_free
-            cells += [of_free(age, lengths, math.prod(shape), training, group=given.group) for age in oldest]
+            slots, group = math.prod(shape), given.group
+            at_once = max(GROUPS_ELSEWHERE, slots // group)  # of so many ranks that they fill the slots
+            of_free = partial(simulated_held, at_once=at_once) if together else simulated_free
+            cells += [of_free(age, lengths, slots, training, group=group) for age in oldest]
             shown = " | ".join(f"{cell.rate:.2f} ({cell.trainer:.0%}, {cell.servers:.0%})" for cell in cells)
             lines.append(f"| {name} | {servers} | {shown} |")
     return "\n".join(lines)

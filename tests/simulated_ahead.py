@@ -54,7 +54,7 @@ def _measured(ahead: str, files: Files, folder: Path, steps: int) -> list[dict[s
     """Make a run; return the lines of its log."""
     out = folder / f"ahead_{ahead}"
     words = (
-        f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --eval_fraction 0.1 --max_prompt_seq_len 64 "
+        f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --max_eval_rows 8 --max_prompt_seq_len 64 "
         f"--max_train_steps {steps} --num_train_epochs 100 --dtype fp32 --actor_model_name_or_path {files.start} "
         f"--advantage grpo --kl_coef 0 --num_samples_per_prompt {SAMPLES} --per_device_generation_batch_size {PROMPTS} "
         f"--per_device_training_batch_size {PROMPTS * SAMPLES} --max_answer_seq_len 6 --actor_learning_rate 1e-3 "

@@ -64,9 +64,9 @@ def _supervise(ports: Sequence[int], disturbance: Disturbance) -> None:
     victims = [(dice.choice(ports[:LIVING]), True) for _ in range(disturbance.kills)]
     victims += [(port, False) for port in ports[LIVING:][: disturbance.dead]]
     dice.shuffle(victims)
-    while not disturbance.begin.exists():
+    while not disturbance.begin.exists() and os.getppid() == parent:
         time.sleep(0.1)
-    for port, returns in victims:
+    for port, returns in victims if os.getppid() == parent else ():
         time.sleep(dice.uniform(3.0, 6.0))
         os.kill(processes[port], signal.SIGKILL)
         os.waitpid(processes[port], 0)

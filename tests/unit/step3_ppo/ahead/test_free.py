@@ -214,6 +214,7 @@ def test_what_drawing_raises_ends_the_loop(tmp_path):
     trainer = free_trainer(tmp_path, FailingRollout())
     with pytest.raises(ValueError, match="no responses today"):
         next(iter(trainer.rollouts(1)))
+    assert not trainer.ahead._ended, "no step takes what was not drawn"
 
 
 def test_without_threads_a_step_draws_by_its_own_weights(tmp_path):
