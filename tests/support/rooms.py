@@ -85,9 +85,8 @@ generation.vllm: mtp loading generation.guessing engine.ranks generation.decodin
 generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
 setup: outputs distillation mtp images.run routers dry_run checkpoints harness recording engine data.build loading
     engine.ranks data.kinds report models.adapters images.data models sequence_parallel data.chat data.cache
-    models.quantized
-    models.attention images.models divergence data.rows run layout engine.config data.sources contracts flags
-    models.families data.files base
+    models.quantized models.attention images.models divergence data.rows run layout engine.config data.sources contracts
+    flags models.families data.files base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
     data.rows run layout engine.config contracts flags data.files base
 """

@@ -67,7 +67,9 @@ class HarnessResult(NamedTuple):
 def check_installed(what: str = "harness") -> None:
     """ThreestepError where lm_eval is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
-        raise ThreestepError(f"{what} needs the package lm_eval, which is not installed; run: pip install threestep[harness]")
+        raise ThreestepError(
+            f"{what} needs the package lm_eval, which is not installed; run: pip install threestep[harness]"
+        )
 
 
 def run_harness_on(model: PreTrainedModel, asked: AskedModel, tasks: AskedTasks) -> HarnessResult:
