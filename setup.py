@@ -75,6 +75,7 @@ setup(
         "web": ["gradio>=6"],
         "openenv": ["openenv>=0.10"],  # environments behind its servers
         "judge": ["openai"],  # a client of judges behind a chat endpoint
+        "harness": ['lm_eval>=0.4.13; python_version >= "3.11"'],  # tasks of lm-evaluation-harness
         "quantized": ["bitsandbytes>=0.50"],  # a CPU build is part of it
         "notebook": ["nbclient", "ipykernel"],  # executes the notebooks of examples/
         "release": RELEASE_REQUIRES,

@@ -64,6 +64,7 @@ engine: engine.ranks models.adapters models.quantized run models.tensors engine.
 recording: engine engine.ranks models.adapters run contracts base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts base
 rewards.calling: engine.ranks contracts base
+harness: engine engine.ranks run base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config contracts models.families
@@ -82,10 +83,10 @@ rewards: rewards.asking rewards.rules rewards.calling contracts flags rewards.na
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
 generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
-setup: outputs distillation mtp images.run routers dry_run checkpoints recording engine data.build loading engine.ranks
-    data.kinds report models.adapters images.data models sequence_parallel data.chat data.cache models.quantized
-    models.attention images.models divergence data.rows run layout engine.config data.sources contracts flags
-    models.families data.files base
+setup: outputs distillation mtp images.run routers dry_run checkpoints harness recording engine data.build loading
+    engine.ranks data.kinds report models.adapters images.data models sequence_parallel data.chat data.cache
+    models.quantized models.attention images.models divergence data.rows run layout engine.config data.sources contracts
+    flags models.families data.files base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
     data.rows run layout engine.config contracts flags data.files base
 """

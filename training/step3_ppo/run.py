@@ -27,6 +27,7 @@ from training.utils.rewards.weighted import open_asked
 from training.utils.run.run_folder import ROLLOUTS
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
+from training.utils.setup.tasks import open_tasks
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
@@ -51,10 +52,11 @@ def run(flags: PpoFlags, components: Components) -> None:
         held_out = HeldOut.of_run(inputs, flags.ppo)
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
         open_asked(components.rules.values(), flags.reward.reward_replay, place)
+        batch = flags.ppo.per_device_eval_batch_size
+        tasks = open_tasks(flags.reporting, opened, roles.whole_actor, tokenizers.actor, batch=batch)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
-            evaluator = Evaluator(
-                roles, engine, tokenizers.actor, components.checker, settings, held_out, metrics, opened.folder
-            )
+            scoring = (roles, engine, tokenizers.actor, components.checker)
+            evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, tasks)
             updates = Updates(roles, settings, inputs.texts, bad_steps)
             events = events_of_rollouts(opened, opening)
             trainer = PpoTrainer(

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.inference.arguments import EvaluateArguments
-from training.inference.harness.running import HarnessResult, check_installed, run_harness_on
 from training.inference.model import load_chat_folder, open_chat_folder, start_alone
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import parse_json, replace_file
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.generation.arguments import SamplingArguments
+from training.utils.harness.running import AskedModel, AskedTasks, HarnessResult, check_installed, run_harness_on
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.report.figures.reading import HARNESS
 from training.utils.report.writing import REPORT_NAME, write_report
-from training.utils.run.run_folder import METRICS, RunFolder
+from training.utils.run.run_folder import HARNESS, METRICS, RunFolder
 from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
@@ -45,7 +44,10 @@ def run_harness(flags: Evaluated, harness: HarnessArguments) -> list[str]:
             'wants doc_to_text: "Human: {{question}} Assistant:"'
         )
     templated = style == CHAT_TEMPLATE
-    result = run_harness_on(chat, harness, flags.evaluation.per_device_eval_batch_size, templated=templated)
+    template = chat.data.chat.template_kwargs if templated else None
+    asked = AskedModel(chat.tokenizer, template, chat.positions, flags.evaluation.per_device_eval_batch_size)
+    tasks = AskedTasks("--tasks", harness.tasks, harness.tasks_path, harness.num_fewshot, harness.task_rows)
+    result = run_harness_on(chat.model, asked, tasks)
     return _write(flags, harness, result, templated)
 
 
@@ -74,15 +76,7 @@ def _check(flags: Evaluated, harness: HarnessArguments) -> None:
 
 def _write(flags: Evaluated, harness: HarnessArguments, result: HarnessResult, templated: bool) -> list[str]:
     path, folder = flags.evaluation.model_name_or_path, RunFolder(flags.run.output_dir, is_main_rank=True)
-    tasks = {
-        name: {
-            **figures._asdict(),
-            "metrics": {metric: {"value": value, "error": error} for metric, (value, error) in figures.metrics.items()},
-            "chat_template": templated,
-            "lm_eval": result.version,
-        }
-        for name, figures in result.tasks.items()
-    }
+    tasks = {name: figures.told(templated, result.version) for name, figures in result.tasks.items()}
     folder.write_json(f"{TASK}.json", {"task": TASK, "models": [path], "task_rows": harness.task_rows, "tasks": tasks})
     lines = [
         json.dumps({"task": name, **sample}, ensure_ascii=False, default=str) + "\n"

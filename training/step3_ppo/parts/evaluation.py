@@ -19,6 +19,7 @@ from training.utils.engine.ranks.collectives import gathered
 from training.utils.gaming.account import account_of
 from training.utils.gaming.sentences import signs_of_gaming
 from training.utils.gaming.values import values_of_weights
+from training.utils.harness.online import OnlineTasks
 from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
 from training.utils.setup.media import keep_media
 
@@ -77,6 +78,7 @@ class Evaluator:
     held_out: HeldOut
     metrics: MetricsWriter
     folder: RunFolder
+    tasks: OnlineTasks = OnlineTasks()
 
     def evaluate(self, step: int) -> PpoEvaluation | None:
         """Return the mean score and check of each prompt's sampled responses; record every sample and the figures over
@@ -91,6 +93,7 @@ class Evaluator:
             figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
+        self.tasks.evaluate(step, self.metrics)
         log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
         self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.console import LogPace
@@ -33,6 +35,16 @@ class ReportArguments:
         "Samples of each evaluation. Steps 1 and 2: held-out rows, drawn by the seed, that samples.jsonl and trackers "
         "get; 0 writes none. Step 3, whose samples.jsonl has all: those of the first prompts, which trackers get.",
         "samples >= 0",
+    )
+    harness_tasks: list[str] = flag(
+        [],
+        "Task files of lm-evaluation-harness (FILE.yaml), evaluated beside each evaluation of the language model that "
+        "is trained; their figures are eval/TASK_METRIC.",
+        "files",
+        topic="evaluation",
+    )
+    harness_rows: int | None = flag(
+        None, "With --harness_tasks: only the first rows of each task.", "rows >= 1", topic="evaluation"
     )
     callback: str | None = flag(
         None,
@@ -74,10 +86,26 @@ class ReportArguments:
         )
         if self.callback is not None:
             mistakes.note(load_callback, self.callback)
+        check_tasks(mistakes, self.harness_tasks, self.harness_rows)
         names = [word.strip() for word in self.report_to.split(",")]
         for name in names:
             if names != [NO_TRACKERS]:
                 mistakes.note(check_tracker, name)
+
+
+def check_tasks(mistakes: Mistakes, tasks: Sequence[str], rows: int | None) -> None:
+    """Collect task files that there are not, a bound without tasks, and a package that is missing."""
+    mistakes.require(bool(tasks) or rows is None, f"--harness_rows {rows} is of --harness_tasks; give both or neither")
+    for name in tasks:
+        mistakes.require(
+            name.endswith((".yaml", ".yml")) and Path(name).is_file(),
+            f"--harness_tasks expects task files (FILE.yaml) on this disk, got '{name}'; `threestep evaluate harness` "
+            "takes the names of public tasks too",
+        )
+    mistakes.require(
+        not tasks or importlib.util.find_spec("lm_eval") is not None,
+        "--harness_tasks needs the package lm_eval, which is not installed; run: pip install threestep[harness]",
+    )
 
 
 def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:

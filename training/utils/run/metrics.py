@@ -77,6 +77,12 @@ class MetricsWriter:
         self._lines.append([json.dumps(line)])
         self._each_tracker(lambda tracker: tracker.metrics(step, plain))
 
+    def write_beside(self, step: int, metrics: dict[str, float]) -> None:
+        """Record further figures of the evaluation at `step`, whose own are written."""
+        before = self.evaluation
+        self.write(step, metrics)
+        self.evaluation = {**before, **self.evaluation}
+
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Pass samples (prompt, response, reward, ...) to the trackers, which keep a few; RunFolder keeps them all."""
         self._each_tracker(lambda tracker: tracker.samples(step, samples))

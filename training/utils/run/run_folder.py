@@ -16,6 +16,7 @@ from training.utils.contracts.media_names import SAMPLE_MEDIA
 from training.utils.run.run_log import RunLog
 
 BAD_STEPS = "bad_steps.jsonl"
+HARNESS = "harness.json"  # figures of lm-evaluation-harness, by task
 METRICS = "metrics.jsonl"
 DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
 DIGESTS = "digests.jsonl"  # of every step, for `threestep audit`

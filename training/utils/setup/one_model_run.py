@@ -15,6 +15,7 @@ from training.utils.data.chat.chat import PromptStyle, adopt_style, notes_of_cha
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.whole_model import WholeModel
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
@@ -30,6 +31,7 @@ from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
 from training.utils.setup.samples import EvaluationSamples
 from training.utils.setup.setup import compute_meter, load_under, may_pack, whole_steps
+from training.utils.setup.tasks import open_tasks
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 
 if TYPE_CHECKING:
@@ -39,9 +41,11 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.data.kinds.kind import RowKind
     from training.utils.engine.ranks.startup import Ranks
+    from training.utils.harness.online import OnlineTasks
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
+    from training.utils.setup.opened_run import OpenedRun
     from training.utils.setup.result import TrainingResult
 
 
@@ -99,6 +103,7 @@ def run_one_model(
         loop = replace(
             loop,
             eval_interval=run.plan.settings["eval_interval"],
+            tasks=_tasks(flags, run, model, engine, tokenizer=tokenizer),
             name=flags.step.label,
             records=replace(records_of(flags.run, flags.step.program), notes=notes_of_chat(style.chat, tokenizer)),
         )
@@ -122,6 +127,19 @@ def run_one_model(
         said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
         closing = f"{said}; the model is in {run.folder.model}{result.signs}"
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
+
+
+def _tasks(
+    flags: OneModelFlags,
+    run: OpenedRun,
+    model: PreTrainedModel,
+    engine: TrainingEngine,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+) -> OnlineTasks:
+    """The tasks of lm-evaluation-harness beside the run's evaluations."""
+    batch = flags.engine.per_device_eval_batch_size
+    return open_tasks(flags.report, run, WholeModel(engine, model), tokenizer, batch=batch)
 
 
 def _set_stops(model: Any, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], inside: set[int]) -> None:

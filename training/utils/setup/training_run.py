@@ -13,6 +13,7 @@ from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.contracts.guests import Guests
 from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
+from training.utils.harness.online import OnlineTasks
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.recording.recorder import StepRecords
 from training.utils.run.ahead import Ahead
@@ -53,6 +54,7 @@ class LoopSettings:
     eval_interval: in optimizer steps; eval_epochs: in epochs; both 0: evaluates only before and after training.
         eval_interval None, without eval_epochs: as `evaluates_by_default`.
     meter: None if MFU is not reported.
+    tasks: of lm-evaluation-harness, at each evaluation.
     shuffle: epochs have an order of their own, each; otherwise that of the rows.
     name: of what is trained, in the log, e.g. `SFT`.
     """
@@ -70,6 +72,7 @@ class LoopSettings:
     eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
     shuffle: bool = True
+    tasks: OnlineTasks = OnlineTasks()
     name: str = "model"
 
 
@@ -240,6 +243,7 @@ class TrainingLoop:
 
     def _evaluated(self, step: int) -> Any:
         found = self._evaluate(step)
+        self._run.settings.tasks.evaluate(step, self._run.metrics)
         self._run.checkpoints.evaluated(step)
         if found is not None and found.loss is not None:
             self._divergence.see(step, {_EVAL_LOSS: found.loss})

@@ -7,11 +7,12 @@ import json
 import pytest
 
 from training import evaluate
-from training.inference.harness import running, task
+from training.inference.harness import task
 from training.inference.harness.arguments import HarnessArguments
-from training.inference.harness.running import HarnessResult, TaskFigures, _result, _sentence_of
 from training.inference.opening import Evaluated
 from training.utils.base.errors import ThreestepError
+from training.utils.harness import running
+from training.utils.harness.running import AskedTasks, HarnessResult, TaskFigures, _result, _sentence_of
 from training.utils.report.figures.reading import read_runs
 from training.utils.report.pages.page import parts_of
 
@@ -40,15 +41,16 @@ def test_flags_without_use_are_refused():
 def test_without_the_package_it_says_how_to_have_it(monkeypatch):
     monkeypatch.setattr(running, "PACKAGE", "no_such_package")
     assert refused("--tasks", "a") == (
-        "harness needs the package lm_eval, which is not installed; run: pip install lm_eval"
+        "harness needs the package lm_eval, which is not installed; run: pip install threestep[harness]"
     )
 
 
 def test_a_hub_that_cannot_be_reached_is_a_sentence():
     for problem in (ConnectionError("no route"), ValueError("Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)")):
-        found = _sentence_of(problem, ["gsm8k"])
+        found = _sentence_of(problem, AskedTasks("--tasks", ["gsm8k"]))
         assert found.startswith("--tasks gsm8k: lm_eval would fetch data or a metric from a hub, and cannot (")
-    assert _sentence_of(KeyError("x"), ["a", "b"]) == "--tasks a b: lm_eval failed with KeyError: 'x'"
+    tasks = AskedTasks("--tasks", ["a", "b"])
+    assert _sentence_of(KeyError("x"), tasks) == "--tasks a b: lm_eval failed with KeyError: 'x'"
 
 
 def test_figures_of_a_result():

@@ -21,7 +21,6 @@ from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
 from training.utils.run.rollout_account import read_rollouts, rollout_account
 from training.utils.run.run_folder import DIVERGENCE
 
-HARNESS = "harness.json"  # figures of lm-evaluation-harness, by task
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")
 _FIRST_PROMPTS, _EVALUATIONS = 3, 12  # shown of every evaluation
 _LARGEST = 1e300  # larger values cannot be drawn either
@@ -30,7 +29,7 @@ _LARGEST = 1e300  # larger values cannot be drawn either
 @dataclass(frozen=True)
 class RunReports:
     """Files that a step writes once, each as it is named. environment: device, versions, when it was started. harness:
-    figures of `threestep evaluate harness` on the step's model, by task."""
+    figures of lm-evaluation-harness on the step's model, by task."""
 
     environment: dict[str, Any] = field(default_factory=dict)
     data_report: dict[str, Any] = field(default_factory=dict)

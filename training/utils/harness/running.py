@@ -12,13 +12,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
-    from training.inference.harness.arguments import HarnessArguments
-    from training.inference.model import ChatModel
+    from transformers import PreTrainedModel
 
 PACKAGE = "lm_eval"
 _DRAWS_BY_BOOTSTRAP = 1000  # of standard errors that have no formula
 # Where the words of an error name the hub, whatever its class: its client, datasets and requests have a dozen.
 _OF_A_HUB = ("huggingface.co", "offline mode", "couldn't reach", "couldn't find", "on the hub", "connection")
+
+
+class AskedTasks(NamedTuple):
+    """Tasks of lm_eval. flag: that names them. folder: of further task files. fewshot: solved examples; None: each
+    task's own. rows: the first of each task; None: all."""
+
+    flag: str
+    names: Sequence[str]
+    folder: str | None = None
+    fewshot: int | None = None
+    rows: int | None = None
+
+
+class AskedModel(NamedTuple):
+    """Settings of asking a model. template: variables of its chat template, through which questions pass; None: they
+    are asked as tasks say. positions: tokens that it reads at most."""
+
+    tokenizer: Any
+    template: dict[str, Any] | None
+    positions: int | None
+    rows_per_batch: int
 
 
 class TaskFigures(NamedTuple):
@@ -30,6 +50,11 @@ class TaskFigures(NamedTuple):
     version: str
     metrics: dict[str, tuple[float, float | None]]
 
+    def told(self, templated: bool, package: str) -> dict[str, Any]:
+        """As harness.json has them. package: its version."""
+        metrics = {name: {"value": value, "error": error} for name, (value, error) in self.metrics.items()}
+        return {**self._asdict(), "metrics": metrics, "chat_template": templated, "lm_eval": package}
+
 
 class HarnessResult(NamedTuple):
     """The result of lm_eval. tasks: by name, also those of groups. samples: every row with its answers, by task."""
@@ -39,42 +64,44 @@ class HarnessResult(NamedTuple):
     samples: dict[str, list[dict[str, Any]]]
 
 
-def check_installed() -> None:
+def check_installed(what: str = "harness") -> None:
     """ThreestepError where lm_eval is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
-        raise ThreestepError("harness needs the package lm_eval, which is not installed; run: pip install lm_eval")
+        raise ThreestepError(
+            f"{what} needs the package lm_eval, which is not installed; run: pip install threestep[harness]"
+        )
 
 
-def run_harness_on(chat: ChatModel, flags: HarnessArguments, rows_per_batch: int, *, templated: bool) -> HarnessResult:
-    """Evaluate a model on the tasks. templated: questions pass through its chat template. ThreestepError for unknown
-    tasks, and for data that would have to be fetched and cannot be."""
+def run_harness_on(model: PreTrainedModel, asked: AskedModel, tasks: AskedTasks) -> HarnessResult:
+    """Evaluate a model on the tasks. ThreestepError for unknown tasks, and for data that would have to be fetched and
+    cannot be. Moves the random state of this process."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     logging.getLogger(PACKAGE).setLevel(logging.ERROR)
-    manager = _task_manager(flags.tasks_path)
-    names = [_known_task(name, manager) for name in flags.tasks]
-    template_kwargs = chat.data.chat.template_kwargs if templated else {}
-    model = HFLM(
-        pretrained=chat.model,
-        tokenizer=chat.tokenizer,
-        batch_size=rows_per_batch,
-        max_length=chat.positions,
-        chat_template_args=template_kwargs,
+    manager = _task_manager(tasks.folder)
+    names = [_known_task(tasks.flag, name, manager) for name in tasks.names]
+    templated = asked.template is not None
+    wrapped = HFLM(
+        pretrained=model,
+        tokenizer=asked.tokenizer,
+        batch_size=asked.rows_per_batch,
+        max_length=asked.positions,
+        chat_template_args=asked.template or {},
     )
     try:
         found = lm_eval.simple_evaluate(
-            model=model,
+            model=wrapped,
             tasks=names,
-            num_fewshot=flags.num_fewshot,
-            limit=flags.task_rows,
+            num_fewshot=tasks.fewshot,
+            limit=tasks.rows,
             bootstrap_iters=_DRAWS_BY_BOOTSTRAP,
             apply_chat_template=templated,
             fewshot_as_multiturn=templated,
             task_manager=manager,
         )
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as problem:
-        raise ThreestepError(_sentence_of(problem, flags.tasks)) from problem
+        raise ThreestepError(_sentence_of(problem, tasks)) from problem
     assert found is not None, "one process"
     return _result(lm_eval.__version__, found)
 
@@ -87,28 +114,28 @@ def _task_manager(folder: str | None) -> Any:
     return TaskManager(include_path=folder)
 
 
-def _known_task(name: str, manager: Any) -> str:
+def _known_task(flag: str, name: str, manager: Any) -> str:
     """The task's name, or the path of its file."""
     if name.endswith((".yaml", ".yml")):
         if not os.path.isfile(name):
-            raise ThreestepError(f"--tasks expects a task's name or its file, got '{name}', which does not exist")
+            raise ThreestepError(f"{flag} expects a task's name or its file, got '{name}', which does not exist")
         return name
     if name not in manager.all_tasks:
         raise ThreestepError(
-            f"--tasks expects tasks of lm-evaluation-harness, files or tasks of --tasks_path, got '{name}'; "
+            f"{flag} expects tasks of lm-evaluation-harness, files or tasks of --tasks_path, got '{name}'; "
             "`lm_eval ls tasks` lists those of the package"
         )
     return name
 
 
-def _sentence_of(problem: Exception, names: Sequence[str]) -> str:
-    told = " ".join(str(problem).split())[:200]
+def _sentence_of(problem: Exception, tasks: AskedTasks) -> str:
+    told, given = " ".join(str(problem).split())[:200], f"{tasks.flag} {' '.join(tasks.names)}"
     if isinstance(problem, ConnectionError) or any(word in told.lower() for word in _OF_A_HUB):
         return (
-            f"--tasks {' '.join(names)}: lm_eval would fetch data or a metric from a hub, and cannot ({told}); go "
+            f"{given}: lm_eval would fetch data or a metric from a hub, and cannot ({told}); go "
             "online, or give a task file whose dataset_path is json, with dataset_kwargs: {data_files: FILE}"
         )
-    return f"--tasks {' '.join(names)}: lm_eval failed with {type(problem).__name__}: {told}"
+    return f"{given}: lm_eval failed with {type(problem).__name__}: {told}"
 
 
 def _result(version: str, found: dict[str, Any]) -> HarnessResult:

@@ -1,0 +1,59 @@
+"""Tasks of lm-evaluation-harness beside the evaluations of a run: the first rank asks the model in training, the others
+wait. No random state of training is moved."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.utils.base.console import log
+from training.utils.base.seeds import random_state_kept
+from training.utils.engine.ranks.collectives import on_main
+from training.utils.harness.running import AskedModel, AskedTasks, HarnessResult, run_harness_on
+from training.utils.run.run_folder import HARNESS
+
+if TYPE_CHECKING:
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.run.metrics import MetricsWriter
+    from training.utils.run.run_folder import RunFolder
+
+
+class OnlineTasks:
+    """No tasks."""
+
+    def evaluate(self, step: int, metrics: MetricsWriter) -> None:
+        """Record the figures of the tasks after `step`. A collective."""
+
+
+@dataclass(frozen=True)
+class AskedOnline(OnlineTasks):
+    """Tasks of local files. whole: the model in training; under ZeRO-3 each rank gathers a copy of it.
+    folder: of the run, whose harness.json has the last figures for the report."""
+
+    whole: WholeModel
+    model: AskedModel
+    tasks: AskedTasks
+    folder: RunFolder
+
+    def evaluate(self, step: int, metrics: MetricsWriter) -> None:
+        """See OnlineTasks."""
+        is_main = self.whole.engine.ranks.is_main
+        with self.whole.lent() as model, random_state_kept():
+            asked = self.model._replace(tokenizer=copy.deepcopy(self.model.tokenizer))  # lm_eval pads by its own rules
+
+            def ask() -> HarnessResult:
+                return run_harness_on(model, asked, self.tasks)._replace(samples={})
+
+            found = on_main(ask, is_main, patient=True)
+        figures = {
+            f"eval/{task}_{metric.replace(',', '_')}": value
+            for task, of_task in found.tasks.items()
+            for metric, (value, _) in of_task.metrics.items()
+        }
+        metrics.write_beside(step, figures)
+        templated = self.model.template is not None
+        told = {task: of_task.told(templated, found.version) for task, of_task in found.tasks.items()}
+        self.folder.write_figures(HARNESS, told)
+        said = ", ".join(f"{name.removeprefix('eval/')} {value:.4f}" for name, value in figures.items())
+        log(f"tasks after step {step:,}: {said}", is_main)
