@@ -94,7 +94,7 @@ const watcher = new IntersectionObserver(entries => {
   for (const entry of entries) if (entry.isIntersecting && !entry.target.dataset.filled) fill(entry.target);
 }, { rootMargin: "400px" });
 
-const heads = ["side", "score", "share", "trained", "tokens"];
+const heads = ["from", "side", "score", "share", "trained", "tokens"];
 function card(index) {
   const sequence = data.sequences[index], box = document.createElement("article");
   box.className = "sequence";

@@ -124,9 +124,9 @@ def _lessons(found: Explanation) -> str:
         f"{number(found.taught.first_order)} by all that moved the weights in these steps, "
         f"{number(found.taught.real)} in truth."
     )
-    head = ["effect, nats", "text", "sequence", "step", "share, nats"]
+    head = ["effect, nats", "text", "sequence", "from", "step", "share, nats"]
     rows = [
-        [number(each.effect), each.text[:300], each.name, f"{each.step:,}", number(each.share)]
+        [number(each.effect), each.text[:300], each.name, each.place, f"{each.step:,}", number(each.share)]
         for each in found.named_lessons
     ]
     first = scrolled(table(head, rows[:_FIRST_LESSONS]), "who taught it most")
