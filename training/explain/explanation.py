@@ -127,9 +127,12 @@ def _places(step: AuditedStep, known: KnownOfRun) -> list[str]:
     return [known.places.get(int(row), "") for row in rows]
 
 
+_NO_CRITIC = "the critic's step is not explained: shares, rules and held-out responses are of the actor alone"
+
+
 def _with_places(table: Explained, step: AuditedStep, known: KnownOfRun) -> Explained:
-    if known.note:
-        table = replace(table, notes=(*table.notes, known.note))
+    notes = (known.note, _NO_CRITIC if step.head.critic else "")
+    table = replace(table, notes=(*table.notes, *filter(None, notes)))
     if not known.places:
         return table
     return replace(table, sequences={**table.sequences, "from": np.array(_places(step, known), dtype=object)})
