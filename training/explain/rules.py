@@ -115,7 +115,7 @@ def said_settings(said: str, objective: str) -> dict[str, Any]:
                 f"--with expects settings of the loss as NAME=VALUE, got '{part}'"
                 f"{nearest_names(name, [*RULES, *own])}; docs/explain.md lists them"
             )
-        named.append(f"{name}={value}")
+        named.append(f"{name}={value.replace('_', ' ') if name == 'reduction' else value}")
     return settings_of_words(",".join(named))
 
 

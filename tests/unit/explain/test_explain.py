@@ -161,6 +161,10 @@ def test_an_advantage_brings_its_defaults():
     assert rule_of("advantage=grpo, norm_by=batch", "policy").settings["norm_by"] == "batch"
 
 
+def test_a_reduction_is_named_without_blanks():
+    assert rule_of("reduction=sequence_mean", "sft").settings == {"reduction": "sequence mean"}
+
+
 def test_the_defaults_of_rules_are_those_of_a_run():
     from training.explain.rules import _BY_GROUP, _OF_LOSSES, _OF_OTHER_LOSSES, _WHITENED
     from training.step3_ppo.advantages import ESTIMATORS
