@@ -92,10 +92,11 @@ class Result:
         token. update: of a rollout of ppo. held_out: a file of responses. last: steps whose rows are ordered by what
         they taught these. rules: such as "advantage=rloo". A step that is not on record is run again in
         FOLDER_explained."""
-        from training.explain.asked import AskedStep, explanation_of
+        from training.explain.asked import AskedRules, AskedStep, explanation_of
 
         work = self.folder.with_name(f"{self.folder.name}_explained")
-        return explanation_of(AskedStep(self.folder, step, update, last, held_out, tuple(rules), work=work))
+        other = AskedRules(tuple(rules))
+        return explanation_of(AskedStep(self.folder, step, update, last, held_out, other, work=work))
 
     def __repr__(self) -> str:
         known = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items() if value is not None)

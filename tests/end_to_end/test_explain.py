@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.conftest import run_step
-from training.explain.asked import AskedStep, explanation_of
+from training.explain.asked import AskedRules, AskedStep, explanation_of
 from training.explain.records import whole_record
 from training.explain.rules import counterfactual, rule_of
 from training.explain.updates import cosine, dot, update_of
@@ -107,3 +107,30 @@ def test_a_run_without_records_is_run_again(place: Path, start: Path):
     assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
     assert found.table.title.startswith("sft, step 2")
     assert found.table.figures["change"] < 0.0
+
+
+def test_a_rule_by_the_runs_program_is_the_run_under_it_to_the_bit(place: Path, start: Path):
+    """Of step 1 from the start, beside a run under the rule; and of step 2 from the checkpoint of step 1."""
+    flags = [*RECORDED, "--save_every", "1", "--advantage"]
+    real = _run(place, start, "by_run_grpo", 3, [*flags, "grpo"])
+    other = _run(place, start, "by_run_rloo", 3, [*flags, "rloo"])
+    rules = AskedRules(("advantage=rloo",), are_run=True)
+    for step in (1, 2):
+        work = place / f"explain_work_{step}"
+        found = explanation_of(AskedStep(real, step=step, rules=rules, work=work)).rules[0]
+        assert 0.0 < found.cosine < 1.0
+        assert found.rule.ran is not None
+        if step == 1:
+            want = whole_record(other / "records" / "step_000001_update1")
+            for kind in ("gradients.", "weights_after."):
+                for name, values in want.state(kind).items():
+                    np.testing.assert_array_equal(found.rule.ran.state(kind)[name], values)
+
+
+def test_a_run_explains_the_steps_that_it_is_asked_for(place: Path, start: Path):
+    folder = _run(place, start, "at_end", 1, ["--max_train_steps", "3", "--explain_steps", "2"])
+    assert [path.name for path in (folder / "records").iterdir()] == ["step_000002"]
+    assert sorted(path.name for path in (folder / "explained" / "step_000002").iterdir()) == [
+        "explained.html",
+        "tokens.parquet",
+    ]

@@ -37,11 +37,12 @@ def main(argv: Sequence[str]) -> None:
     options = _parse(argv)
     out = Path(options.out)
     check_place("--out", str(out / PAGE))
-    from training.explain.asked import AskedStep, explanation_of
+    from training.explain.asked import AskedRules, AskedStep, explanation_of
 
+    rules = AskedRules(tuple(options.rules), tuple(options.without_row), tuple(options.with_mask), options.run_rules)
     asked = AskedStep(
-        Path(options.run), options.step, options.update, options.last, options.held_out, tuple(options.rules),
-        tuple(options.without_row), tuple(options.with_mask), options.tokenizer, out / "again",
+        Path(options.run), options.step, options.update, options.last, held_out=options.held_out, rules=rules,
+        plain=options.plain, tokenizer=options.tokenizer, work=out / "again",
     )  # fmt: skip
     found = explanation_of(asked)
     _write(found, out)
@@ -87,6 +88,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--with_mask", action="append", default=[], help="FILE.py:NAME, columns in, a boolean a token out; repeatable."
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="Shares along plain gradient descent too, for one more pass."
+    )
+    parser.add_argument(
+        "--run_rules",
+        action="store_true",
+        help="Each --with by the run's own program, from the checkpoint right before the step: to the bit.",
     )
     parser.add_argument("--tokenizer", default=None, help="A folder; by default the run's.")
     parser.add_argument("--out", default=DEFAULT_OUT, help=f"The folder that is written; default: {DEFAULT_OUT}.")

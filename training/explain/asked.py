@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.audit.bisect.rerun import starter
 from training.audit.quantities.step import AuditedStep, LackingError
-from training.explain.explanation import Explanation, Questions, explain
+from training.explain.data_rows import places_of_rows
+from training.explain.explanation import Explanation, KnownOfRun, Questions, explain
 from training.explain.held_out import read_held_out
 from training.explain.records import is_record, run_of, steps_of_run, whole_record
+from training.explain.rule_runs import run_under
 from training.explain.rules import OtherRule, rule_of
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_yaml
 from training.utils.base.user_files import load_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _MODELS = ("model_name_or_path", "actor_model_name_or_path")
 
 
 @dataclass(frozen=True)
+class AskedRules:
+    """Other rules, as --with, --without_row and --with_mask have them. are_run: --with by the run's own program."""
+
+    settings: tuple[str, ...] = ()
+    without: tuple[int, ...] = ()
+    masks: tuple[str, ...] = ()
+    are_run: bool = False
+
+
+@dataclass(frozen=True)
 class AskedStep:
     """run: a run's folder, or a record's. step, update: of a run. last: steps whose sequences are ordered. held_out: a
-    file. rules, without, masks: as the flags have them. tokenizer: a folder; None: the run's. work: where steps are run
-    again."""
+    file. plain: shares along plain gradient descent too. tokenizer: a folder; None: the run's. work: where steps are
+    run again."""
 
     run: Path
     step: int = 0
     update: int = 1
     last: int = 1
     held_out: str = ""
-    rules: tuple[str, ...] = ()
-    without: tuple[int, ...] = ()
-    masks: tuple[str, ...] = ()
+    rules: AskedRules = AskedRules()
+    plain: bool = False
     tokenizer: str | None = None
     work: Path = Path("runs/explained/again")
 
@@ -48,9 +59,11 @@ def explanation_of(asked: AskedStep) -> Explanation:
     else:
         numbers = range(asked.step - asked.last + 1, asked.step + 1)
         steps = steps_of_run(asked.run, numbers, asked.update, work=asked.work.resolve(), start=starter(None))
-    tokenizer = _tokenizer(asked.tokenizer, run_of(asked.run))
+    settings = _settings(run_of(asked.run))
+    tokenizer = _tokenizer(asked.tokenizer, run_of(asked.run), settings)
+    known = KnownOfRun(_decoder(tokenizer), *_places(steps, settings))
     try:
-        return explain(steps, _questions(asked, steps[-1], tokenizer), _decoder(tokenizer))
+        return explain(steps, _questions(asked, steps[-1], tokenizer), known)
     except LackingError as lacking:
         raise ThreestepError(f"{asked.run} cannot be explained: the record lacks {lacking.args[0]}") from lacking
 
@@ -66,16 +79,18 @@ def _check(asked: AskedStep) -> None:
         raise ThreestepError(f"--step expects a step of {run}, from 1, got {asked.step}")
     if not 1 <= asked.last <= max(1, asked.step):
         raise ThreestepError(f"--last expects 1 to {max(1, asked.step)}, the steps that there are, got {asked.last}")
+    if asked.rules.are_run and not (asked.rules.settings and asked.update == 1):
+        raise ThreestepError("--run_rules expects --with, and the first optimizer step of a rollout (--update 1)")
     if asked.last > 1 and not asked.held_out:
         raise ThreestepError("--last orders sequences by what they taught --held_out, and no file is given")
 
 
 def _questions(asked: AskedStep, step: AuditedStep, tokenizer: Any) -> Questions:
-    rules = [rule_of(said, step.head.objective) for said in asked.rules]
-    rules += [OtherRule(f"without {row}", {}, (row,)) for row in asked.without]
-    masks = {said: load_function(said, "--with_mask") for said in asked.masks}
+    rules = [_rule(asked, step, said) for said in asked.rules.settings]
+    rules += [OtherRule(f"without {row}", {}, (row,)) for row in asked.rules.without]
+    masks = {said: load_function(said, "--with_mask") for said in asked.rules.masks}
     if not asked.held_out:
-        return Questions(None, False, rules, masks)
+        return Questions(None, False, rules, masks, asked.plain)
 
     def tokenize(text: str) -> list[int]:
         if tokenizer is None:
@@ -83,13 +98,33 @@ def _questions(asked: AskedStep, step: AuditedStep, tokenizer: Any) -> Questions
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     held = read_held_out(Path(asked.held_out), tokenize, getattr(tokenizer, "eos_token_id", None))
-    return Questions(held, True, rules, masks)
+    return Questions(held, True, rules, masks, asked.plain)
 
 
-def _tokenizer(given: str | None, run: Path) -> Any:
-    """The tokenizer that is named, or the run's; None without one."""
+def _rule(asked: AskedStep, step: AuditedStep, said: str) -> OtherRule:
+    rule = rule_of(said, step.head.objective)
+    if not asked.rules.are_run:
+        return rule
+    number = asked.rules.settings.index(said) + 1
+    work = asked.work.resolve().with_name(f"{asked.work.name}_rule_{number}")
+    ran = run_under(step, run_of(asked.run), said, work=work, start=starter(None))
+    return replace(rule, name=f"{said}, run", ran=ran)
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """The run's settings; {} where it left none."""
     config = run / "config.yaml"
-    settings = (parse_yaml(config.read_text("utf-8")) or {}) if config.is_file() else {}
+    return (parse_yaml(config.read_text("utf-8")) or {}) if config.is_file() else {}
+
+
+def _places(steps: Sequence[AuditedStep], settings: dict[str, Any]) -> tuple[dict[int, str], str]:
+    """Where in the data the rows of the steps stand, and why not."""
+    rows = {int(row) for step in steps if step.has("rows") for row in step.tensor("rows")}
+    return places_of_rows(rows, settings, steps[-1].head.objective) if rows else ({}, "")
+
+
+def _tokenizer(given: str | None, run: Path, settings: dict[str, Any]) -> Any:
+    """The tokenizer that is named, or the run's; None without one."""
     places = [given] if given else [str(run / "model"), *(settings.get(name) for name in _MODELS)]
     for place in places:
         if place and (Path(place) / "tokenizer_config.json").is_file():

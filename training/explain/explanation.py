@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class HeldOutFindings:
 
 @dataclass(frozen=True)
 class NamedLesson:
-    """A lesson with its text."""
+    """A lesson with its text. place: of its row in the data; empty where that is not known."""
 
     step: int
     sequence: int
@@ -45,6 +45,7 @@ class NamedLesson:
     effect: float
     share: float
     text: str
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,24 +66,35 @@ class Explanation:
 @dataclass(frozen=True)
 class Questions:
     """Questions to a step beside its shares. held_out: responses. is_taught: who of the steps taught these. rules:
-    under which the step is made again. masks: names and functions of the table's columns to tokens that carry loss."""
+    under which the step is made again. masks: names and functions of the table's columns to tokens that carry loss.
+    is_plain: shares along plain gradient descent too."""
 
     held_out: HeldOutResponses | None = None
     is_taught: bool = False
     rules: Sequence[OtherRule] = ()
     masks: Mapping[str, Callable[[Mapping[str, np.ndarray]], Any]] = field(default_factory=dict)
+    is_plain: bool = False
 
 
-def explain(
-    steps: Sequence[AuditedStep], questions: Questions, decode: Callable[[list[int]], str] | None = None
-) -> Explanation:
-    """Explain the last of steps that follow each other. decode: token ids to text; None: no tokenizer is known."""
-    step = steps[-1]
+@dataclass(frozen=True)
+class KnownOfRun:
+    """A run beside its records. decode: token ids to text; None: no tokenizer is known. places: in the data, of rows.
+    note: why there are none."""
+
+    decode: Callable[[list[int]], str] | None = None
+    places: Mapping[int, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def explain(steps: Sequence[AuditedStep], questions: Questions, known: KnownOfRun | None = None) -> Explanation:
+    """Explain the last of steps that follow each other."""
+    step, known = steps[-1], known or KnownOfRun()
+    decode = known.decode
     update = update_of(step)
-    shares = shares_of(step, update)
+    shares = shares_of(step, update, plain=questions.is_plain)
     ids = np.unique(np.concatenate([each.tensor("token_ids") for each in steps]))
     texts = {} if decode is None else {int(each): decode([int(each)]) for each in ids}
-    table = explained(step, shares, update, texts)
+    table = _with_places(explained(step, shares, update, texts), step, known)
     rules = [counterfactual(step, update, rule) for rule in _with_masks(step, questions, table)]
     held, lessons, named = None, None, []
     if questions.held_out is not None:
@@ -94,11 +106,36 @@ def explain(
         held = HeldOutFindings(questions.held_out, change, by_rule)
         if questions.is_taught:
             lessons = taught(steps, questions.held_out)
-            named = [
-                NamedLesson(each.step, each.sequence, each.name, each.effect, each.share, _text(each.ids, decode))
-                for each in lessons.lessons
-            ]
+            named = _named(steps, lessons, known)
     return Explanation(table, held, lessons, named, rules)
+
+
+def _named(steps: Sequence[AuditedStep], lessons: Taught, known: KnownOfRun) -> list[NamedLesson]:
+    places = {step.head.step: _places(step, known) for step in steps if step.has("rows")}
+    return [
+        NamedLesson(
+            each.step, each.sequence, each.name, each.effect, each.share, _text(each.ids, known.decode),
+            places[each.step][each.sequence] if each.step in places else "",
+        )
+        for each in lessons.lessons
+    ]  # fmt: skip
+
+
+def _places(step: AuditedStep, known: KnownOfRun) -> list[str]:
+    """Where each sequence's row stands in the data; empty where that is not known."""
+    rows = step.tensor("rows") if step.has("rows") else [-1] * len(step.rank_S)
+    return [known.places.get(int(row), "") for row in rows]
+
+
+_NO_CRITIC = "the critic's step is not explained: shares, rules and held-out responses are of the actor alone"
+
+
+def _with_places(table: Explained, step: AuditedStep, known: KnownOfRun) -> Explained:
+    notes = (known.note, _NO_CRITIC if step.head.critic else "")
+    table = replace(table, notes=(*table.notes, *filter(None, notes)))
+    if not known.places:
+        return table
+    return replace(table, sequences={**table.sequences, "from": np.array(_places(step, known), dtype=object)})
 
 
 def _text(ids: np.ndarray, decode: Callable[[list[int]], str] | None) -> str:

@@ -1,28 +1,31 @@
 """The model of a record, and its derivatives along directions of its weights, by forward-mode differentiation.
 
-The forward is transformers' own, on the record's weights in float64, one sequence in a row with padding on the right,
-which causal attention does not see. Baydin et al. 2018, section 3.1: a product with the Jacobian costs a forward.
+The forward is transformers' own, on the record's weights, one sequence in a row with padding on the right, which causal
+attention does not see. Baydin et al. 2018, section 3.1: a product with the Jacobian costs a forward, or two. Several
+directions share the forward itself.
 
-B sequences of a batch, S sequences, T their tokens with padding, V vocabulary.
+B sequences of a batch, S sequences, T their tokens with padding, V vocabulary, D directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
-from torch.func import functional_call
+from torch.func import functional_call, jvp, vmap
 from torch.overrides import TorchFunctionMode
 
 from training.utils.base.errors import ThreestepError
 
+_Batch = tuple[Sequence[int], Mapping[str, Sequence[torch.Tensor]]]  # the places of sequences; what is read of each
 Whole = Mapping[str, np.ndarray]  # a number for each weight, by the record's names
 _BATCH_LOGITS = 8_000_000  # in float64: 64 MB, as much for the derivative, and several times that in between
-_BATCH_TOKENS = 2048
+_BATCH_TOKENS, _PADDED_TOKENS = 2048, 512  # a batch of more tokens than the second ends where padding exceeds a tenth
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,21 @@ class Reads:
 
 class RecordedModel:
     """weights: by the record's names. config: of the record. temperature: that divides the logits. scores: it is a
-    reward model. ThreestepError for a model that the record does not hold whole."""
+    reward model. dtype: of all its numbers. ThreestepError for a model that the record does not hold whole."""
 
     def __init__(
-        self, weights: Whole, config: Mapping[str, Any], *, temperature: float = 1.0, scores: bool = False
+        self,
+        weights: Whole,
+        config: Mapping[str, Any],
+        *,
+        temperature: float = 1.0,
+        scores: bool = False,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.temperature, self._scores = temperature, scores
+        self.temperature, self._scores, self._dtype = temperature, scores, dtype
         self._lora_scale = config.get("lora_scale")
-        self._weights = {name: torch.tensor(values, dtype=torch.float64) for name, values in weights.items()}
-        self.module = _module(config, scores)
+        self._weights = {name: torch.tensor(values, dtype=dtype) for name, values in weights.items()}
+        self.module = _module(config, scores).to(dtype)
         self._prefix = _prefix(self.module, weights)
         missing = [name for name, _ in self.module.named_parameters() if name not in self._effective(self._weights)]
         if missing or (scores and self._head() is None):
@@ -64,18 +73,29 @@ class RecordedModel:
 
     def along(self, sequences: Sequence[np.ndarray], direction: Whole) -> Reads:
         """Return the derivatives of `read` as the weights move along a direction; weights that it lacks stand still."""
-        found = []
-        with torch.no_grad(), forward_ad.dual_level():
-            moved = {
-                name: forward_ad.make_dual(value, torch.tensor(direction[name], dtype=torch.float64))
-                if name in direction
-                else value
-                for name, value in self._weights.items()
-            }
+        return self.along_all(sequences, [direction])[1][0]
+
+    def along_all(self, sequences: Sequence[np.ndarray], directions: Sequence[Whole]) -> tuple[Reads, list[Reads]]:
+        """Return `read`, and its derivatives along each direction. All have the same weights."""
+        moved = {
+            name: torch.from_numpy(np.stack([each[name] for each in directions])).to(self._dtype)
+            for name in directions[0]
+            if name in self._weights
+        }
+        read, found = list[_Batch](), [list[_Batch]() for _ in directions]
+        with torch.no_grad():
             for index, ids in self._batches(sequences):
-                parts = self._read(moved, ids)
-                found.append((index, {name: _tangents(part) for name, part in parts.items()}))
-        return _joined(found)
+                output, tangents = self._outputs_along(ids, moved)
+                read.append((index, self._of_output(output, ids)))
+                for own, tangent in zip(found, tangents, strict=True):
+                    own.append((index, self._of_output(output, ids, tangent)))
+        return _joined(read), [_joined(own) for own in found]
+
+    def with_weights(self, weights: Whole) -> RecordedModel:
+        """Return the same model of other weights."""
+        found = copy(self)
+        found._weights = {name: torch.tensor(values, dtype=self._dtype) for name, values in weights.items()}
+        return found
 
     def gradient(self, sequences: Sequence[np.ndarray], slopes: Reads) -> dict[str, np.ndarray]:
         """Return the derivative by every weight of what `read` returns, each number times its slope, summed."""
@@ -110,7 +130,9 @@ class RecordedModel:
         for place in sorted(range(len(sequences)), key=lambda place: len(sequences[place])):
             if not len(sequences[place]):
                 continue
-            if index and (len(index) + 1) * len(sequences[place]) > most:
+            whole = (len(index) + 1) * len(sequences[place])
+            real = sum(len(sequences[each]) for each in (*index, place))
+            if index and (whole > most or (whole > _PADDED_TOKENS and whole > 1.1 * real)):
                 yield index, [sequences[each] for each in index]
                 index = []
             index.append(place)
@@ -119,27 +141,47 @@ class RecordedModel:
 
     def _read(self, weights: Mapping[str, torch.Tensor], ids: Sequence[np.ndarray]) -> dict[str, list[torch.Tensor]]:
         """Return, by the names of `Reads`, a tensor for each sequence."""
-        lengths = [len(own) for own in ids]
-        ids_BT = torch.zeros(len(ids), max(lengths), dtype=torch.int64)
-        for row, own in enumerate(ids):
-            ids_BT[row, : len(own)] = torch.tensor(own)
-        given = self._effective(weights)
-        with InDouble():
-            found = functional_call(self.module, given, (ids_BT,), {"use_cache": False, "return_dict": True})
+        return self._of_output(self._output(weights, ids), ids)
+
+    def _output(self, weights: Mapping[str, torch.Tensor], ids: Sequence[np.ndarray]) -> torch.Tensor:
+        """Return logits over the temperature, [B, T - 1, V], or scores [B]."""
+        given, rows = self._effective(weights), (_padded(ids),)
+        with InDouble() if self._dtype == torch.float64 else nullcontext():
+            found = functional_call(self.module, given, rows, {"use_cache": False, "return_dict": True})
+        if not self._scores:
+            return found.logits[:, :-1] / self.temperature
+        head = self._head()
+        assert head is not None
+        last_BC = torch.stack([found.last_hidden_state[row, len(own) - 1] for row, own in enumerate(ids)])
+        return (last_BC @ weights[head].T).squeeze(1)
+
+    def _outputs_along(
+        self, ids: Sequence[np.ndarray], moved: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """Return the output, and its tangent along each direction. moved: [D, ...] of each weight that moves."""
+        start = {name: self._weights[name] for name in moved}
+
+        def along(direction: dict[str, torch.Tensor]) -> Any:
+            return jvp(lambda own: self._output({**self._weights, **own}, ids), (start,), (direction,))
+
+        try:
+            output, tangents = vmap(along, out_dims=(None, 0))(dict(moved))
+        except RuntimeError:  # a model with code that vmap does not know: one direction after the other
+            count = len(next(iter(moved.values())))
+            singly = [along({name: value[place] for name, value in moved.items()}) for place in range(count)]
+            return singly[0][0], [tangent for _, tangent in singly]
+        return output, tangents
+
+    def _of_output(
+        self, output: torch.Tensor, ids: Sequence[np.ndarray], tangent: torch.Tensor | None = None
+    ) -> dict[str, list[torch.Tensor]]:
+        """Return, by the names of `Reads`, a tensor for each sequence: of an output, or of its tangent."""
         if self._scores:
-            head = self._head()
-            assert head is not None
-            states = found.last_hidden_state
-            return {
-                "scores": [(states[row, length - 1] @ weights[head].T).squeeze() for row, length in enumerate(lengths)]
-            }
-        scaled_BTV = found.logits[:, :-1] / self.temperature
-        normalizer_BT = scaled_BTV.logsumexp(-1)
-        logprob_BT = scaled_BTV.gather(2, ids_BT[:, 1:].unsqueeze(2)).squeeze(2) - normalizer_BT
-        entropy_BT = normalizer_BT - (scaled_BTV.softmax(-1) * scaled_BTV).sum(-1)
-        parts = {"logprobs": logprob_BT, "normalizers": normalizer_BT, "entropies": entropy_BT}
+            return {"scores": list(output if tangent is None else tangent)}
+        targets_BT = _padded(ids)[:, 1:]
+        parts = of_logits(output, targets_BT) if tangent is None else of_tangents(output, targets_BT, tangent)
         return {
-            name: [torch.nn.functional.pad(part_BT[row, : length - 1], (1, 0)) for row, length in enumerate(lengths)]
+            name: [torch.nn.functional.pad(part_BT[row, : len(own) - 1], (1, 0)) for row, own in enumerate(ids)]
             for name, part_BT in parts.items()
         }
 
@@ -164,6 +206,42 @@ class RecordedModel:
         return next((name for name in self._weights if name.endswith("score.weight")), None)
 
 
+def of_logits(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return log-probabilities of the targets, log Z and entropies, [B, T] each."""
+    normalizer_BT = logits_BTV.logsumexp(-1)
+    logprob_BT = _at_targets(logits_BTV, targets_BT) - normalizer_BT
+    entropy_BT = normalizer_BT - (logits_BTV.softmax(-1) * logits_BTV).sum(-1)
+    return {"logprobs": logprob_BT, "normalizers": normalizer_BT, "entropies": entropy_BT}
+
+
+def of_tangents(
+    logits_BTV: torch.Tensor, targets_BT: torch.Tensor, tangent_BTV: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the derivatives of `of_logits` along a tangent of the logits.
+
+    With p the probabilities and H the entropy: of log Z p . t, of the entropy - p (log p + H) . t.
+    """
+    logprob_BTV = logits_BTV.log_softmax(-1)
+    weight_BTV = logprob_BTV.exp()
+    normalizer_BT = (weight_BTV * tangent_BTV).sum(-1)
+    entropy_BT1 = -(weight_BTV * logprob_BTV).sum(-1, keepdim=True)
+    entropies_BT = -(weight_BTV * (logprob_BTV + entropy_BT1) * tangent_BTV).sum(-1)
+    logprobs_BT = _at_targets(tangent_BTV, targets_BT) - normalizer_BT
+    return {"logprobs": logprobs_BT, "normalizers": normalizer_BT, "entropies": entropies_BT}
+
+
+def _at_targets(values_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    return values_BTV.gather(2, targets_BT.unsqueeze(2)).squeeze(2)
+
+
+def _padded(ids: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return [B, T], with zeros on the right."""
+    ids_BT = torch.zeros(len(ids), max(map(len, ids)), dtype=torch.int64)
+    for row, own in enumerate(ids):
+        ids_BT[row, : len(own)] = torch.tensor(own)
+    return ids_BT
+
+
 class InDouble(TorchFunctionMode):
     """Float64 where a model's code asks for float32: norms, rotary angles and softmax of transformers' models do, whose
     rounding would hide what a small update does."""
@@ -179,7 +257,7 @@ class InDouble(TorchFunctionMode):
 
 
 def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
-    """An empty model of this configuration in float64. ThreestepError for one that transformers does not build."""
+    """An empty model of this configuration. ThreestepError for one that transformers does not build."""
     import transformers
 
     own = {name: value for name, value in config.items() if name != "lora_scale"}
@@ -194,7 +272,7 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
         ) from problem
     if config.get("quantization_config"):
         raise ThreestepError("an explanation expects weights in floating point, got a quantised base")
-    return module.to(torch.float64).eval()
+    return module.eval()
 
 
 def _prefix(module: torch.nn.Module, weights: Whole) -> str:
@@ -208,12 +286,7 @@ def _prefix(module: torch.nn.Module, weights: Whole) -> str:
     return min(found, key=len) if found else ""
 
 
-def _tangents(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    unpacked = [(part, forward_ad.unpack_dual(part).tangent) for part in parts]
-    return [torch.zeros_like(part) if tangent is None else tangent for part, tangent in unpacked]
-
-
-def _joined(found: Sequence[tuple[Sequence[int], Mapping[str, Sequence[torch.Tensor]]]]) -> Reads:
+def _joined(found: Sequence[_Batch]) -> Reads:
     """Batches in the order of the sequences."""
     by_name: dict[str, dict[int, np.ndarray]] = {}
     for index, parts in found:

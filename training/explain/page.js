@@ -5,11 +5,20 @@
 const data = JSON.parse(document.getElementById("explained").textContent);
 const place = document.getElementById("sequences"), controls = document.getElementById("controls");
 const unpacked = new Map();
+// Columns that stand after this script are there once the page is read; the first tokens do not wait for them.
+const early = new Set([...document.querySelectorAll("script[id]")].map(element => element.id));
+const read = new Promise(done => document.addEventListener("DOMContentLoaded", done));
 const FIRST_TOKENS = 4000;
 
+function unbased(packed) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(packed);
+  const letters = atob(packed), bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < bytes.length; at++) bytes[at] = letters.charCodeAt(at);
+  return bytes;
+}
 async function unpack(id) {
-  const packed = JSON.parse(document.getElementById(id).textContent);
-  const bytes = Uint8Array.from(atob(packed), letter => letter.charCodeAt(0));
+  if (!early.has(id)) await read;
+  const bytes = unbased(document.getElementById(id).textContent.slice(1, -1));  // a JSON string without escapes
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 // The number of each of the 65,536 halves (IEEE 754).
@@ -21,13 +30,16 @@ const halves = Float32Array.from({ length: 65536 }, (_, bits) => {
 async function column(name) {
   if (!unpacked.has(name)) {
     const place = data.columns.indexOf(name), bits = new Uint16Array(await unpack(`column_${place}`));
-    unpacked.set(name, Float32Array.from(bits, each => halves[each] * data.largest[place]));
+    const values = new Float32Array(bits.length), largest = data.largest[place];
+    for (let at = 0; at < bits.length; at++) values[at] = halves[bits[at]] * largest;
+    unpacked.set(name, values);
   }
   return unpacked.get(name);
 }
 const range = name => data.ranges[data.columns.indexOf(name)];
 
-const text = new Int32Array(await unpack("text")), role = new Uint8Array(await unpack("role"));
+const [text, role] = await Promise.all([unpack("text"), unpack("role")]).then(([texts, roles]) =>
+  [data.texts.length > 65536 ? new Int32Array(texts) : new Uint16Array(texts), new Uint8Array(roles)]);
 const begins = [0];
 for (const sequence of data.sequences) begins.push(begins[begins.length - 1] + sequence.tokens);
 const names = data.columns;
@@ -94,7 +106,7 @@ const watcher = new IntersectionObserver(entries => {
   for (const entry of entries) if (entry.isIntersecting && !entry.target.dataset.filled) fill(entry.target);
 }, { rootMargin: "400px" });
 
-const heads = ["side", "score", "share", "trained", "tokens"];
+const heads = ["from", "side", "score", "share", "trained", "tokens"];
 function card(index) {
   const sequence = data.sequences[index], box = document.createElement("article");
   box.className = "sequence";

@@ -65,7 +65,8 @@ def page(found: Explanation) -> str:
         f"<h2>Columns</h2>{_legend(found)}</main>"
         "<footer>Written by threestep explain.</footer>"
     )
-    return document(f"Explained: {title}", body, _OWN_STYLE, [SCRIPT], data=_data(found))
+    data, late = _data(found)
+    return document(f"Explained: {title}", body, _OWN_STYLE, [SCRIPT], data=data, late=late)
 
 
 def _rules(found: Explanation) -> str:
@@ -124,9 +125,9 @@ def _lessons(found: Explanation) -> str:
         f"{number(found.taught.first_order)} by all that moved the weights in these steps, "
         f"{number(found.taught.real)} in truth."
     )
-    head = ["effect, nats", "text", "sequence", "step", "share, nats"]
+    head = ["effect, nats", "text", "sequence", "from", "step", "share, nats"]
     rows = [
-        [number(each.effect), each.text[:300], each.name, f"{each.step:,}", number(each.share)]
+        [number(each.effect), each.text[:300], each.name, each.place, f"{each.step:,}", number(each.share)]
         for each in found.named_lessons
     ]
     first = scrolled(table(head, rows[:_FIRST_LESSONS]), "who taught it most")
@@ -150,7 +151,8 @@ def _legend(found: Explanation) -> str:
     return scrolled(table(["column", "meaning"], rows), "columns")
 
 
-def _data(found: Explanation) -> dict[str, Any]:
+def _data(found: Explanation) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the page opens with, and the other columns."""
     tokens, sequences = found.table.tokens, found.table.sequences
     texts, text_T = np.unique(tokens["text"].astype(str), return_inverse=True)
     roles, role_T = np.unique(tokens["role"].astype(str), return_inverse=True)
@@ -175,8 +177,12 @@ def _data(found: Explanation) -> dict[str, Any]:
     parts = {
         f"column_{place}": _packed((columns[name] / largest[name]).astype("<f2")) for place, name in enumerate(columns)
     }
-    texts_and_roles = {"text": _packed(text_T.astype("<i4")), "role": _packed(role_T.astype("<u1"))}
-    return {"explained": whole, **texts_and_roles, **parts}
+    texts_and_roles = {
+        "text": _packed(text_T.astype("<i4" if len(texts) > 65536 else "<u2")),
+        "role": _packed(role_T.astype("<u1")),
+    }
+    first = f"column_{list(columns).index('share')}"
+    return {"explained": whole, **texts_and_roles, first: parts.pop(first)}, parts
 
 
 def _packed(values: np.ndarray) -> str:

@@ -49,7 +49,7 @@ def _has_state(record: StepRecord) -> bool:
 def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, start: Start) -> list[AuditedStep]:
     """Return the records of steps that follow each other, of step 3 all their updates up to `update` of the last. work:
     the folder in which they are run again where the run has no record of one with its state."""
-    found = _recorded(run / "records", steps, update)
+    found = recorded_steps(run / "records", steps, update)
     if found is not None:
         return found
     digests = read_digests(run)
@@ -60,7 +60,7 @@ def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, st
         raise ThreestepError(f"--step expects a step of {run}, one of {span}, got {steps[-1]:,}, update {update}")
     own = {"record_steps": list(steps), "record_values": True}
     again = rerun(digests, last, work, start, first=steps[0], settings=own)
-    found = _recorded(again.folder.parent, steps, update)
+    found = recorded_steps(again.folder.parent, steps, update)
     if found is None:
         raise ThreestepError(
             f"{run} was run again in {work} up to step {steps[-1]:,}, and its records lack the state: the model has "
@@ -70,7 +70,7 @@ def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, st
     return found
 
 
-def _recorded(folder: Path, steps: Sequence[int], update: int) -> list[AuditedStep] | None:
+def recorded_steps(folder: Path, steps: Sequence[int], update: int) -> list[AuditedStep] | None:
     """Records of the steps in a folder, if all are there with their state."""
     found = []
     for step in steps:

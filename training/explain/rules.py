@@ -64,12 +64,14 @@ _OF_OTHER_LOSSES = ("token mean", 0.2, 0.2)
 @dataclass(frozen=True)
 class OtherRule:
     """name: as it was said. settings: in place of the record's. without: rows, or responses of a rollout, that are
-    left out of the loss. mask_T: bool, the tokens that carry loss in place of the record's."""
+    left out of the loss. mask_T: bool, the tokens that carry loss in place of the record's. ran: the record of the step
+    as the run's program made it under the rule; None: it is made from the record of the real step."""
 
     name: str
     settings: Mapping[str, Any]
     without: tuple[int, ...] = ()
     mask_T: np.ndarray | None = None
+    ran: AuditedStep | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,18 @@ class Counterfactual:
 
 def rule_of(said: str, objective: str) -> OtherRule:
     """Read the words of --with: NAME=VALUE with spaces or commas between, `loss` for the objective's loss."""
+    settings = said_settings(said, objective)
+    if "advantage" in settings:
+        norm_by = "group" if settings["advantage"] in _BY_GROUP else "none"
+        settings = {"norm_by": norm_by, "whiten": settings["advantage"] in _WHITENED, **settings}
+    if "policy_loss" in settings:
+        reduction, low, high = _OF_LOSSES.get(settings["policy_loss"], _OF_OTHER_LOSSES)
+        settings = {"reduction": reduction, "clip_low": low, "clip_high": high, **settings}
+    return OtherRule(said, settings)
+
+
+def said_settings(said: str, objective: str) -> dict[str, Any]:
+    """The settings of a record that are named. ThreestepError for those that decide what was drawn or read."""
     own = {"loss": "policy_loss" if objective == "policy" else "preference_loss"}
     parts = [part for part in said.replace(",", " ").split() if part]
     named = []
@@ -101,15 +115,8 @@ def rule_of(said: str, objective: str) -> OtherRule:
                 f"--with expects settings of the loss as NAME=VALUE, got '{part}'"
                 f"{nearest_names(name, [*RULES, *own])}; docs/explain.md lists them"
             )
-        named.append(f"{name}={value}")
-    settings = settings_of_words(",".join(named))
-    if "advantage" in settings:
-        norm_by = "group" if settings["advantage"] in _BY_GROUP else "none"
-        settings = {"norm_by": norm_by, "whiten": settings["advantage"] in _WHITENED, **settings}
-    if "policy_loss" in settings:
-        reduction, low, high = _OF_LOSSES.get(settings["policy_loss"], _OF_OTHER_LOSSES)
-        settings = {"reduction": reduction, "clip_low": low, "clip_high": high, **settings}
-    return OtherRule(said, settings)
+        named.append(f"{name}={value.replace('_', ' ') if name == 'reduction' else value}")
+    return settings_of_words(",".join(named))
 
 
 def under(step: AuditedStep, rule: OtherRule) -> AuditedStep:
@@ -153,12 +160,8 @@ def _without(step: AuditedStep, rows: Sequence[int]) -> AuditedStep:
 
 def counterfactual(step: AuditedStep, real: Update, rule: OtherRule) -> Counterfactual:
     """Return the step under a rule, beside what really happened."""
-    other = under(step, rule)
-    slopes, sequences = slopes_of(other), sequences_of(other)
-    whole = model_of(step).gradient(sequences, slopes)
+    slopes, gradients, update = _made(step, rule) if rule.ran is None else _as_it_ran(rule.ran)
     recorded = step.state("gradients.")
-    gradients = {name: whole[name] for name in recorded}
-    update = update_of(other, gradients)
     sizes = np.sqrt(dot(update.whole, update.whole) / max(dot(real.whole, real.whole), 1e-300))
     return Counterfactual(
         rule,
@@ -170,6 +173,18 @@ def counterfactual(step: AuditedStep, real: Update, rule: OtherRule) -> Counterf
         slopes,
         update,
     )
+
+
+def _made(step: AuditedStep, rule: OtherRule) -> tuple[Reads, Whole, Update]:
+    other = under(step, rule)
+    slopes = slopes_of(other)
+    whole = model_of(step).gradient(sequences_of(other), slopes)
+    gradients = {name: whole[name] for name in step.state("gradients.")}
+    return slopes, gradients, update_of(other, gradients)
+
+
+def _as_it_ran(ran: AuditedStep) -> tuple[Reads, Whole, Update]:
+    return slopes_of(ran), ran.state("gradients."), update_of(ran)
 
 
 def _turned(real: Reads, other: Reads) -> np.ndarray:

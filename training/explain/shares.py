@@ -15,22 +15,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from training.audit.quantities.backward import SLOPES
 from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.explain.model import Reads, RecordedModel
+from training.explain.updates import dot
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
-    from training.explain.updates import Update, Whole
+    from training.explain.updates import Update
 
 # Of a log-probability recorded in half precision, and in float32: what a forward of ours may differ by.
 _ROUNDING = {"fp32": 1e-3}
 _HALF_ROUNDING = 0.2
 
 
-def model_of(step: AuditedStep, kind: str = "weights_before.") -> RecordedModel:
+def model_of(step: AuditedStep, kind: str = "weights_before.", dtype: torch.dtype = torch.float64) -> RecordedModel:
     """The model before or after the step. ThreestepError for one with dropout: its forward was another."""
     for name in ("dropout", "embedding_noise"):
         if float(step.settings.get(name, 0.0)):
@@ -42,14 +44,17 @@ def model_of(step: AuditedStep, kind: str = "weights_before.") -> RecordedModel:
         raise LackingError("the model's configuration")
 
     def make() -> RecordedModel:
+        if kind != "weights_before.":
+            return model_of(step, dtype=dtype).with_weights({**step.state("weights_before."), **step.state(kind)})
         return RecordedModel(
-            {**step.state("weights_before."), **step.state(kind)},
+            step.state(kind),
             step.head.model,
             temperature=float(step.settings.get("temperature", 1.0)),
             scores=step.head.objective == "reward",
+            dtype=dtype,
         )
 
-    return step.cached(f"explained {kind}", make)
+    return step.cached(f"explained {kind} {dtype}", make)
 
 
 def slopes_of(step: AuditedStep) -> Reads:
@@ -101,25 +106,34 @@ class Shares:
 
 
 PARTS = ("gradient", "earlier", "decay", "plain")  # of an `Update`
+_ROUNDED_AWAY = 1e-2  # of the update's length: rounding of the weights that is not told apart from the gradient
+_SMALL = 100_000  # weights, up to which passes in double cost nothing that is noticed
 
 
-def shares_of(step: AuditedStep, update: Update) -> Shares:
-    """Return the shares of a step. ThreestepError if the model is not the one whose numbers are recorded."""
+def shares_of(step: AuditedStep, update: Update, *, plain: bool = False, dtype: torch.dtype | None = None) -> Shares:
+    """Return the shares of a step. ThreestepError if the model is not the one whose numbers are recorded.
+
+    plain: shares along plain gradient descent too. dtype: of the passes; None: float32 above 100,000 weights, which is
+    right to 1e-6 of the sum of the shares' sizes. The share of this step's gradient is the whole less the other parts;
+    where rounding of the weights is much of the update, as of weights in bf16, it has a pass of its own.
+    """
+    if dtype is None:
+        weights = sum(value.size for value in update.whole.values())
+        dtype = torch.float64 if weights <= _SMALL else torch.float32
     slopes, sequences = slopes_of(step), sequences_of(step)
-    model = model_of(step)
-    before = model.read(sequences)
+    is_rounded = dot(update.rounding, update.rounding) > _ROUNDED_AWAY**2 * dot(update.whole, update.whole)
+    names = ["whole", *(name for name in PARTS if {"gradient": is_rounded, "plain": plain}.get(name, True))]
+    moving = [name for name in names if any(value.any() for value in getattr(update, name).values())]
+    directions = [getattr(update, name) for name in moving or ["whole"]]
+    before, moves = model_of(step, dtype=dtype).along_all(sequences, directions)
     check_forward(step, before)
-    parts = {name: derivative(slopes, _along(model, sequences, getattr(update, name))) for name in PARTS}
-    moves = _along(model, sequences, update.whole)
-    after = model_of(step, "weights_after.").read(sequences)
-    return Shares(derivative(slopes, moves), parts, before, after, moves, slopes)
-
-
-def _along(model: RecordedModel, sequences: list[np.ndarray], direction: Whole) -> Reads:
-    if not any(value.any() for value in direction.values()):
-        still = np.zeros(sum(map(len, sequences)))
-        return Reads(still, still, still, np.zeros(len(sequences)))
-    return model.along(sequences, direction)
+    found = {name: derivative(slopes, own) for name, own in zip(moving, moves, strict=False)}
+    still = np.zeros_like(derivative(slopes, moves[0]))
+    parts = {name: found.get(name, still) for name in PARTS if name != "plain" or plain}
+    if not is_rounded:
+        parts["gradient"] = found.get("whole", still) - parts["earlier"] - parts["decay"]
+    after = model_of(step, "weights_after.", dtype).read(sequences)
+    return Shares(found.get("whole", still), parts, before, after, moves[0], slopes)
 
 
 def check_forward(step: AuditedStep, before: Reads) -> None:

@@ -48,6 +48,7 @@ SEQUENCE_COLUMNS = {
     "sequence": "from 0, over all ranks",
     "rank": "whose sequence it was",
     "name": "the row of the dataset, or the number of the response",
+    "from": "the file and line of its row, or the dataset and the row in it",
     "tokens": "with its prompt",
     "trained": "tokens that carry loss",
     "share": "the sum of its tokens' shares",

@@ -97,7 +97,8 @@ def _lessons(found: Explanation) -> list[str]:
     if taught is None:
         return []
     lines = [
-        f"  {number(each.effect):>10}  step {each.step:,}, {each.name}: {_quoted(each.text, 60)}"
+        f"  {number(each.effect):>10}  step {each.step:,}, {each.name}{_in_brackets(each.place)}: "
+        f"{_quoted(each.text, 60)}"
         for each in found.named_lessons[:_SHOWN]
     ]
     return [
@@ -144,6 +145,7 @@ def as_json(found: Explanation) -> dict[str, Any]:
                 "step": each.step,
                 "sequence": each.sequence,
                 "name": each.name,
+                "from": each.place,
                 "effect": each.effect,
                 "share": each.share,
                 "text": each.text,
@@ -168,6 +170,10 @@ def as_json(found: Explanation) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _in_brackets(place: str) -> str:
+    return f" ({place})" if place else ""
 
 
 def _quoted(text: str, most: int = 12) -> str:

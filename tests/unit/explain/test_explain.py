@@ -7,16 +7,17 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
-from tests.explained_steps import MOST_APART, PlainStep, apart, drawn_step
+from tests.explained_steps import MOST_APART, MOST_IN_FLOAT32, PlainStep, apart, drawn_step
 from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep
 from training.explain.explanation import Questions, explain
 from training.explain.held_out import HeldOutResponses, change_of, read_held_out
-from training.explain.model import Reads, RecordedModel
+from training.explain.model import Reads, RecordedModel, of_logits, of_tangents
 from training.explain.page import page
 from training.explain.rules import OtherRule, counterfactual, rule_of
-from training.explain.shares import model_of, slopes_of
+from training.explain.shares import derivative, model_of, shares_of, slopes_of
 from training.explain.table import COLUMNS, SEQUENCE_COLUMNS
 from training.explain.taught import taught
 from training.explain.updates import Update, dot, update_of
@@ -41,6 +42,60 @@ def test_shares_equal_a_gradient_for_each_token(number: int):
     token, total = apart(drawn_step(number, 11))
     assert token < MOST_APART
     assert total < MOST_APART
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_passes_in_float32_leave_a_hundred_thousandth(number: int):
+    assert max(apart(drawn_step(number, 11), torch.float32)) < MOST_IN_FLOAT32
+
+
+def test_plain_descent_is_a_pass_that_must_be_asked_for():
+    step = _step("policy")
+    update = update_of(step)
+    asked, without = shares_of(step, update, plain=True), shares_of(step, update)
+    assert set(asked.parts) - set(without.parts) == {"plain"}
+    plain = sum(float((step.state("gradients.")[name] * value).sum()) for name, value in update.plain.items())
+    assert asked.parts["plain"].sum() == pytest.approx(plain, rel=1e-9)
+
+
+def test_the_share_of_the_gradient_is_along_its_part():
+    step = _step("sft")
+    update = update_of(step)
+    along = model_of(step).along(sequences_of(step), update.gradient)
+    own = derivative(slopes_of(step), along)
+    np.testing.assert_allclose(shares_of(step, update).parts["gradient"], own, atol=1e-9 * np.abs(own).sum())
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward"])
+def test_directions_together_are_directions_alone(kind: str, monkeypatch):
+    step = _step(kind)
+    update, model, sequences = update_of(step), model_of(step), sequences_of(step)
+    read, both = model.along_all(sequences, [update.whole, update.earlier])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("training.explain.model.vmap", refuse)
+    assert _same(read, model.read(sequences))
+    for own, direction in zip(both, (update.whole, update.earlier), strict=True):
+        assert _same(own, model.along(sequences, direction))
+
+
+def _same(one: Reads, other: Reads) -> bool:
+    return all(
+        np.allclose(values, getattr(other, name), rtol=1e-9, atol=1e-12)
+        for name in ("logprobs_T", "normalizers_T", "entropies_T", "scores_S")
+        if (values := getattr(one, name)) is not None
+    )
+
+
+def test_tangents_of_logits_are_their_derivatives():
+    torch.manual_seed(2)
+    logits, tangent = torch.randn(2, 2, 3, 7, dtype=torch.float64).unbind(0)
+    targets = torch.randint(7, (2, 3))
+    want = torch.func.jvp(lambda own: of_logits(own, targets), (logits,), (tangent,))[1]
+    for name, values in of_tangents(logits, targets, tangent).items():
+        torch.testing.assert_close(values, want[name], rtol=1e-12, atol=1e-12)
 
 
 def test_the_parts_of_an_update_sum_to_it():
@@ -104,6 +159,10 @@ def test_a_rule_is_the_step_that_it_says():
 def test_an_advantage_brings_its_defaults():
     assert rule_of("advantage=rloo", "policy").settings == {"advantage": "rloo", "norm_by": "none", "whiten": False}
     assert rule_of("advantage=grpo, norm_by=batch", "policy").settings["norm_by"] == "batch"
+
+
+def test_a_reduction_is_named_without_blanks():
+    assert rule_of("reduction=sequence_mean", "sft").settings == {"reduction": "sequence mean"}
 
 
 def test_the_defaults_of_rules_are_those_of_a_run():

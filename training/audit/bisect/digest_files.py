@@ -15,8 +15,8 @@ from training.utils.run.run_folder import DIGESTS
 
 StepKey = tuple[int, int]  # the step, and in step 3 its optimizer step from 1; otherwise 0
 _AT_HAND = (
-    "digests", "keep_last", "output_dir", "overwrite", "profile_steps", "record_steps", "record_values", "report",
-    "report_to", "resume", "run_name", "save_at_end", "save_epochs", "save_every",
+    "digests", "explain_steps", "keep_last", "output_dir", "overwrite", "profile_steps", "record_steps",
+    "record_values", "report", "report_to", "resume", "run_name", "save_at_end", "save_epochs", "save_every",
 )  # fmt: skip
 
 

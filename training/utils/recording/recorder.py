@@ -169,21 +169,23 @@ class DigestedStep(StepRecording):
 @dataclass(frozen=True)
 class StepRecords:
     """The steps that are recorded, and the folder. steps: counted as in metrics.jsonl. digests: of all steps, if they
-    are written. keeps_values: of states too. on_gpus: digests also on a GPU, for which a step then waits. notes:
-    settings of every record."""
+    are written. keeps_values: of states too. explained: steps that are recorded with these in any case. on_gpus:
+    digests also on a GPU, for which a step then waits. notes: settings of every record."""
 
     steps: frozenset[int] = frozenset()
     folder: Path = Path()
     digests: DigestLog | None = None
     keeps_values: bool = False
     on_gpus: bool = False
+    explained: frozenset[int] = frozenset()
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def of_step(self, step: int, ranks: Ranks, update: int | None = None) -> StepRecording:
         """Return the recording of a step. update: the number of its optimizer step, from 1, if it has several."""
         part = "" if update is None else f"_update{update}"
-        folder = self.folder / f"step_{step:06}{part}" if step in self.steps else None
-        recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks, self.keeps_values)
+        folder = self.folder / f"step_{step:06}{part}" if step in self.steps | self.explained else None
+        keeps_values = self.keeps_values or step in self.explained
+        recording = NOT_RECORDED if folder is None else WatchedStep(folder, ranks, keeps_values)
         recording.note(**self.notes)
         if self.digests is None or (ranks.device.type == "cuda" and not self.on_gpus):
             return recording
@@ -194,7 +196,14 @@ def records_of(run: RunArguments, program: str = "") -> StepRecords:
     """Return the records and digests that the flags ask for. program: that trains, as `python -m` takes it."""
     folder = Path(run.output_dir)
     digests = None if run.digests is False else DigestLog(folder / DIGESTS, program)
-    return StepRecords(frozenset(run.record_steps), folder / "records", digests, run.record_values, run.digests is True)
+    return StepRecords(
+        frozenset(run.record_steps),
+        folder / "records",
+        digests,
+        run.record_values,
+        on_gpus=run.digests is True,
+        explained=frozenset(run.explain_steps),
+    )
 
 
 def _in_numpy(values: torch.Tensor) -> np.ndarray:

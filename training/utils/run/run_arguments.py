@@ -69,6 +69,13 @@ class RunArguments:
         "so that log-probabilities, gradient and update are judged too.",
         may_change=True,
     )
+    explain_steps: list[int] = flag(
+        [],
+        "Say of these steps (step 3: rollouts) what each token did, as `threestep explain` does: their records with "
+        "values, and at the end of the run OUTPUT_DIR/explained.",
+        "steps >= 1",
+        may_change=True,
+    )
     dry_run: bool = flag(
         False,
         "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
@@ -99,11 +106,12 @@ class RunArguments:
 
     def check_records(self, mistakes: Mistakes, parallel_thinking: bool) -> None:
         """Note --record_steps with rows that a record cannot hold."""
-        mistakes.require(
-            not (self.record_steps and parallel_thinking),
-            "--record_steps expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
-            "by side; leave one of them out",
-        )
+        for name in ("record_steps", "explain_steps"):
+            mistakes.require(
+                not (getattr(self, name) and parallel_thinking),
+                f"--{name} expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
+                "by side; leave one of them out",
+            )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""

@@ -18,24 +18,34 @@ from training.utils.report.pages.style import STYLE
 
 
 def document(
-    title: str, body: str, style: str = "", scripts: Sequence[str] = (), *, data: Mapping[str, Any] | None = None
+    title: str,
+    body: str,
+    style: str = "",
+    scripts: Sequence[str] = (),
+    *,
+    data: Mapping[str, Any] | None = None,
+    late: Mapping[str, Any] | None = None,
 ) -> str:
     """A whole page.
 
     style: rules of this page, after the sheet that all share
     scripts: sources, which run after `body` is there
     data: JSON values for the scripts, by the id of the element that holds each
+    late: more of them, which stand after the scripts: a script that is run has them once the page is read
     """
-    values = "".join(
-        f'<script type="application/json" id="{name}">{_json(it)}</script>' for name, it in (data or {}).items()
-    )
     sources = "".join(f"<script>{source}</script>" for source in scripts)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(scripts, follows="live" in (data or {}))}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)} · Threestep</title><style>{STYLE}{style}</style></head>"
-        f"<body>{body}{values}{sources}</body></html>\n"
+        f"<body>{body}{_values(data)}{sources}{_values(late)}</body></html>\n"
+    )
+
+
+def _values(data: Mapping[str, Any] | None) -> str:
+    return "".join(
+        f'<script type="application/json" id="{name}">{_json(it)}</script>' for name, it in (data or {}).items()
     )
 
 

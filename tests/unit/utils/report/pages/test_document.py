@@ -39,3 +39,9 @@ def test_tables_and_tiles_hold_texts():
     assert text.startswith("<table><tr><td></td><th")  # a heading without a word is none
     assert '<b>0.5</b><span class="soft">0.4 to 0.6</span>' in text
     assert 'tabindex="0" role="region"' in text  # what scrolls does so by the keyboard too
+
+
+def test_late_data_stand_after_the_scripts():
+    text = document("t", "", scripts=("1",), data={"first": 1}, late={"last": EVIL})
+    assert text.index('id="first"') < text.index("<script>1</script>") < text.index('id="last"')
+    assert "alert(1)</script>" not in text

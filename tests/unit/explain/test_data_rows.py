@@ -1,0 +1,53 @@
+"""Where rows stand in the data: file and line, over several datasets, and why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from training.explain.data_rows import places_of_rows
+from training.explain.explanation import KnownOfRun, Questions, explain
+from training.explain.page import page
+from training.explain.text import as_json
+
+
+def _file(path: Path, rows: int) -> str:
+    path.write_text("".join(json.dumps({"prompt": f"p{row}", "completion": f"c{row}"}) + "\n" for row in range(rows)))
+    return f"jsonl:{path}"
+
+
+def test_a_row_is_found_by_file_and_line(tmp_path: Path):
+    names = [_file(tmp_path / "one.jsonl", 3), _file(tmp_path / "two.jsonl", 2)]
+    own = {"data_path": names, "data_output_path": str(tmp_path), "sft_only_data_path": []}
+    places, note = places_of_rows([0, 2, 3, 4, 9], own, "sft")
+    assert not note
+    ends = {row: place.rpartition("/")[2] for row, place in places.items()}
+    assert ends == {0: "one.jsonl, line 1", 2: "one.jsonl, line 3", 3: "two.jsonl, line 1", 4: "two.jsonl, line 2"}
+
+
+def test_a_made_dataset_and_files_that_are_gone(tmp_path: Path):
+    assert places_of_rows([1], {"data_path": ["embedded"]}, "sft") == ({}, "")
+    places, note = places_of_rows([1], {"data_path": [f"jsonl:{tmp_path}/gone.jsonl"]}, "sft")
+    assert not places
+    assert "is not known" in note
+
+
+def test_places_stand_on_the_page_and_in_the_list_of_lessons():
+    from dataclasses import replace
+
+    import numpy as np
+
+    from tests.explained_steps import PlainStep
+    from training.audit.quantities.step import AuditedStep
+    from training.explain.held_out import HeldOutResponses
+
+    drawn = PlainStep(3, "sft").made().record
+    ranks = [{**rank, "rows": np.arange(len(rank["lengths"])) + 40} for rank in drawn.ranks]
+    step = AuditedStep(replace(drawn, ranks=ranks))
+    held = HeldOutResponses(["a"], [np.array([3, 5, 2])], [1])
+    known = KnownOfRun(places={40: "rows.jsonl, line 41"}, note="a note")
+    found = explain([step], Questions(held, is_taught=True), known)
+    assert "rows.jsonl, line 41" in found.table.sequences["from"]
+    assert "rows.jsonl, line 41" in {lesson["from"] for lesson in as_json(found)["taught"]["lessons"]}
+    assert "rows.jsonl, line 41" in page(found)
+    assert "a note" in page(found)

@@ -1,0 +1,46 @@
+"""Explanations of steps, written at the end of a run from their records by `threestep explain`, in a process each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import training
+from training.utils.base.console import log
+from training.utils.recording.schema import DESCRIPTION
+
+EXPLAINED, PAGE = "explained", "explained.html"
+_PROGRAM = "training.explain"
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def explain_at_end(run: Path, steps: Sequence[int]) -> None:
+    """Write FOLDER/explained/step_000010/explained.html of each record of these steps. A failure is one line: the run
+    itself succeeded."""
+    for step in sorted(set(steps)):
+        records = sorted((run / "records").glob(f"step_{step:06}*"), key=_update)
+        for record in (each for each in records if (each / DESCRIPTION).is_file()):
+            out = run / EXPLAINED / record.name
+            problem = _explain(record, out)
+            log(f"warning: step {step} is not explained: {problem}" if problem else f"explanation: {out / PAGE}")
+        if not records:
+            log(f"warning: step {step} is not explained: it has no record")
+
+
+def _update(record: Path) -> int:
+    number = record.name.rpartition("_update")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _explain(record: Path, out: Path) -> str:
+    """Return why there is no page; empty if there is one."""
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+    words = [sys.executable, str(Path(training.__file__).parent), _PROGRAM, str(record), "--out", str(out)]
+    try:
+        found = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as problem:
+        return str(problem)
+    return (found.stderr.strip().splitlines() or ["it ended without a word"])[-1] if found.returncode else ""
