@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.end_to_end.conftest import run_step
 
-pytestmark = pytest.mark.timeout(900)  # on a busy machine
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # on a busy machine
 
 DATA = "--data_path embedded --max_seq_len 96 --max_train_rows 16 --max_eval_rows 4 --eval_interval 0 --dtype fp32"
 SFT = f"{DATA} --learning_rate 1e-3 --max_train_steps 3 --zero_stage 1 --lr_scheduler_type constant".split()
@@ -57,7 +57,6 @@ def test_two_ranks_share_rows_and_one_goes_on_alone(place: Path, start: Path):
     assert first_evaluations[1] == pytest.approx(first_evaluations[0], rel=1e-5)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "flags, ranks, sentence",
     [
@@ -72,7 +71,6 @@ def test_a_run_that_cannot_share_rows(place: Path, start: Path, flags: list, ran
     assert ran.code != 0 and sentence in ran.stderr + ran.stdout
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", [2, "dpo"])
 def test_the_other_steps(place: Path, start: Path, step: int | str):
     folders = []
@@ -85,7 +83,6 @@ def test_the_other_steps(place: Path, start: Path, step: int | str):
         assert alone and shared == pytest.approx(alone, rel=1e-4), name
 
 
-@pytest.mark.long
 def test_step_3(place: Path, start: Path):
     """Two ranks that share rows, and the same two without: equal responses, figures and weights."""
     flags = "--max_answer_seq_len 10 --max_prompt_seq_len 60 --max_train_steps 2 --reward length --dtype fp32 --seed 3"
@@ -103,7 +100,6 @@ def test_step_3(place: Path, start: Path):
         assert figures[1] == pytest.approx(figures[0], rel=1e-3, abs=1e-6), name
 
 
-@pytest.mark.long
 def test_more_positions_than_the_model_has(place: Path, start: Path):
     """The trained model has them in its config.json, and reads rows that the start model was refused for."""
     config = json.loads((start / "config.json").read_text())
@@ -115,3 +111,17 @@ def test_more_positions_than_the_model_has(place: Path, start: Path):
     saved = json.loads((place / "long_positions" / "model" / "config.json").read_text())
     assert saved["max_position_embeddings"] == 2 * config["max_position_embeddings"]
     assert saved["rope_parameters"]["rope_type"] == "yarn" and saved["rope_parameters"]["factor"] == 2
+
+
+def test_a_dry_run_counts_a_slice(start: Path):
+    """Of the rows; weights, gradients and the optimizer's states stay those of two ranks."""
+    found = {}
+    for size in (1, 2):
+        flags = ["--model_name_or_path", start, *SFT, "--dry_run", "true", "--num_ranks", 2]
+        ran = run_step(1, [*flags, "--sequence_parallel_size", size, "--per_device_train_batch_size", 4])
+        assert ran.code == 0, ran.words
+        lines = {line.split("  ")[0].strip(): line for line in ran.stdout.splitlines() if "  " in line}
+        found[size] = ran.stdout
+        assert "activations" in "".join(lines)
+    assert "an optimizer step takes 8 sequences (4 x 2 ranks x 1)" in found[1]
+    assert "an optimizer step takes 4 sequences (4 x 1 groups of 2 ranks x 1); a forward of one group" in found[2]

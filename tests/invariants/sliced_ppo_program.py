@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 SIZE = 2
-ORDINARY: dict[str, Collection[str]] = {"iterations": ("3_packed",), "grpo": ("3_packed",)}
+ORDINARY: dict[str, Collection[str]] = {"iterations": ("3_packed",)}
 EVERY: dict[str, Collection[str]] = {
     "iterations": ("0", "2", "3", "0_packed", "3_packed"),
     "grpo": ("0_two_epochs", "3_packed"),

@@ -22,7 +22,7 @@ class SlicedCase:
 
 # Which run unless it is the long form, on two ranks.
 ORDINARY = """
-    packed_sft_z0 packed_dpo_z3 packed_ranking_z2 padded_sft_z1 shared_sft regularized one_a_step
+    packed_dpo_z3 packed_ranking_z2 padded_sft_z1 shared_sft regularized
 """.split()
 
 

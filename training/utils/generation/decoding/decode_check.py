@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = 2
 _MOST_GIVEN = 8  # of the response of an example with media
+_MOST_TOKENS = 8192  # of a row: attention of four such prompts, padded, takes 4 x 8192^2 numbers of a mask
 
 
 def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, list[str]]:
@@ -64,7 +65,7 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
 
 def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
     """Return None if log-probabilities decoded in `way` are those of `own`, else the reason why not."""
-    reason = _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _decoded(model, cases, way))
+    reason = _why_other(*_known(own), own.tolerance, lambda cases: _decoded(model, cases, way))
     if reason is not None or own.with_media is None:
         return reason
     if not way.padded:
@@ -78,13 +79,13 @@ def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> 
 def why_not_verified(model: PreTrainedModel, own: OwnForward, guesses: int) -> str | None:
     """Return None if log-probabilities of tokens that are given with `guesses` others behind them, some of which are
     wrong and taken back (`KeptRows`), are those of `own`, else the reason why not."""
-    return _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _verified(model, cases, guesses))
+    return _why_other(*_known(own), own.tolerance, lambda cases: _verified(model, cases, guesses))
 
 
 def why_not_in_turns(model: PreTrainedModel, own: OwnForward, fixed: bool) -> str | None:
     """Return None if log-probabilities of tokens that are given one by one and several at once, each behind what its
     row holds (`RaggedRows`), are those of `own`, else the reason why not."""
-    return _why_other(_cases(own), own.numbers_M, own.tolerance, lambda cases: _in_turns(model, cases, fixed))
+    return _why_other(*_known(own), own.tolerance, lambda cases: _in_turns(model, cases, fixed))
 
 
 def _why_other(
@@ -134,6 +135,16 @@ def _cases(own: OwnForward) -> list[_Case]:
     long = _case(own.probes.long)
     twice = _Case(long.prompt_ids_P, long.response_ids, False)
     return [*beside, *short, long, twice]
+
+
+def _known(own: OwnForward) -> tuple[list[_Case], torch.Tensor]:
+    """Return the cases, and the numbers of those that are known; without a sequence so long that the mask of a batch
+    padded to it would not fit."""
+    long = own.probes.long
+    if long is None or long.tokens <= _MOST_TOKENS:
+        return _cases(own), own.numbers_M
+    cases = _cases(replace(own, probes=replace(own.probes, long=None)))
+    return cases, own.numbers_M[: sum(len(case.response_ids) for case in cases if case.is_known)]
 
 
 def _case(document: Document) -> _Case:

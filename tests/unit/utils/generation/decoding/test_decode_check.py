@@ -199,3 +199,14 @@ def test_an_engine_that_only_pads_refuses_who_cannot():
     model, own = known("rwkv+unscaled")
     with pytest.raises(ThreestepError, match="--rollout_engine hybrid draws by .* RwkvForCausalLM cannot: .* hf"):
         HybridRollout().check(nullcontext(model), own)
+
+
+def test_a_sequence_that_is_too_long_to_pad_others_to_is_left_out(monkeypatch):
+    """Its mask would be quadratic; the others are read, and a wrong one of theirs is found."""
+    model, own = known("llama", 40)
+    assert own.probes.long is not None
+    monkeypatch.setattr(decode_check, "_MOST_TOKENS", 39)
+    way, seen = shapes_of_inputs(model, lambda: fitting_way(model, own))
+    assert way == (MASKED, []) and seen[0] == (4, 9)
+    wrong = replace(own, numbers_M=own.numbers_M - 1.0)
+    assert why_not_decoded(model, wrong, MASKED) is not None
