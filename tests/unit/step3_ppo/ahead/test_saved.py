@@ -29,13 +29,13 @@ def rollout(kind: str, prompts: list[int], longest: int = 3) -> Rollout:
     made = Rollout(ids_BP, ids_BP > 0, ids_BR, lengths_B, logprobs_BR, ended_B, seconds=0.25)
     nothing_BR = torch.zeros_like(inside_BR)
     if kind == "paths":
-        made = Rollout(*made_columns(made), paths=DrawnPaths(nothing_BR, lengths_B), seconds=0.25)
+        made = Rollout(*made_columns(made), inserted=DrawnPaths(nothing_BR, lengths_B), seconds=0.25)
     if kind == "turns":
         records = tuple(
             ConversationRecord(1 + row, "turns" if row else None, {"calls": 0.1 * row}) for row in range(count)
         )
         turns = Conversations(records, nothing_BR, nothing_BR.clone(), logprobs_BR.abs())
-        made = Rollout(*made_columns(made), conversations=turns, seconds=0.25)
+        made = Rollout(*made_columns(made), inserted=turns, seconds=0.25)
     return made
 
 
