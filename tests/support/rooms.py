@@ -70,7 +70,7 @@ checkpoints: engine engine.ranks report models.adapters run report.trackers mode
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config contracts models.families
     base
 rewards.rules: rewards.calling data.sources.made base
-routers: engine engine.ranks contracts base
+routers: engine engine.ranks models models.tensors layout contracts models.families base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
     contracts models.families images base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
@@ -105,7 +105,11 @@ ONLY_IN = {
 # Guests: the words of each, the room that they are at home in, and the few other places that may use them, besides the
 # table of guests and modules of flags.
 GUESTS = {
-    "routers": (re.compile(r"router|expert_?balanc", re.I), "training.utils.routers", ()),
+    "routers": (
+        re.compile(r"router|expert_?balanc", re.I),
+        "training.utils.routers",
+        ("training.utils.generation.vllm",),
+    ),
     "multi-token prediction": (
         re.compile(r"mtp|multi_?token", re.I),
         "training.utils.mtp",

@@ -103,6 +103,7 @@ class Readings:
     ref_logprobs_BR: of the reference; None without a KL.
     kl_BR: the exact KL to the reference.
     values_BR: of the critic, in the state that chooses the token; None without a critic.
+    experts_differ_BR: 1 where the actor's own experts of the position that predicts the token are not the rollout's.
     greedy_scores_B: the score of the greedy response to each one's prompt, for ReMax.
     """
 
@@ -111,6 +112,7 @@ class Readings:
     ref_logprobs_BR: torch.Tensor | None = None
     kl_BR: torch.Tensor | None = None
     values_BR: torch.Tensor | None = None
+    experts_differ_BR: torch.Tensor | None = None
     greedy_scores_B: torch.Tensor | None = None
 
 

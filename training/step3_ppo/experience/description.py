@@ -144,6 +144,8 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         measures += mismatch_measures(
             old_BR, sampled_BR, mask_BR, settings.mismatch, weights_BR=experience.correction.weights_BR
         )
+    if read.experts_differ_BR is not None:
+        measures.append(Measure(read.experts_differ_BR[mask_BR], {"mean": "mismatch/experts_differ"}))
     if experience.returns_BR is None:  # no critic learns from them
         returns_BR = discounted_sums(torch.where(mask_BR, experience.rewards_BR, 0.0), settings.advantage.gamma)
         measures.append(Measure(returns_BR[mask_BR], spread("rollout/return")))

@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import pad
 
 from training.step3_ppo.contracts.records import LeftOut, Samples, Scored
-from training.utils.contracts.rollout import Conversations, DrawnPaths, Rollout
+from training.utils.contracts.rollout import Conversations, DrawnExperts, DrawnPaths, Rollout
 from training.utils.engine.ranks.collectives import gathered, several_ranks
 
 if TYPE_CHECKING:
@@ -160,11 +160,13 @@ def joined_rollouts(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_i
         spans = [own for part in parts for own in part.media or ((),) * len(part.response_lengths_B)]
         joined["media"] = tuple(spans[index] for index in taken_B.tolist())
     if parts[0].paths is not None:  # one engine drew all: all have paths, or turns, or none
-        joined["paths"] = DrawnPaths(**_joined_columns([part.paths for part in parts], taken_B, pad_token_id))
+        joined["inserted"] = DrawnPaths(**_joined_columns([part.paths for part in parts], taken_B, pad_token_id))
     if parts[0].conversations is not None:
         records = [record for part in parts for record in part.records]
         columns = _joined_columns([part.conversations for part in parts], taken_B, pad_token_id)
-        joined["conversations"] = Conversations(tuple(records[index] for index in taken_B.tolist()), **columns)
+        joined["inserted"] = Conversations(tuple(records[index] for index in taken_B.tolist()), **columns)
+    if parts[0].experts is not None:
+        joined["experts"] = DrawnExperts(**_joined_columns([part.experts for part in parts], taken_B, pad_token_id))
     return Rollout(**_joined_columns(parts, taken_B, pad_token_id), **joined)
 
 
@@ -175,10 +177,11 @@ def _joined_columns(parts: Sequence[Any], taken_B: torch.Tensor, pad_token_id: i
         values = [getattr(part, name) for part in parts]
         if not isinstance(values[0], torch.Tensor):
             continue
-        if values[0].dim() == 2:
+        if values[0].dim() >= 2:
             width = max(value.shape[1] for value in values)
             missing = [width - value.shape[1] for value in values]
-            sides = [(more, 0) if name.endswith("_BP") else (0, more) for more in missing]  # on the left of prompts
+            behind = (0, 0) * (values[0].dim() - 2)
+            sides = [(*behind, more, 0) if "_BP" in name else (*behind, 0, more) for more in missing]  # left of prompts
             filling = pad_token_id if "_ids_" in name else 0
             values = [pad(value, side, value=filling) for value, side in zip(values, sides, strict=True)]
         joined[name] = torch.cat(values)[taken_B]

@@ -28,19 +28,26 @@ _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
 def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
     columns = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
     media = packed_values([torch.from_numpy(media_numbers(each.media)) for each in sequences])
-    return {**columns, "media": media, "forks": [sequence.forks for sequence in sequences]}
+    experts = [each.experts for each in sequences if each.experts is not None]
+    assert len(experts) in (0, len(sequences)), "the experts of all sequences of a rollout are known, or of none"
+    chosen = {"experts": packed_values(experts), "each": [each.shape for each in experts]}
+    return {**columns, "media": media, "forks": [sequence.forks for sequence in sequences], **chosen}
 
 
 def unpacked_sequences(packed: Packed) -> list[TokenSequence]:
     *columns, media = (unpacked_values(packed[name], torch.device("cpu")) for name in (*_FIELDS, "media"))
     spans = [media_of_numbers(numbers.numpy()) for numbers in media]
-    return [TokenSequence(*each) for each in zip(*columns, spans, packed["forks"], strict=True)]
+    experts: list[torch.Tensor | None] = [None] * len(spans)
+    if packed["each"]:
+        values = unpacked_values(packed["experts"], torch.device("cpu"))
+        experts = [own.view(shape) for own, shape in zip(values, packed["each"], strict=True)]
+    return [TokenSequence(*each) for each in zip(*columns, spans, packed["forks"], experts, strict=True)]
 
 
 def packed_values(parts: Sequence[torch.Tensor]) -> Packed:
     """Ragged values [r] of several sequences."""
     values = torch.cat([part.detach().reshape(-1) for part in parts]) if parts else torch.empty(0)
-    return {"lengths": [len(part) for part in parts], "values": values.cpu().numpy()}
+    return {"lengths": [part.numel() for part in parts], "values": values.cpu().numpy()}
 
 
 def unpacked_values(packed: Packed, device: torch.device) -> list[torch.Tensor]:

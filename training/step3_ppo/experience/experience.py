@@ -127,6 +127,11 @@ def _read(
         if roles.critic is not None:
             values_M = roles.critic(rows, at="targets")
     others: dict[str, torch.Tensor] = {}
+    if policy is not None and roles.experts is not None:
+        differ_t = roles.experts.differing()
+        others["experts_differ"] = (
+            torch.zeros_like(policy.logprobs_M) if differ_t is None else differ_t[rows.predictor_M].float()
+        )
     if policy is not None and policy.collisions_M is not None:
         others["collisions"] = policy.collisions_M
     if roles.reference is not None:

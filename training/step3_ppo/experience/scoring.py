@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -142,7 +143,7 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
     is all of it as the chat template writes it by then."""
     assert roles.reward_model is not None  # loaded wherever --reward has the model
     model, device, scoring = roles.reward_model, rollout.response_lengths_B.device, settings.scoring
-    read_B = [sequence.parts[-1] for sequence in rollout.sequences()]
+    read_B = [replace(sequence.parts[-1], experts=None) for sequence in rollout.sequences()]  # not the actor's
     first_B = first_alike(read_B)
     once = sorted(set(first_B))
     read = read_balanced(

@@ -9,6 +9,7 @@ from training.step3_ppo.advantages import WITH_CRITIC
 from training.step3_ppo.flags.ahead_checks import check_ahead
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.distillation_checks import check_distillation
+from training.step3_ppo.flags.replay_checks import check_replayed_routers
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
@@ -77,6 +78,7 @@ def checked_components(flags: PpoFlags) -> Components:
     wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
+    check_replayed_routers(flags, engine, mistakes)
     checker = None
     if ppo.checker:
         checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker")

@@ -60,7 +60,8 @@ class PpoFlags(NamedTuple):
         """Settings of the guests, which train beside actor and critic or add to their losses."""
         rows = {"padded": self.ppo.padded, "longest_tokens": self.longest_tokens}
         teacher = teacher_settings(self.teacher, **rows, trust_remote_code=self.roles.trust_remote_code)
-        return GuestSettings(self.roles.router_aux_loss_coef, self.mtp.settings(), teacher)
+        mtp, replay = self.mtp.settings(), self.mismatch.replay_routers
+        return GuestSettings(self.roles.router_aux_loss_coef, mtp, teacher, replay)
 
     @property
     def distils_alone(self) -> bool:

@@ -53,8 +53,11 @@ def check_rows(environments: Environments, split: CachedSplit) -> None:
 
 
 def deciding_flags(flags: PpoFlags) -> dict[str, Any]:
-    """The flags that conversations depend on, by name; none without environments."""
+    """The flags that conversations depend on, by name, none without environments; and whether experts are recorded, if
+    they are."""
     given = {**asdict(flags.environment), **asdict(flags.conversation)} if flags.environment.is_on else {}
+    if flags.guests.records_experts:
+        given["experts"] = True
     return {name: value for name, value in given.items() if name != "answer_interval"}  # which decides their rounding
 
 

@@ -35,6 +35,8 @@ def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
 
     def create() -> RolloutEngine:
         engine = kind.create(lambda ids: str(tokenizer.decode(list(ids))), flags.settings_of_engine(kind))
+        if roles.experts is not None:
+            engine.record_experts(roles.experts)
         if components.speculation is not None:
             _speculate(engine, components.speculation, roles, flags.run.seed)
         if components.environments is None:
@@ -76,8 +78,11 @@ def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
         needed=RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model),
         media=inputs.media,
     )
+    roles = checked_roles(flags, roles)
+    with roles.reading():
+        experts = flags.guests.recorded_experts(roles.actor_model, roles.readers["actor"][1], opening.ranks)
     return with_guests(
-        checked_roles(flags, roles),
+        replace(roles, experts=experts),
         flags.guests,
         path=flags.roles.actor_model_name_or_path,
         total_steps=optimizer_steps - warmup_steps,

@@ -18,6 +18,7 @@ from training.utils.models.adapters.lora import adapters_off
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.contracts.rollout_engine import ExpertRecord
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.training_engine import TrainingEngine
@@ -40,7 +41,7 @@ class Reference:
     def __call__(self, rows: TokenRows, temperature: float, with_logits: bool = False) -> TokenLogprobs:
         if self.frozen is not None:
             return self.frozen(rows, temperature, with_logits=with_logits)
-        training = self.actor.module.training
+        training, rows = self.actor.module.training, rows.of_free_experts()
         self.actor.eval()
         try:
             with torch.no_grad(), adapters_off(self.actor.module.model):
@@ -62,6 +63,7 @@ class Roles:
     """critic: None if advantages need no values. reference: None without a KL. reward_model: None if only functions
     reward. average: of the actor's weights, if asked for.
     packs: documents may share rows of every model.
+    experts: of the actor, a mixture of experts, where rollouts record them.
     actor_guests, critic_guests: what trains beside them, or adds to their losses.
     """
 
@@ -74,6 +76,7 @@ class Roles:
     packs: bool = False
     actor_guests: Guests = Guests()
     critic_guests: Guests = Guests()
+    experts: ExpertRecord | None = None
 
     @property
     def actor_model(self) -> PreTrainedModel:

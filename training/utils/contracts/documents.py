@@ -17,6 +17,8 @@ import torch
 
 from training.utils.images.spans import ImageSpan, media_between, positions_taken
 
+UNKNOWN = -1  # an expert that is not known, or not given
+
 
 @dataclass(frozen=True)
 class TokenSequence:
@@ -27,12 +29,15 @@ class TokenSequence:
     images: in the order of their tokens, none of which is a target.
     forks: where it begins anew, ascending: the tokens from there on see nothing before. Of a conversation whose history
         a chat template writes otherwise.
+    experts: int16 [length, layers, experts of a token], by which a mixture of experts is to compute them
+        (UNKNOWN: by its own); None where it is free.
     """
 
     input_ids: torch.Tensor
     is_target: torch.Tensor
     media: tuple[ImageSpan, ...] = ()
     forks: tuple[int, ...] = ()
+    experts: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.input_ids.numel())
@@ -52,15 +57,22 @@ class TokenSequence:
     def part(self, begin: int, end: int) -> TokenSequence:
         """Return the tokens [begin, end), with the images among them, as one run."""
         images = media_between(self.media, begin, end)
-        return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], images)
+        experts = None if self.experts is None else self.experts[begin:end]
+        return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], images, experts=experts)
 
 
 def first_alike(sequences: Sequence[TokenSequence]) -> list[int]:
-    """Return for each sequence the place of the first one that a model reads alike: of the same tokens, images and
-    forks."""
+    """Return for each sequence the place of the first one that a model reads alike: of the same tokens, images, forks
+    and experts."""
     first: dict[tuple[object, ...], int] = {}
-    keys = ((each.input_ids.cpu().numpy().tobytes(), each.media, each.forks) for each in sequences)
+    keys = (
+        (each.input_ids.cpu().numpy().tobytes(), each.media, each.forks, _bytes_of(each.experts)) for each in sequences
+    )
     return [first.setdefault(key, place) for place, key in enumerate(keys)]
+
+
+def _bytes_of(values: torch.Tensor | None) -> bytes | None:
+    return None if values is None else values.numpy().tobytes()
 
 
 @dataclass(frozen=True)
@@ -177,7 +189,8 @@ def together(parts: Sequence[TokenSequence]) -> TokenSequence:
         for image in part.media
     ]
     ids, is_target = (torch.cat([getattr(part, name) for part in parts]) for name in ("input_ids", "is_target"))
-    return TokenSequence(ids, is_target, tuple(images))
+    experts = None if any(part.experts is None for part in parts) else torch.cat([part.experts for part in parts])  # type: ignore[misc]
+    return TokenSequence(ids, is_target, tuple(images), experts=experts)
 
 
 def join(prompt_ids: torch.Tensor, response_ids: torch.Tensor) -> TokenSequence:

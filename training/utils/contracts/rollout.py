@@ -1,6 +1,7 @@
 """The result of a rollout engine.
 
-B sequences (of this rank), P prompt tokens, R response tokens (of the longest response in the batch).
+B sequences (of this rank), P prompt tokens, R response tokens (of the longest response in the batch); of a mixture of
+experts L layers and K experts of a token.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.documents import TokenSequence, join
+from training.utils.contracts.documents import UNKNOWN, TokenSequence, join
 
 if TYPE_CHECKING:
     from training.utils.images.spans import ImageSpan
@@ -64,6 +66,44 @@ class DrawnPaths:
     positions_B: torch.Tensor
 
 
+@dataclass(frozen=True)
+class DrawnExperts:
+    """The experts by which a rollout computed each of its tokens. A response's last token, which no engine need read,
+    has none; nor has a layer without experts any that count.
+
+    prompt_BPLK, response_BRLK: beside the ids of the rollout, padded as they are.
+    """
+
+    prompt_BPLK: torch.Tensor
+    response_BRLK: torch.Tensor
+
+    @classmethod
+    def of_sequences(
+        cls, each_TLK: Sequence[torch.Tensor], prompts: tuple[torch.Tensor, torch.Tensor], lengths_B: torch.Tensor
+    ) -> DrawnExperts:
+        """Return the experts of sequences, each of its first T tokens, prompt and response; those behind are unknown.
+        Samples of a prompt get the first one's experts for it: an engine's may differ by rounding, and training
+        computes it once for all. prompts: ids and mask of each."""
+        ids_BP, mask_BP = (part.cpu() for part in prompts)
+        of_prompt, of_response = list[torch.Tensor](), list[torch.Tensor]()
+        first = dict[bytes, torch.Tensor]()
+        for ids_P, mask_P, own_TLK, length in zip(ids_BP, mask_BP, each_TLK, lengths_B.tolist(), strict=True):
+            count, known = int(mask_P.sum()), int(mask_P.sum()) + length - 1
+            whole_TLK = torch.full((count + length, *own_TLK.shape[1:]), UNKNOWN, dtype=torch.int16)
+            whole_TLK[:known] = own_TLK[:known].to(torch.int16)
+            prompt_PLK = torch.full((len(mask_P), *own_TLK.shape[1:]), UNKNOWN, dtype=torch.int16)
+            prompt_PLK[mask_P] = first.setdefault(ids_P[mask_P].numpy().tobytes(), whole_TLK[:count])
+            of_prompt.append(prompt_PLK)
+            of_response.append(whole_TLK[count:])
+        response_BRLK = pad_sequence(of_response, batch_first=True, padding_value=UNKNOWN)
+        return cls(*(part.to(lengths_B.device) for part in (torch.stack(of_prompt), response_BRLK)))
+
+    def of_sequence(self, index: int, prompt_mask_P: torch.Tensor, length: int) -> torch.Tensor:
+        """int16 [T, L, K] of a prompt with its response of `length` tokens, on the CPU."""
+        prompt_TLK = self.prompt_BPLK[index].cpu()[prompt_mask_P]
+        return torch.cat([prompt_TLK, self.response_BRLK[index, :length].cpu()])
+
+
 # What ends a conversation early: the length of a response, the number of turns, that of calls, and the time.
 CUTS = ("tokens", "turns", "calls", "seconds")
 FORK_LINE = "\n--- a fork: the chat template rewrites the history ---\n"
@@ -72,11 +112,13 @@ MODEL, ENVIRONMENT = "model", "environment"
 
 
 class Response(NamedTuple):
-    """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut."""
+    """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut. experts_TLK: of its prompt and
+    itself, from the first token on, where the engine records them."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
     ended: bool
+    experts_TLK: torch.Tensor | None = None
 
 
 class DrawnTokens(NamedTuple):
@@ -103,10 +145,10 @@ class Rollout:
         and min-p remove tokens; 0 outside the response.
     ended_B: bool, True if the end-of-conversation token, or another end token, was drawn or a stop string completed;
         False if cut.
-    paths: of responses that may have parallel paths. conversations: of responses of several turns. One of the two is
-        None; both where all responses are one turn in one piece.
+    inserted: of responses that may have parallel paths, or several turns; None where all are one turn in one piece.
     seconds: time to draw the responses on this rank, prompts included.
     media: the images of the prompt of each sequence, counted from its first token; None where no prompt has one.
+    experts: of a mixture of experts, where its choices are recorded.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -115,10 +157,10 @@ class Rollout:
     response_lengths_B: torch.Tensor
     sampled_logprobs_BR: torch.Tensor
     ended_B: torch.Tensor
-    paths: DrawnPaths | None = None
-    conversations: Conversations | None = None
+    inserted: DrawnPaths | Conversations | None = None
     seconds: float = 0.0
     media: tuple[tuple[ImageSpan, ...], ...] | None = None
+    experts: DrawnExperts | None = None
 
     @classmethod
     def of_responses(
@@ -129,15 +171,29 @@ class Rollout:
         seconds: float = 0.0,
     ) -> Rollout:
         """Return the responses as a rollout. prompts: ids and mask of each, as `RolloutRequest.repeated` has them."""
-        device = prompts[0].device
+        device, experts = prompts[0].device, None
+        lengths_B = torch.tensor([len(each.ids) for each in responses], device=device)
+        known = [each.experts_TLK for each in responses if each.experts_TLK is not None]
+        if known:
+            assert len(known) == len(responses), "an engine records all responses or none"
+            experts = DrawnExperts.of_sequences(known, prompts, lengths_B)
         return cls(
             *prompts,
             response_ids_BR=right_padded([each.ids for each in responses], pad_token_id, torch.int64).to(device),
-            response_lengths_B=torch.tensor([len(each.ids) for each in responses], device=device),
+            response_lengths_B=lengths_B,
             sampled_logprobs_BR=right_padded([each.logprobs for each in responses], 0, torch.float32).to(device),
             ended_B=torch.tensor([each.ended for each in responses], device=device),
             seconds=seconds,
+            experts=experts,
         )
+
+    @property
+    def paths(self) -> DrawnPaths | None:
+        return self.inserted if isinstance(self.inserted, DrawnPaths) else None
+
+    @property
+    def conversations(self) -> Conversations | None:
+        return self.inserted if isinstance(self.inserted, Conversations) else None
 
     @property
     def records(self) -> tuple[ConversationRecord, ...]:
@@ -147,8 +203,7 @@ class Rollout:
     @property
     def inserted_BR(self) -> torch.Tensor | None:
         """bool, True on tokens of the response that no model drew: nothing learns them. None where there are none."""
-        parts = self.paths or self.conversations
-        return None if parts is None else parts.inserted_BR
+        return None if self.inserted is None else self.inserted.inserted_BR
 
     @cached_property
     def response_mask_BR(self) -> torch.Tensor:
@@ -202,6 +257,10 @@ class Rollout:
         found = [join(self.prompt_of(row), self.response_of(row)) for row in range(len(self.response_lengths_B))]
         if self.media is not None:
             found = [replace(sequence, media=own) for sequence, own in zip(found, self.media, strict=True)]
+        if self.experts is not None:
+            own = self.experts
+            rows = enumerate(zip(found, self._ids[1], self._ids[3], strict=True))
+            found = [replace(each, experts=own.of_sequence(row, mask, length)) for row, (each, mask, length) in rows]
         if self.inserted_BR is not None:
             for sequence, response, inserted_R in zip(found, self._ids[3], self.inserted_BR.cpu(), strict=True):
                 sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]

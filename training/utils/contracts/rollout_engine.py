@@ -80,6 +80,18 @@ class Lender(Protocol):
         """As `send`, the adapters by themselves. with_base: behind the weights that they are added to."""
 
 
+class ExpertRecord(Protocol):
+    """The choices of the experts of one model, in its forwards."""
+
+    def recorded(self, model: PreTrainedModel) -> AbstractContextManager[Callable[[], torch.Tensor]]:
+        """Inside, each forward of `model`, the trained one or a copy of it, is recorded. Yield what returns that of the
+        last, int16 [T, L, K]: of all slots of its rows, one row after the other."""
+
+    def differing(self) -> torch.Tensor | None:
+        """Return bool [T], of the last forward of rows with given experts: True where the model's own experts are
+        others in some layer; None where there was no such forward since the last call."""
+
+
 # Each further guess is right less often.
 _MOST_GUESSES = 8
 
@@ -256,6 +268,7 @@ class RolloutEngine(ABC):
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
         ranks, behind prompts that grow by what is drawn.
     supports_rollouts_ahead: whether `roll_out` may run in a thread while training goes on, by weights that are kept.
+    records_experts: whether `record_experts` may be called.
     meets_other_ranks: whether `lent` meets the other ranks by a group of its own, so that all may draw ahead.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
@@ -273,6 +286,7 @@ class RolloutEngine(ABC):
     supports_media: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True
     supports_rollouts_ahead: ClassVar[bool] = False
+    records_experts: ClassVar[bool] = False
     meets_other_ranks: ClassVar[bool] = False
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
@@ -339,6 +353,11 @@ class RolloutEngine(ABC):
         """Draw from these weights of `model` from now on: of a trained model whenever they have changed, on the first
         rank alone; of a finished one once, on every rank."""
 
+    def record_experts(self, record: ExpertRecord) -> None:
+        """Before `check`, of engines that support it: rollouts have `experts` from now on. record: of the trained
+        model."""
+        raise NotImplementedError
+
     def enable_speculation(
         self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
     ) -> None:
@@ -392,6 +411,9 @@ class EngineWrapper(RolloutEngine):
 
     def take_weights(self, model: PreTrainedModel, tensors: Tensors) -> None:
         self._engine.take_weights(model, tensors)
+
+    def record_experts(self, record: ExpertRecord) -> None:
+        self._engine.record_experts(record)
 
     def enable_speculation(
         self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]

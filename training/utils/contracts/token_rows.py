@@ -52,6 +52,19 @@ class SegmentMap:
 
 
 @dataclass(frozen=True)
+class Slots:
+    """More about the slots of rows; None where it is not asked for.
+
+    before_NT: int64, flat position of the token before each in its sequence; a sequence's first token and padding have
+        their own.
+    experts_NTLK: int16, the K experts by which each of L layers is to compute a token (`TokenSequence.experts`).
+    """
+
+    before_NT: torch.Tensor | None = None
+    experts_NTLK: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class TokenRows:
     """A micro-batch as a model sees it.
 
@@ -70,8 +83,6 @@ class TokenRows:
     sequence_M: int64, the sequence each target belongs to.
     end_B: int64, flat position of each sequence's last real token.
     segments: None if every row is one document of one segment, for which causal attention is enough.
-    before_NT: int64, flat position of the token before each in its sequence; a sequence's first token and padding have
-        their own. None unless asked for.
     media: None for rows of text alone.
     """
 
@@ -83,8 +94,20 @@ class TokenRows:
     sequence_M: torch.Tensor
     end_B: torch.Tensor
     segments: SegmentMap | None = None
-    before_NT: torch.Tensor | None = None
+    slots: Slots = Slots()
     media: RowMedia | None = None
+
+    @property
+    def before_NT(self) -> torch.Tensor | None:
+        return self.slots.before_NT
+
+    @property
+    def experts_NTLK(self) -> torch.Tensor | None:
+        return self.slots.experts_NTLK
+
+    def of_free_experts(self) -> TokenRows:
+        """Return the same rows with every choice of experts left to the model."""
+        return replace(self, slots=replace(self.slots, experts_NTLK=None))
 
     def to(self, device: torch.device | str) -> TokenRows:
         leaves_host = self.input_ids_NT.device.type == "cpu" and torch.device(device).type != "cpu"

@@ -30,12 +30,14 @@ class NextTurn:
 
 @dataclass(frozen=True)
 class DrawnTurn:
-    """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut."""
+    """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut. experts_TLK: of a mixture of
+    experts, of the tokens before it and its own (`Response`); None where they are not recorded."""
 
     key: Any
     ids: list[int]
     logprobs: list[float]
     ended: bool
+    experts_TLK: Any = None
 
 
 class Turns(ABC):

@@ -340,4 +340,4 @@ def _as_rollout(
     inserted_BR = right_padded([each.inserted for each in every], False, torch.bool)
     rewards_BR = right_padded([each.rewards for each in every], 0, torch.float32)
     columns_BR = (part_BR.to(device) for part_BR in (inserted_BR, begins_BR, rewards_BR))
-    return replace(rollout, conversations=Conversations(records, *columns_BR))
+    return replace(rollout, inserted=Conversations(records, *columns_BR))

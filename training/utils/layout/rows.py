@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from training.utils.contracts.documents import Document, TokenSequence, plain
+from training.utils.contracts.documents import UNKNOWN, Document, TokenSequence, plain
 from training.utils.contracts.media import MediaRun, media_of_rows
 from training.utils.contracts.runs import PAD_SEGMENT
-from training.utils.contracts.token_rows import RepeatedTargets, SegmentMap, TokenRows
+from training.utils.contracts.token_rows import RepeatedTargets, SegmentMap, Slots, TokenRows
 
 
 def padded_rows(sequences: Sequence[TokenSequence], pad_token_id: int, min_width: int = 1) -> TokenRows:
@@ -81,9 +81,25 @@ def packed_rows(
         sequence_M=sequence_M,
         end_B=torch.tensor(ends, dtype=torch.int64),
         segments=segments,
-        before_NT=before_NT,
+        slots=Slots(before_NT, _given_experts(rows, count, width)),
         media=media_of_rows(_media(rows), position_ids_NT),
     )
+
+
+def _given_experts(rows: Sequence[Sequence[Document]], count: int, width: int) -> torch.Tensor | None:
+    """Return `experts_NTLK`; None where no token's are given."""
+    each = [[segment.tokens for document in row for segment in document.segments] for row in rows]
+    first = next((tokens.experts for row in each for tokens in row if tokens.experts is not None), None)
+    if first is None:
+        return None
+    experts_NTLK = torch.full((count, width, *first.shape[1:]), UNKNOWN, dtype=torch.int16)
+    for own_TLK, row in zip(experts_NTLK, each, strict=True):
+        column = 0
+        for tokens in row:
+            if tokens.experts is not None:
+                own_TLK[column : column + len(tokens)] = tokens.experts
+            column += len(tokens)
+    return experts_NTLK
 
 
 def _media(rows: Sequence[Sequence[Document]]) -> Iterator[list[MediaRun]]:

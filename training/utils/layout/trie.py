@@ -33,6 +33,7 @@ from training.utils.contracts.documents import Document, Segment, TokenSequence,
 if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
 
+_FACTOR = np.int64(0x1E3779B97F4A7C15)  # odd, of no pattern
 NEVER = sys.maxsize  # of `least_tokens`: nothing but prompts is shared
 
 
@@ -183,8 +184,15 @@ def prompt_groups(sequences: Sequence[TokenSequence], least_tokens: int, most_to
 
 
 def _key(sequence: TokenSequence) -> np.ndarray:
-    """Return int64 [T], equal where two sequences are: token ids, and at the places of a medium which one it is."""
+    """Return int64 [T], equal where two sequences are: token ids, and at the places of a medium which one it is; with
+    the experts that are to compute a token, where these are given, a hash of both."""
     ids: np.ndarray = sequence.input_ids.numpy()
+    if sequence.experts is not None:
+        own_TC = sequence.experts.flatten(1).numpy().astype(np.int64) + 2  # from 1 on
+        ids = ids.copy()
+        with np.errstate(over="ignore"):
+            for column_T in own_TC.T:
+                ids = (ids ^ (ids >> 29)) * _FACTOR + column_T
     if sequence.media:
         ids = ids.copy()
         for medium in sequence.media:

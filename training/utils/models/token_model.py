@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
 
 
+# True as an attribute of a model whose layers take `rows.experts_NTLK` by this name.
+TAKES_EXPERTS = "_threestep_takes_experts"
+EXPERTS = "experts_NTLK"
+
+
 class PolicyModel(nn.Module):
     """A causal language model that returns log-probabilities of the target tokens.
 
@@ -147,6 +152,8 @@ def _inputs(
     inputs = model_inputs(rows, text_attention(model), sliding_window(model))
     if rows.media is not None:
         inputs |= rows.media.inputs(model, rows.input_ids_NT.device)
+    if rows.experts_NTLK is not None and getattr(model, TAKES_EXPERTS, False):
+        inputs[EXPERTS] = rows.experts_NTLK
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
         if rows.media is not None:
             rows.media.refuse_noise()

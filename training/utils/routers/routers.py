@@ -112,7 +112,7 @@ def balance_of(model: PreTrainedModel, coefficient: float | None) -> Balance | N
     without = "routers are trained without a balancing loss"
     if coefficient is not None:
         said = f"router loss {coefficient:g} (--router_aux_loss_coef)" if coefficient else f"{without}, as asked"
-        return Balance(coefficient, _top_k(model) if coefficient else 0, said)
+        return Balance(coefficient, experts_per_token(model) if coefficient else 0, said)
     if is_own_kind:
         return Balance(0.0, 0, f"{without}: {name} routes by product keys, whose loss is not built here")
     own = _named(config, _COEFFICIENTS) if hasattr(sys.modules[type(model).__module__], _OWN_LOSS) else None
@@ -120,7 +120,7 @@ def balance_of(model: PreTrainedModel, coefficient: float | None) -> Balance | N
         return Balance(0.0, 0, f"{without}: the family has no coefficient; --router_aux_loss_coef sets one")
     if not own:
         return Balance(0.0, 0, f"{without}: the model's own coefficient is 0; --router_aux_loss_coef sets another")
-    return Balance(float(own), _top_k(model), f"router loss {own:g} (the model's own)")
+    return Balance(float(own), experts_per_token(model), f"router loss {own:g} (the model's own)")
 
 
 def has_routers(model: PreTrainedModel) -> bool:
@@ -136,7 +136,8 @@ def has_routers(model: PreTrainedModel) -> bool:
     return False
 
 
-def _top_k(model: PreTrainedModel) -> int:
+def experts_per_token(model: PreTrainedModel) -> int:
+    """Return the experts that a token goes to; ThreestepError if the configuration does not say."""
     found = _named(model.config.get_text_config(), _TOP_K)
     if not isinstance(found, int):
         raise ThreestepError(

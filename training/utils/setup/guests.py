@@ -5,7 +5,7 @@ Their order is part of a run's results: the routers' balancing loss, the head fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,11 +14,14 @@ from training.utils.distillation.settings import TeacherSettings, check_teacher
 from training.utils.mtp.settings import MtpSettings, check_beside_adapters
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.base.errors import Mistakes
     from training.utils.contracts.guests import Guests
+    from training.utils.contracts.rollout_engine import ExpertRecord
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.dry_run.plan import PlannedDevice
     from training.utils.dry_run.table import MemoryLine, Moment
     from training.utils.engine.config.arguments import EngineSettings
@@ -31,16 +34,23 @@ Media = TypeVar("Media")
 @dataclass(frozen=True)
 class GuestSettings:
     """router_aux_loss_coef: weight of the balancing loss; None takes each model's own. mtp: the head of the first
-    model. teacher: of the first model."""
+    model. teacher: of the first model. replay: of the first model's routers in rollouts, a value of --replay_routers.
+    """
 
     router_aux_loss_coef: float | None = None
     mtp: MtpSettings = MtpSettings()
     teacher: TeacherSettings = TeacherSettings()
+    replay: str = "none"
 
     @property
     def needs_segments(self) -> str | None:
         """The flag for which the first model must take a mask of segments; None without one."""
         return self.mtp.needs_segments
+
+    @property
+    def records_experts(self) -> bool:
+        """The first model's rollouts have `experts`."""
+        return self.replay != "none"
 
     def check(self, mistakes: Mistakes, lora_dim: int) -> None:
         """Note what does not go with adapters."""
@@ -114,6 +124,17 @@ class GuestSettings:
         teacher = open_teacher(self.teacher, student, lambda settings, load: load_under(settings, student.ranks, load))
         found = [[loss, *([head, teacher] if number == 0 else [])] for number, loss in enumerate(losses)]
         return [Guests(guest for guest in guests if guest is not None) for guests in found]
+
+    def recorded_experts(
+        self, model: PreTrainedModel, read: Callable[[TokenRows], torch.Tensor], ranks: Ranks
+    ) -> ExpertRecord | None:
+        """Return the record of the experts of the first model, which follows them where that is asked for; None without
+        one. read: the numbers of rows, in eval mode. A collective."""
+        if not self.records_experts:
+            return None
+        from training.utils.routers.opening import checked_replay
+
+        return checked_replay(model, self.replay, read, ranks.device)
 
     def planned(
         self, model: PreTrainedModel, settings: EngineSettings, ranks: int, device: PlannedDevice

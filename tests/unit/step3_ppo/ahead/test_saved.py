@@ -10,7 +10,7 @@ import torch
 
 from training.step3_ppo.ahead.saved import rollouts_of, saved_rollouts
 from training.step3_ppo.parts.rollout_tensors import tensors_of
-from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnPaths, Rollout
+from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnExperts, DrawnPaths, Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.engine.ranks.startup import Ranks
 
@@ -29,13 +29,18 @@ def rollout(kind: str, prompts: list[int], longest: int = 3) -> Rollout:
     made = Rollout(ids_BP, ids_BP > 0, ids_BR, lengths_B, logprobs_BR, ended_B, seconds=0.25)
     nothing_BR = torch.zeros_like(inside_BR)
     if kind == "paths":
-        made = Rollout(*made_columns(made), paths=DrawnPaths(nothing_BR, lengths_B), seconds=0.25)
+        made = Rollout(*made_columns(made), inserted=DrawnPaths(nothing_BR, lengths_B), seconds=0.25)
     if kind == "turns":
         records = tuple(
             ConversationRecord(1 + row, "turns" if row else None, {"calls": 0.1 * row}) for row in range(count)
         )
         turns = Conversations(records, nothing_BR, nothing_BR.clone(), logprobs_BR.abs())
-        made = Rollout(*made_columns(made), conversations=turns, seconds=0.25)
+        made = Rollout(*made_columns(made), inserted=turns, seconds=0.25)
+    if kind == "experts":
+        of_prompt, of_response = (
+            torch.randint(0, 8, (*ids.shape, 3, 2), generator=dice).short() for ids in (ids_BP, ids_BR)
+        )
+        made = Rollout(*made_columns(made), seconds=0.25, experts=DrawnExperts(of_prompt, of_response))
     return made
 
 
@@ -50,7 +55,7 @@ def ranks(world_size: int, rank: int = 0) -> Ranks:
     return Ranks(rank, rank, world_size, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("kind", ["plain", "paths", "turns"])
+@pytest.mark.parametrize("kind", ["plain", "paths", "turns", "experts"])
 def test_every_bit_comes_back(kind):
     before = rollout(kind, [3, 5, 7])
     saved = json.loads(json.dumps(saved_rollouts([before])))
@@ -60,7 +65,7 @@ def test_every_bit_comes_back(kind):
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("kind", ["plain", "turns"])
+@pytest.mark.parametrize("kind", ["plain", "turns", "experts"])
 def test_prompts_are_dealt_anew_to_other_ranks(kind):
     """Prompts 1, 2, 3, 4 of two ranks, whose responses have other widths: one rank has them in order, four one each."""
     saved = [saved_rollouts([rollout(kind, [1, 3])]), saved_rollouts([rollout(kind, [2, 4], longest=2)])]

@@ -51,7 +51,7 @@ def samples(
         response_lengths_B=lengths_B,
         sampled_logprobs_BR=torch.where(inside_BR, -numbers_B[:, None].float(), 0.0),
         ended_B=numbers_B % 2 == 0,
-        paths=DrawnPaths(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if in_parallel else None,
+        inserted=DrawnPaths(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if in_parallel else None,
         media=tuple((ImageSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))

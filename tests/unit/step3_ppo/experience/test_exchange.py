@@ -30,6 +30,16 @@ def sequence(*ids: int) -> TokenSequence:
     return TokenSequence(torch.tensor(ids), is_target)
 
 
+def test_experts_come_back_beside_the_tokens():
+    given = [
+        replace(sequence(5, 6, 7), experts=torch.arange(12, dtype=torch.int16).view(3, 2, 2)),
+        replace(sequence(8), experts=torch.full((1, 2, 2), -1, dtype=torch.int16)),
+    ]
+    for before, after in zip(given, unpacked_sequences(packed_sequences(given)), strict=True):
+        assert after.experts.dtype == torch.int16 and torch.equal(after.experts, before.experts)
+        assert torch.equal(after.input_ids, before.input_ids)
+
+
 def test_what_is_packed_comes_back():
     sequences = [sequence(1, 2, 3), sequence(4), sequence(5, 6)]
     back = unpacked_sequences(packed_sequences(sequences))

@@ -46,6 +46,7 @@ def roles() -> SimpleNamespace:
     state = SimpleNamespace(
         actor=PolicyModel(policy),
         actor_model=policy,
+        experts=None,
         reference=PolicyModel(tiny_causal_lm("llama", seed=2)),
         critic=ScalarModel(tiny_scalar_model("llama", seed=3)),
         reward_model=ScalarModel(tiny_scalar_model("llama", seed=4)),

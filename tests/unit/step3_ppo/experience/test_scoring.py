@@ -128,7 +128,7 @@ def test_the_function_works_while_the_forwards_go_on(model):
     roles = SimpleNamespace(
         actor=lambda *given, **more: forward(forwards[0], *given),
         reference=lambda *given, **more: forward(forwards[1], *given),
-        critic=None, reading=lambda: reading, actor_model=SimpleNamespace(dtype=torch.float32),
+        critic=None, reading=lambda: reading, actor_model=SimpleNamespace(dtype=torch.float32), experts=None,
     )  # fmt: skip
     from training.step3_ppo.advantages import ESTIMATORS
 

@@ -213,7 +213,7 @@ def forked(made: Experience) -> Experience:
         begins_BR[row, begins] = True
     rollout = dataclasses.replace(
         made.rollout, response_ids_BR=ids_BR, response_lengths_B=torch.tensor([len(ids) for ids, _, _ in rows]),
-        sampled_logprobs_BR=sampled_BR, conversations=Conversations((), inserted_BR, begins_BR, torch.zeros(shape)),
+        sampled_logprobs_BR=sampled_BR, inserted=Conversations((), inserted_BR, begins_BR, torch.zeros(shape)),
     )  # fmt: skip
     return changed(made, rollout=rollout)
 

@@ -60,7 +60,7 @@ def values(rows: TokenRows, **_: object) -> torch.Tensor:
 
 ROLES = SimpleNamespace(
     actor=says, critic=values, reading=torch.no_grad, reward_model=None,
-    actor_model=SimpleNamespace(dtype=torch.float32),
+    actor_model=SimpleNamespace(dtype=torch.float32), experts=None,
     reference=lambda rows, *_, **__: says(rows)._replace(logprobs_M=-0.3 - (rows.target_ids_M % 4) / 10),
 )  # fmt: skip
 
@@ -97,7 +97,7 @@ def conversations(observations: int, turns_rewarded: bool = True, forks: bool = 
     begins_BR = inserted_BR.bool() & ~torch.nn.functional.pad(inserted_BR.bool()[:, :-1], (1, 0))
     return Rollout(
         prompts_BP, torch.ones_like(prompts_BP).bool(), ids_BR, lengths_B, sampled_BR, torch.ones(8).bool(),
-        conversations=Conversations(
+        inserted=Conversations(
             tuple(ConversationRecord(2, None, {"right": float(n % 2)}) for n in range(8)),
             inserted_BR=inserted_BR.bool(), turn_rewards_BR=rewards_BR.float(), fork_begins_BR=begins_BR & forks,
         ),
@@ -157,7 +157,7 @@ def test_gae_over_two_turns_by_hand(forks):
     inserted_BR = torch.tensor([[False, False, True, True, True, False, False]])
     rollout = Rollout(
         torch.tensor([[5]]), torch.ones(1, 1).bool(), ids_BR, torch.tensor([7]), torch.zeros(1, 7),
-        torch.ones(1).bool(), conversations=Conversations(
+        torch.ones(1).bool(), inserted=Conversations(
             (ConversationRecord(2, None, {}),), inserted_BR,
             turn_rewards_BR=torch.tensor([[0, 0.5, 0, 0, 0, 0, 1.5]]),
             fork_begins_BR=torch.tensor([[False, False, forks, False, False, False, False]]),
@@ -226,11 +226,11 @@ def test_figures_of_conversations():
     records = tuple(
         ConversationRecord(n, "turns" if n == 4 else None, {"right": 1.0} if n % 2 else {}) for n in range(1, 9)
     )
-    first = dataclasses.replace(rollout, conversations=dataclasses.replace(rollout.conversations, records=records))
+    first = dataclasses.replace(rollout, inserted=dataclasses.replace(rollout.conversations, records=records))
     figures = conversation_means([SimpleNamespace(rollout=first)])
     assert figures["conversation/turns"] == 4.5 and figures["environment/right"] == 0.5
     assert figures["conversation/cut_by_turns"] == 1 / 8 and figures["conversation/cut_by_tokens"] == 0.0
-    assert conversation_means([SimpleNamespace(rollout=dataclasses.replace(first, conversations=None))]) == {}
+    assert conversation_means([SimpleNamespace(rollout=dataclasses.replace(first, inserted=None))]) == {}
     assert outcome_scores(first, torch.zeros(8), LengthSettings(16, 0.0, 16, 1.0)).tolist() == pytest.approx(
         [-length / 16 for length in range(9, 17)]  # of the drawn tokens, without what is said in between
     )

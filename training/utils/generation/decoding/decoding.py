@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rollout_engine import RolloutRequest
+    from training.utils.generation.decoding.expert_log import ExpertLog
 
 OURS, OWN, NONE = "ours", "own", "none"
 
@@ -64,7 +65,14 @@ class Decoding:
     family is given neither mask nor positions. Where it is fixed, rows that are over may stay a while (`leave_now`).
     """
 
-    def __init__(self, model: PreTrainedModel, request: RolloutRequest, way: DecodeWay = WAYS[0]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        request: RolloutRequest,
+        way: DecodeWay = WAYS[0],
+        experts: ExpertLog | None = None,
+    ) -> None:
+        """experts: gets those of each token that is read."""
         self._most, prompt_mask_BP = request.sampling.max_new_tokens, request.prompt_mask_BP
         count, self.length = prompt_mask_BP.shape
         self.model, self.way = model, way
@@ -78,6 +86,7 @@ class Decoding:
         self._prompts = prompt_inputs(model, request, self._accepted)
         self.position_ids = self._prompts.last_B1
         self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
+        self._experts, self._prompt_tokens = experts, self.length
         self._masks: StepMasks | None = None
         self._steps: FixedSteps | None = None
 
@@ -85,6 +94,8 @@ class Decoding:
         """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
         mask_BP, prompts = self.mask[:, : self.length], self._prompts
         logits_BV = self.forward(self.input_ids, mask_BP, prompts.position_ids, prompts.of_media)
+        if self._experts is not None:
+            self._experts.note_prompts(samples_per_prompt)
         if samples_per_prompt > 1:
             order = self.rows_A.repeat_interleave(samples_per_prompt)
             if self.way.cache == NONE:
@@ -138,7 +149,10 @@ class Decoding:
         self.position_ids = self.position_ids + 1
         mask = self.mask[:, : self.length] if self._masks is None else self._masks.at(self.length)
         # Their state holds the past; they would multiply the whole mask with the single new token.
-        return self.forward(self.input_ids, None if self.is_state_space else mask, self.position_ids)
+        logits_AV = self.forward(self.input_ids, None if self.is_state_space else mask, self.position_ids)
+        if self._experts is not None:
+            self._experts.note_tokens(self.rows_A, self.length - 1 - self._prompt_tokens)
+        return logits_AV
 
     def forward(
         self,

@@ -24,15 +24,17 @@ from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     BorrowHead,
     Drawing,
+    ExpertRecord,
     Lender,
     RolloutEngine,
     RolloutRequest,
     Sampling,
     Speculation,
 )
-from training.utils.generation.decoding.decode_check import fitting_way, why_not_in_turns
+from training.utils.generation.decoding.decode_check import fitting_way, recording_way, why_not_in_turns
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
+from training.utils.generation.decoding.expert_log import ExpertLog
 from training.utils.generation.decoding.sampling import draw
 from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.engines.kept_turns import KeptTurns
@@ -59,14 +61,19 @@ class TransformersRollout(RolloutEngine):
     supports_speculate = True
     supports_media = True
     supports_rollouts_ahead = True
+    records_experts = True
     _way: DecodeWay = WAYS[0]
     _guessing: Guessing | None = None
+    _experts: ExpertRecord | None = None
     _keeps_turns = False
 
     def enable_speculation(
         self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
     ) -> None:
         self._guessing = Guessing(settings, borrow_head, log)
+
+    def record_experts(self, record: ExpertRecord) -> None:
+        self._experts = record
 
     @contextlib.contextmanager
     def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
@@ -92,6 +99,8 @@ class TransformersRollout(RolloutEngine):
         share_keys_of_few_tokens()
         with lent as model:
             self._way, notes = fitting_way(model, own)
+            if self._experts is not None:
+                self._way = recording_way(self._way, type(model).__name__)
             if self._guessing is not None:
                 with self._guessing.lent():
                     notes = [*notes, *self._guessing.check(model, own, self._way)]
@@ -137,9 +146,16 @@ class TransformersRollout(RolloutEngine):
         return replace(rollout, seconds=time.perf_counter() - started)
 
     def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
+        if self._experts is None:
+            return self._drawn_by(Decoding(model, request, self._way), request)
+        with self._experts.recorded(model) as last:
+            experts = ExpertLog(last, request)
+            rollout = self._drawn_by(Decoding(model, request, self._way, experts), request)
+        return replace(rollout, experts=experts.drawn(rollout))
+
+    def _drawn_by(self, decoding: Decoding, request: RolloutRequest) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device
         most, every = sampling.max_new_tokens, sampling.ends.check_tokens or end_check_tokens(device)
-        decoding = Decoding(model, request, self._way)
         logits_AV = decoding.prefill(request.samples_per_prompt)
         drawn = DrawnResponses(request, stop_strings(sampling, self._decode))
         for start in range(0, most, every):

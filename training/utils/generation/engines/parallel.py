@@ -264,4 +264,4 @@ def _rollout(request: RolloutRequest, trunks: Sequence[_Trunk]) -> Rollout:
     positions_B = torch.tensor([trunk.position for trunk in trunks])
     rollout = Rollout.of_responses(prompts, responses, request.sampling.pad_token_id)
     device = prompts[0].device
-    return replace(rollout, paths=DrawnPaths(inserted_BR.to(device), positions_B.to(device)))
+    return replace(rollout, inserted=DrawnPaths(inserted_BR.to(device), positions_B.to(device)))

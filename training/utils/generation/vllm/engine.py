@@ -30,6 +30,7 @@ from training.utils.contracts.rollout_engine import (
     BorrowHead,
     Decode,
     Drawing,
+    ExpertRecord,
     PlannedActor,
     PlannedMemory,
     RolloutEngine,
@@ -75,6 +76,7 @@ class VllmRollout(RolloutEngine):
     supports_media = True
     arguments = VllmArguments
     takes_weights = True
+    records_experts = True
 
     def __init__(self, decode: Decode | None, flags: VllmArguments, longest_tokens: int) -> None:
         """longest_tokens: of a prompt with its response."""
@@ -132,6 +134,9 @@ class VllmRollout(RolloutEngine):
     def create(cls, decode: Decode | None, settings: RolloutSettings) -> VllmRollout:
         flags = replace(settings.own, vllm_sleep=cls.frees_gpu_memory(settings))
         return cls(decode, flags, settings.longest_tokens)
+
+    def record_experts(self, record: ExpertRecord) -> None:
+        self._vllm.records_experts = True
 
     def enable_speculation(
         self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
@@ -238,7 +243,7 @@ class VllmRollout(RolloutEngine):
         while turns.is_drawing:
             drawn.update((response.key, response) for response in turns.advance())
         ordered = [drawn[place] for place in range(len(requests))]
-        return [Response(each.ids, each.logprobs, each.ended) for each in ordered]
+        return [Response(each.ids, each.logprobs, each.ended, each.experts_TLK) for each in ordered]
 
 
 def _of_neighbours(requests: list[_Request], size: int) -> tuple[list[list[_Request]], int]:

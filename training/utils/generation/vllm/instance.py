@@ -24,6 +24,7 @@ import torch
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.vllm.arguments import CPU_CACHE_GIB, VllmArguments
 from training.utils.generation.vllm.draft import VllmDraft, expand_batch_to_tokens
+from training.utils.generation.vllm.experts import ExpertCapture, returned_experts
 from training.utils.generation.vllm.images import read_weights, start_settings
 from training.utils.generation.vllm.weights import send_draft, send_weights
 
@@ -48,6 +49,7 @@ class VllmInstance:
     updates: how often the weights that vLLM holds had been changed; None if it holds none that are known.
     sync_seconds: time spent on sending weights.
     draft: what it drafts with, if that is set before the start.
+    records_experts: of each token, if that is set before the start; experts: what reads them, where vLLM returns none.
     """
 
     def __init__(self, flags: VllmArguments, longest_tokens: int) -> None:
@@ -55,6 +57,8 @@ class VllmInstance:
         self.updates: int | None = None
         self.sync_seconds = 0.0
         self.draft: VllmDraft | None = None
+        self.records_experts = False
+        self.experts: ExpertCapture | None = None
         self._flags = flags
         self._longest_tokens = longest_tokens
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -111,6 +115,14 @@ class VllmInstance:
         """Empty the caches of what was computed of prompts and of images, which vLLM keeps through new weights."""
         self.llm.reset_prefix_cache()
         self.llm.llm_engine.reset_encoder_cache()
+        if self.experts is not None:
+            self.experts.forget()
+
+    def experts_of(self, name: str, part: Any) -> torch.Tensor | None:
+        """Return the experts of a request that is over, int16 [T, L, K], where they are recorded. part: its output."""
+        if not self.records_experts:
+            return None
+        return returned_experts(part) if self.experts is None else self.experts.take(name)
 
     def set_temperature(self, temperature: float) -> None:
         """The temperature goes into the model, before the log-probabilities that vLLM returns: its own are either
@@ -142,6 +154,10 @@ class VllmInstance:
         config.save_pretrained(self._folder.name)
         settings = _settings(self._flags, self._longest_tokens, model.dtype, ranks)
         settings |= start_settings(model, self._longest_tokens)
+        if self.records_experts and torch.cuda.is_available():
+            settings["enable_return_routed_experts"] = True
+        elif self.records_experts:
+            settings["enable_prefix_caching"] = False
         if self.draft is not None:
             settings["speculative_config"] = self.draft.described(Path(self._folder.name))
             settings["disable_log_stats"] = False  # they count what is accepted
@@ -159,6 +175,8 @@ class VllmInstance:
         # Collected or at the program's end, it would end every process group, the training's too (vllm 0.32,
         # EngineCore.shutdown).
         llm.llm_engine.engine_core._finalizer.detach()
+        if self.records_experts and not torch.cuda.is_available():
+            self.experts = ExpertCapture(llm)
         gc.unfreeze()  # vLLM hides all objects of this process from the garbage collector
         return llm
 

@@ -68,7 +68,9 @@ class VllmTurns(Turns):
                 if response.ended or output.finished:
                     check_prompt(output, response.turn)
                     del self._of_name[output.request_id]
-                    over.append(DrawnTurn(response.turn.key, response.ids, response.logprobs, response.ended))
+                    experts_TLK = self._vllm.experts_of(output.request_id, output.outputs[0])
+                    drawn = response.ids, response.logprobs, response.ended, experts_TLK
+                    over.append(DrawnTurn(response.turn.key, *drawn))
             if stopped:
                 engine.abort_request(stopped)
         return over

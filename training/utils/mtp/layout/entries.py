@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.utils.contracts.runs import PAD_SEGMENT
-from training.utils.contracts.token_rows import SegmentMap
+from training.utils.contracts.token_rows import SegmentMap, Slots
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
@@ -57,7 +57,7 @@ def mtp_entries(rows: TokenRows, depths: int) -> tuple[MtpEntries, ...]:
         kept_M = has_L[rows.predictor_M]
         targets = (rows.target_ids_M[kept_M], rows.predictor_M[kept_M], rows.sequence_M[kept_M])
         kept = _without(rows, has_NT).with_targets(*targets)
-        found.append(MtpEntries(replace(kept, before_NT=None), before_L, has_NT))
+        found.append(MtpEntries(replace(kept, slots=Slots()), before_L, has_NT))
     return tuple(found)
 
 

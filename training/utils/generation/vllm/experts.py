@@ -1,0 +1,85 @@
+"""The experts by which vLLM computes each token of a mixture of experts.
+
+vLLM 0.32 returns them itself (`enable_return_routed_experts`) where its second model runner works, which needs Triton:
+on GPUs. On a CPU they are read from its routers: every step runs the tokens of its requests one after the other, those
+of each from the first that is not computed yet. Nothing may come from the prefix cache there, as what it holds is not
+computed again.
+
+T tokens of a request, L layers, K experts of a token.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from training.utils.base.errors import ThreestepError
+
+_SUFFIX = 9  # of a request's name inside vLLM: "-" and 8 characters
+
+
+class ExpertCapture:
+    """The experts of all requests of an engine in this process and on a CPU."""
+
+    def __init__(self, llm: Any) -> None:
+        self._of_layer: dict[int, torch.Tensor] = {}
+        self._layers = 0
+        self._of_name: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        llm.collective_rpc(self._attach)
+
+    def _attach(self, worker: Any) -> None:
+        from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+        runner = worker.model_runner
+        found = [module for module in runner.get_model().modules() if isinstance(module, MoERunner)]
+        if not found or not all(hasattr(module.router, "set_capture_fn") for module in found):
+            raise ThreestepError(
+                "--replay_routers needs vLLM's choice of experts, and vLLM chooses them for "
+                f"{type(runner.get_model()).__name__} inside of a kernel; use --rollout_engine hf"
+            )
+        self._layers = runner.model_config.get_total_num_hidden_layers()
+        for module in found:
+            module.router.set_capture_fn(partial(self._of_layer.__setitem__, module.layer_id))
+        runner.execute_model = partial(self._executed, runner, runner.execute_model)
+
+    def _executed(self, runner: Any, execute: Any, scheduled: Any, *others: Any, **more: Any) -> Any:
+        """Run a step of vLLM, and note the experts of its tokens."""
+        self._of_layer.clear()
+        result = execute(scheduled, *others, **more)
+        if not self._of_layer:  # nothing was computed
+            return result
+        first = next(iter(self._of_layer.values()))
+        experts_tLK = torch.full((len(first), self._layers, first.shape[1]), -1, dtype=torch.int16)
+        for layer, own_tK in self._of_layer.items():
+            experts_tLK[:, layer] = own_tK.to(torch.int16)
+        at, starts = 0, runner.input_batch.num_computed_tokens_cpu
+        for place, name in enumerate(runner.input_batch.req_ids):
+            count = scheduled.num_scheduled_tokens[name]
+            self._of_name.setdefault(name[:-_SUFFIX], []).append((int(starts[place]), experts_tLK[at : at + count]))
+            at += count
+        return result
+
+    def take(self, name: str) -> torch.Tensor:
+        """Return int16 [T, L, K] of a request that is over, and forget them."""
+        parts = self._of_name.pop(name)
+        tokens = max(start + len(part) for start, part in parts)
+        found_TLK = torch.full((tokens, *parts[0][1].shape[1:]), -1, dtype=torch.int16)
+        for start, part in parts:  # in the order in which they were computed
+            found_TLK[start : start + len(part)] = part
+        return found_TLK
+
+    def forget(self) -> None:
+        """Forget requests that nobody waits for."""
+        self._of_name.clear()
+
+
+def returned_experts(part: Any) -> torch.Tensor:
+    """Return int16 [T, L, K] that vLLM returns itself. part: vllm.CompletionOutput of a request that is over."""
+    if part.routed_experts is None:
+        raise ThreestepError(
+            "--replay_routers: vLLM returned no experts of a response, as of one that a text of --stop ended; leave "
+            "--stop out, or use --rollout_engine hf"
+        )
+    return torch.from_numpy(part.routed_experts.astype("int16"))
