@@ -14,7 +14,7 @@ IPO = ("threestep", "trl-1.16", "trl-0.24", "trl-0.16", "trl-0.12", "axolotl")
 THREADS: dict[tuple[str, str], tuple[str, str]] = {
     **{
         ("axolotl", name): ("", ACCUMULATED)
-        for name in ("accumulation", "objective", "whole_texts", "label_smoothing", "last_partial_batch")
+        for name in ("accumulation", "ranks", "objective", "whole_texts", "label_smoothing", "last_partial_batch")
     },
     ("trl-0.24", "whole_texts"): (f"{HF}/pull/46204", SHIFTED),
     ("trl-0.24", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
