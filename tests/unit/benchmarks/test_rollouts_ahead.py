@@ -36,15 +36,15 @@ def test_free_takes_what_ended_first_by_hand():
 
 
 def test_held_begins_no_group_until_those_of_older_weights_have_ended():
-    """Four steps of one group, of 1, 5, 1 and 1 seconds, two slots, two groups at once, weights at most two steps old.
+    """Four steps of one group, of 1, 5, 1 and 3 seconds, two slots, two groups at once, weights at most two steps old.
     The first two are begun at 0; the first ends at 1, and the third is begun, by the same weights. Step 1 trains from 1
     to 2, step 2 on the third from 2 to 3. The fourth is begun by newer weights, once the long one has ended at 5, and
-    ends at 6. Step 3 takes the long one, from 5 to 6, step 4 the fourth, from 6 to 7. Where slots wait for nothing, the
-    fourth is begun at 2 and ends at 3: step 3 takes it, until 4, and step 4 waits for the long one, from 5 to 6."""
-    lengths = [[1.0], [5.0], [1.0], [1.0]]
+    ends at 8. Step 3 takes the long one, from 5 to 6, step 4 the fourth, from 8 to 9. Slots that wait for nothing begin
+    the fourth at 2: steps 3 and 4 train from 5 to 7."""
+    lengths = [[1.0], [5.0], [1.0], [3.0]]
     held = simulated_held(2, lengths, 2, 1.0, group=1, at_once=2)
-    assert held == pytest.approx((4 / 7, 3 / 7, 1 - 8 / 14))
-    assert simulated_free(3, lengths, 2, 1.0, group=1).rate == pytest.approx(4 / 6)
+    assert held == pytest.approx((4 / 9, 5 / 9, 1 - 10 / 18))
+    assert simulated_free(2, lengths, 2, 1.0, group=1).rate == pytest.approx(4 / 7)
 
 
 def test_free_waits_for_a_group_that_would_be_too_old():
