@@ -118,7 +118,7 @@ def _settings(run: Path) -> dict[str, Any]:
 
 
 def _places(steps: Sequence[AuditedStep], settings: dict[str, Any]) -> tuple[dict[int, str], str]:
-    """Where in the data the rows of the steps stand, and why not."""
+    """The places in the data of the steps' rows, and why there are none."""
     rows = {int(row) for step in steps if step.has("rows") for row in step.tensor("rows")}
     return places_of_rows(rows, settings, steps[-1].head.objective) if rows else ({}, "")
 

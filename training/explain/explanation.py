@@ -122,7 +122,7 @@ def _named(steps: Sequence[AuditedStep], lessons: Taught, known: KnownOfRun) -> 
 
 
 def _places(step: AuditedStep, known: KnownOfRun) -> list[str]:
-    """Where each sequence's row stands in the data; empty where that is not known."""
+    """Each sequence's place in the data; empty where that is not known."""
     rows = step.tensor("rows") if step.has("rows") else [-1] * len(step.rank_S)
     return [known.places.get(int(row), "") for row in rows]
 

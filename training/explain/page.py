@@ -152,7 +152,7 @@ def _legend(found: Explanation) -> str:
 
 
 def _data(found: Explanation) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the page opens with, and the other columns."""
+    """The data that the page opens with, and the other columns."""
     tokens, sequences = found.table.tokens, found.table.sequences
     texts, text_T = np.unique(tokens["text"].astype(str), return_inverse=True)
     roles, role_T = np.unique(tokens["role"].astype(str), return_inverse=True)

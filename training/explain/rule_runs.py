@@ -18,7 +18,7 @@ from training.audit.bisect.rerun import checkpoint_before, rerun
 from training.explain.records import recorded_steps
 from training.explain.rules import said_settings
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import sha256_of_object
+from training.utils.base.storage import sha256_of, sha256_of_object
 
 if TYPE_CHECKING:
     from training.audit.bisect.rerun import Running, Start
@@ -32,6 +32,7 @@ _FLAGS = {
     "reduction": "loss_aggregation",
     "whiten": "whiten_advantages",
 }
+_OF_OPTIMIZER = ("weight_decay",)  # a checkpoint holds it in the optimizer's state
 _OF_WORDS = {
     "token mean": "token-mean",
     "sequence mean": "seq-mean-token-mean",
@@ -45,10 +46,11 @@ def flags_of(said: str, objective: str, known: Mapping[str, Any]) -> dict[str, A
     of the run decides alone."""
     found = {}
     for name, value in said_settings(said, objective).items():
-        flag = "actor_weight_decay" if (name, objective) == ("weight_decay", "policy") else _FLAGS.get(name, name)
-        if flag not in known:
+        flag = _FLAGS.get(name, name)
+        if flag not in known or flag in _OF_OPTIMIZER:
             raise ThreestepError(
-                f"--run_rules expects settings that are flags of the run, and no flag is {name}; leave --run_rules out"
+                f"--run_rules expects settings that are flags of the run, and {name} is none, or stands in the "
+                "optimizer's state; leave --run_rules out"
             )
         found[flag] = _OF_WORDS.get(value, value) if flag == "loss_aggregation" else value
     return found
@@ -71,7 +73,7 @@ def run_under(step: AuditedStep, run: Path, said: str, *, work: Path, start: Sta
 
     def start_under(words: Sequence[str], ranks: int, output: Path) -> Running:
         if began:
-            _rewrite(work / "checkpoints" / f"step_{began:06}" / "manifest.json", flags)
+            _rewrite(work / "checkpoints" / f"step_{began:06}", flags)
         return start(words, ranks, output)
 
     own = {**flags, "record_steps": [number], "record_values": True}
@@ -80,14 +82,27 @@ def run_under(step: AuditedStep, run: Path, said: str, *, work: Path, start: Sta
     if found is None:
         raise ThreestepError(f"--run_rules: the step under {said} left no record with its state; see {work}.log")
     _check_same(step, found[-1], said)
+    for name, value in said_settings(said, step.head.objective).items():
+        if found[-1].settings.get(name, value) != value:
+            raise ThreestepError(
+                f"--run_rules expects {name}={value}, and the program went on with {found[-1].settings[name]}, which "
+                "the checkpoint holds; leave --run_rules out"
+            )
     return found[-1]
 
 
-def _rewrite(path: Path, flags: Mapping[str, Any]) -> None:
-    """Put the rule's flags into a checkpoint's manifest."""
+def _rewrite(checkpoint: Path, flags: Mapping[str, Any]) -> None:
+    """Put the rule's flags into a checkpoint: its manifest, and the coefficient of the KL that the trainer goes on
+    with."""
+    path, state = checkpoint / "manifest.json", checkpoint / "trainer.json"
     content = json.loads(path.read_text("utf-8"))
     content.pop("sha256")
     content["settings"] |= flags
+    if "kl_coef" in flags:
+        saved = json.loads(state.read_text("utf-8"))
+        saved["state"]["trainer"]["kl_control"]["coefficient"] = flags["kl_coef"]
+        state.write_text(json.dumps(saved), encoding="utf-8")
+        content["files"][state.name] = {"size_bytes": state.stat().st_size, "sha256": sha256_of(state)}
     path.write_text(json.dumps({**content, "sha256": sha256_of_object(content)}, indent=1), encoding="utf-8")
 
 

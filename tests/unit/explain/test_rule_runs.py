@@ -12,10 +12,11 @@ import pytest
 from training.explain import rule_runs
 from training.explain.rule_runs import flags_of, run_under
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import sha256_of_object
+from training.utils.base.storage import sha256_of, sha256_of_object
 
+SEQUENCES = "seq-mean-token-mean"
 KNOWN = dict.fromkeys(
-    ("advantage", "policy_loss", "loss_aggregation", "clip_range_low", "actor_weight_decay", "loss_type", "beta")
+    ("advantage", "policy_loss", "loss_aggregation", "clip_range_low", "weight_decay", "loss_type", "beta")
 )
 
 
@@ -23,7 +24,7 @@ KNOWN = dict.fromkeys(
     ("said", "objective", "flags"),
     [
         ("advantage=rloo loss=gspo", "policy", {"advantage": "rloo", "policy_loss": "gspo"}),
-        ("clip_low=0.1, weight_decay=0.2", "policy", {"clip_range_low": 0.1, "actor_weight_decay": 0.2}),
+        ("clip_low=0.1, reduction=sequence_mean", "policy", {"clip_range_low": 0.1, "loss_aggregation": SEQUENCES}),
         ("loss=ipo beta=0.3", "dpo", {"loss_type": "ipo", "beta": 0.3}),
     ],
 )
@@ -31,20 +32,24 @@ def test_words_of_a_rule_are_flags(said: str, objective: str, flags: dict[str, A
     assert flags_of(said, objective, KNOWN) == flags
 
 
-def test_a_setting_without_a_flag_is_refused():
-    with pytest.raises(ThreestepError, match="no flag is std_ddof"):
-        flags_of("std_ddof=1", "policy", KNOWN)
+@pytest.mark.parametrize("said", ["std_ddof=1", "weight_decay=0.1"])
+def test_a_setting_that_no_flag_decides_is_refused(said: str):
+    with pytest.raises(ThreestepError, match="is none, or stands in the optimizer's state"):
+        flags_of(said, "sft", KNOWN)
 
 
 def test_a_checkpoint_is_rewritten_whole(tmp_path: Path):
     content = {"format": 2, "step": 1, "settings": {"advantage": "grpo", "seed": 1}, "files": {}}
-    path = tmp_path / "manifest.json"
+    path, state = tmp_path / "manifest.json", tmp_path / "trainer.json"
     path.write_text(json.dumps({**content, "sha256": sha256_of_object(content)}))
-    rule_runs._rewrite(path, {"advantage": "rloo"})
+    state.write_text(json.dumps({"state": {"trainer": {"kl_control": {"coefficient": 0.1}}}}))
+    rule_runs._rewrite(tmp_path, {"advantage": "rloo", "kl_coef": 0.3})
     found = json.loads(path.read_text())
     digest = found.pop("sha256")
     assert digest == sha256_of_object(found)
-    assert found["settings"] == {"advantage": "rloo", "seed": 1}
+    assert found["settings"] == {"advantage": "rloo", "seed": 1, "kl_coef": 0.3}
+    assert found["files"]["trainer.json"]["sha256"] == sha256_of(state)
+    assert json.loads(state.read_text())["state"]["trainer"]["kl_control"]["coefficient"] == 0.3
 
 
 def test_a_run_without_the_checkpoint_is_refused(tmp_path: Path, monkeypatch):
