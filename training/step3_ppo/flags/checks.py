@@ -99,9 +99,10 @@ def checked_components(flags: PpoFlags) -> Components:
     whole_rows = {
         "--reuse_forwards": ppo.reuse_forwards,
         "--record_steps": bool(flags.run.record_steps),
-        f"--replay_routers {flags.mismatch.replay_routers}": flags.mismatch.replay_routers != "none",
+        "--explain_steps": bool(flags.run.explain_steps),
+        **flags.guests.reading_whole_rows,
     }
-    check_beside(mistakes, ppo.sequence_parallel_size, {**whole_rows, **flags.guests.reading_whole_rows})
+    check_beside(mistakes, ppo.sequence_parallel_size, whole_rows)
     mistakes.require(
         not (ppo.reuse_forwards and flags.mtp.mtp_num_layers),
         "--reuse_forwards learns from forwards that keep no states, and --mtp_num_layers "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.roles.roles import Reference, Roles, SavedBeside, Tokenizers
@@ -63,34 +64,29 @@ def load_roles(
             check_read_alike(
                 (flags.actor_model_name_or_path, flags.critic_model_name_or_path), flags.trust_remote_code, tokenizers
             )
-    sequence = ranks.sequence
     actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
+    load = partial(_loaded, ranks=ranks, longest_tokens=longest_tokens)
     reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}
-
-    def load(engine: EngineSettings, loaded: Callable[[torch.dtype], PreTrainedModel]) -> PreTrainedModel:
-        model: PreTrainedModel = load_under(engine, ranks, loaded)
-        check_model(model, sequence.size, longest_tokens)
-        return model
 
     def language_model(model: ModelSettings) -> PreTrainedModel:
         size = len(tokenizers.actor)
-        return load(flags.engine("actor"), lambda dtype: load_causal_lm(model, dtype, size, **reading))
+        return load(flags.engine("actor"), loaded=lambda dtype: load_causal_lm(model, dtype, size, **reading))
 
     def scalar_model(model: ModelSettings) -> PreTrainedModel:
         tokenizer = tokenizers.critic
         assert tokenizer is not None  # loaded wherever a scalar model is
         return load(
             flags.engine("critic"),
-            lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True, **reading),
+            loaded=lambda dtype: load_scalar_model(model, dtype, tokenizer, must_have_head=True, **reading),
         )
 
     reward_model = frozen_actor = critic_model = critic = None
     if needed.reward_model:
-        scorer = ScalarModel(scalar_model(critic_settings.as_it_is()), sequence=sequence)
+        scorer = ScalarModel(scalar_model(critic_settings.as_it_is()), sequence=ranks.sequence)
         reward_model = FrozenModel(scorer, flags.frozen_engine("critic"), ranks)
     adapter_is_all = flags.actor_lora_dim > 0 and flags.only_optimize_lora
     if needed.reference and not adapter_is_all:
-        plain = PolicyModel(language_model(actor_settings.as_it_is()), flags.head_chunk_mb, sequence=sequence)
+        plain = PolicyModel(language_model(actor_settings.as_it_is()), flags.head_chunk_mb, sequence=ranks.sequence)
         frozen_actor = FrozenModel(plain, flags.frozen_engine("actor"), ranks)
 
     if flags.share_trunk:
@@ -109,11 +105,11 @@ def load_roles(
     if needed.critic and critic_model is None:
         critic_model = scalar_model(critic_settings)
         set_score_scale(critic_model.config, None)  # its values are on the scale of returns
-    policy = PolicyModel(actor_model, flags.head_chunk_mb, sequence=sequence)
+    policy = PolicyModel(actor_model, flags.head_chunk_mb, sequence=ranks.sequence)
     actor = TrainingEngine(policy, flags.engine("actor"), ranks, total_steps - warmup_steps)
     if critic_model is not None:
         critic = TrainingEngine(
-            ScalarModel(critic_model, sequence=sequence), flags.engine("critic"), ranks, total_steps
+            ScalarModel(critic_model, sequence=ranks.sequence), flags.engine("critic"), ranks, total_steps
         )
     processor = processor_of(flags.actor_model_name_or_path, actor_model)
     return Roles(
@@ -124,3 +120,12 @@ def load_roles(
         average=WeightAverage(actor, flags.ema_decay) if flags.enable_ema else None,
         saved=SavedBeside(tokenizers.saved_with(flags.share_trunk), processor),
     )
+
+
+def _loaded(
+    engine: EngineSettings, ranks: Ranks, longest_tokens: int, *, loaded: Callable[[torch.dtype], PreTrainedModel]
+) -> PreTrainedModel:
+    """A model whose rows the ranks can share, where they do."""
+    model: PreTrainedModel = load_under(engine, ranks, loaded)
+    check_model(model, ranks.sequence.size, longest_tokens)
+    return model

@@ -104,8 +104,7 @@ def accumulate(trainees: Sequence[Trainee], numbers: Mapping[str, float] | None 
         figures |= trainee.engine.step().figures(trainee.group)
         sums.add(guests.sums(trainee.group))
     sums.add(numbers or {})
-    ranks = trainees[0].engine.ranks
-    totals = sums.totals(ranks.device, ranks.leads)
+    totals = sums.totals(trainees[0].engine.ranks.device, trainees[0].engine.ranks.leads)
     for trainee, guests in begun:
         figures |= guests.end(trainee.group, totals)
     return TakenStep(totals, figures)

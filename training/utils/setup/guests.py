@@ -63,6 +63,7 @@ class GuestSettings:
         return {
             f"--router_aux_loss_coef {self.router_aux_loss_coef or 0:g}": bool(self.router_aux_loss_coef),
             f"--mtp_num_layers {self.mtp.layers}": self.mtp.layers > 0,
+            f"--replay_routers {self.replay}": self.records_experts,
             **({self.teacher.flag: True} if self.teacher.is_there else {}),
         }
 

@@ -100,6 +100,7 @@ def _check_model_flags(flags: OneModelFlags) -> None:
         {
             "--torch_compile": flags.model.torch_compile,
             "--record_steps": bool(flags.run.record_steps),
+            "--explain_steps": bool(flags.run.explain_steps),
             **flags.guests.reading_whole_rows,
         },
     )

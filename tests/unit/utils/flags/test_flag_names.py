@@ -50,7 +50,6 @@ def test_the_right_one_comes_first(typed, names, first):
         "processing_class",
         "compute_metrics",
         "optimizer",
-        "rope_scaling",
         "tokenizer",
     ],
 )
