@@ -23,7 +23,7 @@ def engine():
     return engine
 
 
-@pytest.mark.parametrize("stop", [(), ("A",)], ids=["", "stop"])
+@pytest.mark.parametrize("stop", [(), ("A",)], ids=["whole", "stop"])
 def test_they_are_those_of_the_training_forward(engine, stop):
     model, replay, policy = opened("qwen3_moe", "follow", dtype=torch.float32, **SHAPE)
     ids_BP, mask_BP = prompts()
@@ -44,3 +44,17 @@ def test_they_are_those_of_the_training_forward(engine, stop):
     sampled_M = rollout.sampled_logprobs_BR[rollout.response_mask_BR]
     torch.testing.assert_close(followed_M, sampled_M, rtol=0, atol=1e-4)
     torch.testing.assert_close(followed_M, free_M, rtol=0, atol=1e-5)
+
+
+def test_experts_in_half_precision_are_those_that_were_sent():
+    """vLLM packs them for the CPU's kernels when it starts, with the weights that it has then."""
+    model, replay, policy = opened("qwen3_moe", "compare", dtype=torch.bfloat16, **SHAPE)
+    engine = started(spelt)
+    engine.record_experts(replay)
+    ids_BP, mask_BP = prompts()
+    rollout = engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, PLAIN, list(range(8))))
+    with torch.no_grad():
+        read_M = policy(padded_rows(rollout.sequences(), PAD)).logprobs_M
+    sampled_M = rollout.sampled_logprobs_BR[rollout.response_mask_BR]
+    assert float((read_M - sampled_M).abs().mean()) < 0.05
+    assert float(replay.differing().float().mean()) < 0.3

@@ -83,3 +83,23 @@ def returned_experts(part: Any) -> torch.Tensor:
             "--stop out, or use --rollout_engine hf"
         )
     return torch.from_numpy(part.routed_experts.astype("int16"))
+
+
+def repack_experts(model: Any) -> None:
+    """Pack the weights of experts anew for the kernels of a CPU, which vLLM (0.32) does once, when it starts: new ones
+    are written as they are over the packed ones, and read as packed (`UnquantizedFusedMoEMethod`)."""
+    if torch.cuda.is_available():
+        return
+    from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+    for module in model.modules():
+        kernel = getattr(module._quant_method, "moe_kernel", None) if isinstance(module, MoERunner) else None
+        if kernel is None or not hasattr(kernel.fused_experts, "isa"):
+            continue
+        experts, width = kernel.fused_experts, kernel.fused_experts.moe_config.intermediate_size_per_partition
+        if experts._padded_intermediate_size(experts.moe_config) != width:
+            raise ThreestepError(
+                f"vLLM pads experts of {width} units on a CPU, and takes no new weights for them; use --rollout_engine "
+                "hf"
+            )
+        experts.process_weights_after_loading(module.routed_experts)

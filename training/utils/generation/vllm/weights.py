@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.generation.vllm.experts import repack_experts
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
@@ -74,6 +75,7 @@ def send_weights(
     if check:
         llm.apply_model(lambda model: unwatch(model, arrived))
     llm.apply_model(repack_tied)
+    llm.apply_model(repack_experts)
     differing = sent.differing(arrived)
     if differing:
         raise ThreestepError(
