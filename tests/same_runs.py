@@ -956,7 +956,9 @@ def _free_port() -> int:
 # Digests.
 
 # Figures of a clock or of what the machine has free.
-CLOCK = re.compile(r"(^|[/_])(seconds|time|memory|mfu|per_second|peak)($|[/_])|per_second$|^seconds_|^(started|trained|waited)$")
+CLOCK = re.compile(
+    r"(^|[/_])(seconds|time|memory|mfu|per_second|peak)($|[/_])|per_second$|^seconds_|^(started|trained|waited)$"
+)
 CLOCK_FILES = ("seconds.json",)
 # What names files and folders, or code, by their content.
 FINGERPRINTS = re.compile(r"fingerprint|^path$|^built_at|^published")
