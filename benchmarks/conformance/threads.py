@@ -21,6 +21,7 @@ THREADS: dict[tuple[str, str], tuple[str, str]] = {
     ("trl-0.12", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
     ("llamafactory", "label_smoothing"): (f"{HF}/issues/46731", SMOOTHED),
     **{(name, "dpo_ipo"): (f"{TRL}/pull/1265", AVERAGED) for name in IPO},
+    ("axolotl", "dpo_label_smoothing"): ("", "TRL 1.9 documents the setting for `robust` and `exo_pair` alone"),
     ("trl-1.16", "dpo_label_smoothing"): ("", "the setting is documented for `robust` and `exo_pair` alone"),
     ("llamafactory", "dpo_hinge"): ("", UNNAMED),
     ("llamafactory", "dpo_ipo"): ("", f"{UNNAMED}, of means over tokens"),
