@@ -96,13 +96,16 @@ def checked_components(flags: PpoFlags) -> Components:
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
         check_package(mistakes, roles)
-    whole_rows = {
-        "--reuse_forwards": ppo.reuse_forwards,
-        "--record_steps": bool(flags.run.record_steps),
-        "--explain_steps": bool(flags.run.explain_steps),
-        **flags.guests.reading_whole_rows,
-    }
-    check_beside(mistakes, ppo.sequence_parallel_size, whole_rows)
+    check_beside(
+        mistakes,
+        ppo.sequence_parallel_size,
+        {
+            "--reuse_forwards": ppo.reuse_forwards,
+            "--record_steps": bool(flags.run.record_steps),
+            "--explain_steps": bool(flags.run.explain_steps),
+            **flags.guests.reading_whole_rows,
+        },
+    )
     mistakes.require(
         not (ppo.reuse_forwards and flags.mtp.mtp_num_layers),
         "--reuse_forwards learns from forwards that keep no states, and --mtp_num_layers "
