@@ -165,8 +165,11 @@ def check_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[st
 
     env = flags.env
     wanted = (env.reward_range[0], env.reward_range[1]) if env.reward_range else None
-    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints
-        checked = check(environments, Check(rows, env.seed, flags.conversation.max_turns, wanted))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what an environment prints
+            checked = check(environments, Check(rows, env.seed, flags.conversation.max_turns, wanted))
+    finally:
+        environments.close()
     name = ", ".join([*flags.environment.environment_addresses, *flags.environment.tool_addresses])
     if env.html:
         Path(env.html).write_text(page(name, checked), encoding="utf-8", errors="replace")
@@ -175,7 +178,6 @@ def check_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[st
         print(json.dumps(as_json(name, checked)))
     else:
         print("\n".join(as_lines(name, checked)))
-    environments.close()
     if not checked.is_good:
         sys.exit(WRONG_EXIT_CODE)
 

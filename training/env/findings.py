@@ -79,16 +79,21 @@ def check(environments: Environments, asked: Check) -> Checked:
         beside = side_by_side(environments, row, list(SCRIPTS), seed, turns=asked.turns)
         together += zip(first, beside, strict=True)
     had = [(row, first) for row, first, _ in played if first.opening is None or first.replies]
+    opens = any(first.opening is not None for _, first in had)
     findings = (
-        _begins(had),
-        _begins_alike(others),
-        _repeats(played),
-        _keeps_apart(together),
-        _rewards(had, asked.reward_range),
-        _nonsense(had),
-        _pays(had),
-        _leaks(had),
-        _lengths(had, asked.turns),
+        (_begins(had),)
+        if not opens
+        else (
+            _begins(had),
+            _begins_alike(others),
+            _repeats(played),
+            _keeps_apart(together),
+            _rewards(had, asked.reward_range),
+            _nonsense(had),
+            _pays(had),
+            _leaks(had),
+            _lengths(had, asked.turns),
+        )
     )
     scripts = tuple(_figures(script, [each for _, each in had if each.script == script]) for script in SCRIPTS)
     example = max(had, key=lambda each: (not each[1].problems, len(each[1].replies)))
