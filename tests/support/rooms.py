@@ -17,6 +17,7 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
+clock:
 rewards.names:
 serving: base
 compat: base
@@ -35,7 +36,7 @@ layout: contracts base
 sequence_parallel: base
 models.tensors: contracts
 report.trackers: contracts flags base
-run: contracts flags compat base
+run: contracts flags compat clock base
 data.rows: layout contracts flags images base
 divergence: run base
 images.models: models.tensors layout contracts models.families images base
@@ -67,8 +68,8 @@ rewards.calling: engine.ranks contracts base
 harness: engine engine.ranks run base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
-dry_run: engine loading engine.ranks models models.quantized models.attention engine.config contracts models.families
-    base
+dry_run: engine loading engine.ranks models models.quantized models.attention run engine.config contracts
+    models.families clock base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks models models.tensors layout contracts models.families base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
@@ -86,7 +87,7 @@ generation.vllm_server: generation.vllm engine.ranks generation.decoding models 
 setup: outputs distillation mtp images.run routers dry_run checkpoints harness recording engine data.build loading
     engine.ranks data.kinds report models.adapters images.data models sequence_parallel data.chat data.cache
     models.quantized models.attention images.models divergence data.rows run layout engine.config data.sources contracts
-    flags models.families data.files base
+    flags models.families clock data.files base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
     data.rows run layout engine.config contracts flags data.files base
 """

@@ -1,4 +1,5 @@
-"""`--dry_run` of step 3: every role without weights, the plan of rollouts and updates, and the memory of one rank."""
+"""`--dry_run` of step 3: every role without weights, the plan of rollouts and updates, and one rank's memory
+and seconds."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.step3_ppo.ahead.free import GROUPS_AT_ONCE
+from training.step3_ppo.dry_run_time import print_rollout_time
 from training.step3_ppo.flags.checks import Components, check_models
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import cache_bytes
@@ -88,6 +90,13 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     sentences += [*beside, _batches(ppo, forward, longest, ranks)]
     print_plan("training.step3_ppo.main", ranks, resolved_settings(flags), sentences)
     print_memory([*held, *held_beside], [*moments, *moments_beside], device.verdict)
+    readers = {"actor": actor, "critic": critic, "reward model": scorer, **_reference(actor, components)}
+    print_rollout_time(flags, readers, forward, ranks=ranks)
+
+
+def _reference(actor: Any, components: Components) -> dict[str, Any]:
+    """The reference among the models that read every sequence, if there is one: of the actor's shape."""
+    return {"reference": actor} if components.algorithm.wants_reference else {}
 
 
 def _models_on_meta(roles: RolesArguments, components: Components, dtype: torch.dtype) -> tuple[Any, Any, Any]:

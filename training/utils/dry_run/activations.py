@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,31 +62,38 @@ def saved_activations(
     key-value heads are repeated for their query heads, and the copies saved. in_float32: attention is computed in
     float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`)."""
     base: Any = model.base_model
-    layers = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
-    kinds = [_kind(layer) for layer in layers]
+    layers = decoder_layers(base)
+    kinds = [layer_kind(layer) for layer in layers]
     counting = SavedTensors({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
+    # A kind's second layer is counted if there is one: tensors that all layers share are saved in the first.
+    length = max((kinds.index(kind) for kind in kinds), default=-1) + 2
     with (
-        _first_of_each_kind(base, layers, kinds) as run,
+        shortened(base, layers, length) as run,
         _counted_attention(model, repeats=attention == SDPA, in_float32=in_float32),
     ):
         hooks = counted_apart(run, counting)
-        ids_NT = torch.zeros(rows, tokens, dtype=torch.int64, device="meta")
-        mask = None
-        if base.config.model_type not in _WITHOUT_A_SQUARE_MASK:
-            mask = torch.zeros((), dtype=torch.bool, device="meta").expand(rows, 1, tokens, tokens)
         try:
             with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
-                base(input_ids=ids_NT, position_ids=ids_NT, attention_mask=mask, use_cache=False)
+                read_on_meta(base, rows, tokens)
         finally:
             for hook in hooks:
                 hook.remove()
-    of_kind = {_kind(layer): counting.bytes[id(layer)] for layer in run}
+    of_kind = {layer_kind(layer): counting.bytes[id(layer)] for layer in run}
     return SavedActivations(
         layers=tuple(of_kind[kind] for kind in kinds),
         outside=counting.bytes[0],
         boundary=counting.boundary,
         widest=counting.widest,
     )
+
+
+def read_on_meta(base: Any, rows: int, tokens: int) -> Any:
+    """The output of a forward of `rows` rows of `tokens` tokens through the body `base`, which is on meta."""
+    ids_NT = torch.zeros(rows, tokens, dtype=torch.int64, device="meta")
+    mask = None
+    if base.config.model_type not in _WITHOUT_A_SQUARE_MASK:
+        mask = torch.zeros((), dtype=torch.bool, device="meta").expand(rows, 1, tokens, tokens)
+    return base(input_ids=ids_NT, position_ids=ids_NT, attention_mask=mask, use_cache=False)
 
 
 def counted_apart(layers: Sequence[nn.Module], counting: SavedTensors) -> list[RemovableHandle]:
@@ -165,18 +172,22 @@ class SavedTensors:
         return tensor
 
 
-def _kind(layer: nn.Module) -> tuple[Any, ...]:
+def decoder_layers(base: Any) -> list[Any]:
+    """The layers that gradient checkpointing computes again."""
+    return [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def layer_kind(layer: nn.Module) -> tuple[Any, ...]:
     """A key of a layer: those with weights of the same shapes and attention of the same reach save the same."""
     shapes = tuple((name, tuple(part.shape), part.requires_grad) for name, part in layer.named_parameters())
     return type(layer), getattr(layer, "attention_type", None), shapes
 
 
 @contextlib.contextmanager
-def _first_of_each_kind(base: Any, layers: list[Any], kinds: list[Any]) -> Iterator[list[Any]]:
-    """Inside, the model has only its first layers, up to one after the first of the last kind. A kind's second layer is
-    counted if there is one: tensors that all layers share are saved in the first."""
+def shortened(base: Any, layers: list[Any], length: int) -> Iterator[list[Any]]:
+    """Inside, the model has only its first `length` layers, which are returned; all of them if it has them in more than
+    one list."""
     parents = [module for module in base.modules() if isinstance(module, nn.ModuleList) and list(module) == layers]
-    length = max((kinds.index(kind) for kind in kinds), default=-1) + 2
     if len(parents) != 1 or length >= len(layers):
         yield layers
         return
@@ -217,6 +228,13 @@ def _counted_attention(model: PreTrainedModel, repeats: bool, in_float32: bool) 
         output = _SavedByKernel.apply(*(part.to(wide) for part in (query, key, value)))
         return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
+    with attention_by(model, attention):
+        yield
+
+
+@contextlib.contextmanager
+def attention_by(model: PreTrainedModel, attention: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Inside, `model` calls `attention` for its attention, and makes no masks."""
     before = model.config._attn_implementation
     AttentionInterface.register(_COUNTED, attention)
     AttentionMaskInterface.register(_COUNTED, lambda *args, **kwargs: None)

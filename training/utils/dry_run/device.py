@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from training.utils.clock.devices import DEVICES
+
 _GIB = 2**30
 _ALLOWANCE = 0.1  # of a GPU's memory, for CUDA's context, the collectives' buffers and fragmentation
 
@@ -36,9 +38,12 @@ class PlannedDevice:
 def planned_device(kind: str | None, memory_gb: float | None) -> PlannedDevice:
     """Return the device of --device and --device_memory_gb; None for this machine's."""
     has_cuda = torch.cuda.is_available()
-    is_cuda = kind == "cuda" or (kind is None and (has_cuda or memory_gb is not None))
+    known = DEVICES.get(kind or "")
+    is_cuda = kind == "cuda" or known is not None or (kind is None and (has_cuda or memory_gb is not None))
     if not is_cuda:
         return PlannedDevice(False)
     if memory_gb is not None:
         return PlannedDevice(True, int(memory_gb * 1e9))
+    if known is not None:
+        return PlannedDevice(True, int(known.memory_gb * 1e9))
     return PlannedDevice(True, torch.cuda.get_device_properties(0).total_memory if has_cuda else None)

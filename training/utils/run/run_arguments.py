@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from training.utils.clock.devices import DEVICES as TIMED_DEVICES
 from training.utils.flags.flags import flag
 from training.utils.run.traces import Traces
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 DEFAULT_OUTPUT_DIR = "runs/last"
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda", *TIMED_DEVICES)
 RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 10 minutes are short for a slow disk
 
 
@@ -89,12 +90,18 @@ class RunArguments:
         aliases=["--ranks"],
     )
     device: str | None = flag(
-        None, "With --dry_run: the device to plan for, cpu or cuda; default: this machine's.", choices=DEVICES
+        None,
+        "With --dry_run: the device to plan for; default: this machine's. With a GPU's name, or cpu for this "
+        "machine's, also seconds and hours.",
+        choices=DEVICES,
     )
     device_memory_gb: float | None = flag(
         None,
         "With --dry_run: memory of a GPU (1e9 bytes each); default: this machine's, if it has one.",
         "gigabytes > 0",
+    )
+    price_per_hour: float | None = flag(
+        None, "With --dry_run and a GPU's name as --device: the price of one for an hour, in money.", "price > 0"
     )
 
     def __post_init__(self) -> None:
@@ -128,13 +135,18 @@ class RunArguments:
             f"--num_ranks {self.num_ranks} starts ranks behind `threestep` and scripts/*.sh, and here plans for "
             "--dry_run, which is not set; start it by one of these, or by a launcher, which sets the ranks",
         )
-        for name in ("device", "device_memory_gb"):
+        for name in ("device", "device_memory_gb", "price_per_hour"):
             given = getattr(self, name)
             mistakes.require(
                 given is None or self.dry_run,
                 f"--{name} expects --dry_run, got {given} without it; a run takes the device that it finds "
                 "(CUDA_VISIBLE_DEVICES= for the CPU)",
             )
+        mistakes.require(
+            self.price_per_hour is None or self.device not in (None, "cuda"),
+            f"--price_per_hour {self.price_per_hour} expects --device with a name whose speed is known, one of "
+            f"{', '.join(('cpu', *TIMED_DEVICES))}, got {self.device or 'none'}; give one",
+        )
         mistakes.require(
             self.device_memory_gb is None or self.device != "cpu",
             f"--device_memory_gb {self.device_memory_gb} is a GPU's, and --device is cpu; leave one out",

@@ -1,11 +1,15 @@
-"""`--dry_run` of the steps that train one model: build it without weights, plan its batches, estimate its memory."""
+"""`--dry_run` of the steps that train one model: build it without weights, plan its batches, estimate memory and
+time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from training.utils.clock.training_step import step_parts
+from training.utils.dry_run.clock import clock_device, print_time, step_plan
 from training.utils.dry_run.device import planned_device
 from training.utils.dry_run.meta import model_on_meta
+from training.utils.dry_run.operators import training_work
 from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
 from training.utils.dry_run.table import print_memory, print_plan, ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
@@ -51,3 +55,8 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     kept = kept_features_line(media, flags.model.kept_image_features_mb)
     print_plan(flags.step.program, ranks, flags.settings, [*planned.sentences, *sentences, batches])
     print_memory([*planned.engine.held, kept, *held], [*planned.moments, *moments], device.verdict)
+    timed = clock_device(flags.run.device, settings.dtype, sharing)
+    if timed is not None:
+        work = training_work(built, rows, max_seq_len, tokens)
+        plan = step_plan(built, model, settings, ranks=ranks, micro_steps=engine.gradient_accumulation_steps)
+        print_time(step_parts(work, plan, timed), flags.run, ranks, steps=engine.max_train_steps, unit="step")

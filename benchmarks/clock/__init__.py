@@ -1,0 +1,1 @@
+"""The clock of `--dry_run` beside tables that others published."""

@@ -1,0 +1,62 @@
+"""The clock of `--dry_run` beside published speeds: predicted over published, row by row.
+
+    python -m benchmarks.clock
+
+One constant was chosen by looking at rows, the share of their rates that kernels reach in a training step. Each row is
+judged with the median of the rows of all other sources, not with its own. Prints every ratio, how many are within 30 %,
+and how often the faster of two settings is the faster one. docs/clock.md explains the misses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from itertools import combinations
+
+from benchmarks.clock.predicted import predicted_parts, predicted_rate
+from benchmarks.clock.rows import Row, published_rows
+
+WITHIN = 0.30
+_ALIKE = 0.05  # published speeds that differ by less are no choice
+
+
+def main() -> None:
+    """Predict every row, print, judge."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    rows = published_rows()
+    shares = {source: share_without(rows, source) for source in sorted({row.source for row in rows})}
+    print("share of their rates that kernels reach, by the other sources: " + str(shares))
+    rates = [predicted_rate(row, shares[row.source]) for row in rows]
+    for row, rate in zip(rows, rates, strict=True):
+        parts = predicted_parts(row, shares[row.source])
+        most = sorted(parts.items(), key=lambda part: -part[1])[:3]
+        shown = ", ".join(f"{name} {spent / sum(parts.values()):.0%}" for name, spent in most)
+        print(f"{row.name:52} {row.published:8,.0f} {rate:8,.0f} {rate / row.published:5.2f}  {shown}")
+    close = sum(abs(rate / row.published - 1) <= WITHIN for row, rate in zip(rows, rates, strict=True))
+    right, choices = ranked(rows, rates)
+    print(f"within {WITHIN:.0%}: {close} of {len(rows)} rows; the faster of two: right in {right} of {choices}")
+
+
+def share_without(rows: Sequence[Row], source: str) -> float:
+    """The median share that makes the rows of other sources right; each source counts as one."""
+    medians = []
+    for other in sorted({row.source for row in rows} - {source}):
+        ratios = [row.published / predicted_rate(row, 1.0) for row in rows if row.source == other]
+        medians.append(statistics.median(ratios))
+    return round(statistics.median(medians), 3)
+
+
+def ranked(rows: Sequence[Row], rates: Sequence[float]) -> tuple[int, int]:
+    """(right, all) choices between two settings, of one source, for the same model and device or the same settings."""
+    right = choices = 0
+    for (one, first), (other, second) in combinations(zip(rows, rates, strict=True), 2):
+        same = one.source == other.source and one.model == other.model
+        if same and abs(one.published / other.published - 1) > _ALIKE:
+            choices += 1
+            right += (one.published > other.published) == (first > second)
+    return right, choices
+
+
+if __name__ == "__main__":
+    main()

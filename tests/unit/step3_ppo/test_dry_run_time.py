@@ -1,0 +1,50 @@
+"""Seconds of a rollout with its updates."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from training.step3_ppo.main import main
+
+SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+             vocab_size=512, max_position_embeddings=128)  # fmt: skip
+
+
+@pytest.fixture
+def parts(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+
+    def run(*flags: str, critic: bool = True) -> dict[str, float]:
+        models = ["--data_path", "embedded", "--actor_model_name_or_path", str(tmp_path)]
+        models += ["--critic_model_name_or_path", str(tmp_path)] if critic else []
+        lengths = ["--max_prompt_seq_len", "32", "--max_answer_seq_len", "32", "--output_dir", str(tmp_path / "run")]
+        main([*models, *lengths, "--dry_run", "true", "--device", "h100", *flags])
+        table = capsys.readouterr().out.partition("seconds of one rollout")[2]
+        return {name.strip(): float(spent) for name, spent in re.findall(r"^  (\S.*?) +([\d.]+)$", table, re.M)}
+
+    return run
+
+
+def test_every_model_and_phase_has_its_part(parts):
+    found = parts("--actor_zero_stage", "3", "--critic_zero_stage", "3", "--num_ranks", "16")
+    assert {"prefill", "decode", "weights to the rollout", "scores of the reward model", "scores of the reference",
+            "actor: launches by the host", "critic: launches by the host"} <= set(found)  # fmt: skip
+    total = found.pop("one rollout")
+    assert sum(found.values()) == pytest.approx(total, abs=1e-3)
+    assert found["decode"] > found["prefill"]
+
+
+def test_what_is_not_done_takes_no_time(parts):
+    found = parts("--advantage", "grpo", "--num_samples_per_prompt", "2", "--reward", "length", "--kl_coef", "0",
+                  "--reward_length_characters", "9", critic=False)  # fmt: skip
+    assert not any("critic" in name or "reference" in name or "reward model" in name for name in found)
+    assert "weights to the rollout" not in found and "scores of the actor" in found
+
+
+def test_epochs_repeat_the_updates(parts):
+    once, twice = parts(), parts("--ppo_epochs", "2")
+    assert twice["actor: launches by the host"] == pytest.approx(2 * once["actor: launches by the host"], rel=1e-2)
+    assert twice["decode"] == once["decode"]

@@ -1,0 +1,47 @@
+"""Seconds of single operators by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from training.utils.clock.devices import AttentionShares, Device, Links, Rates
+from training.utils.clock.roofline import MEMORY_SHARE, matmul_rates, matmul_seconds, used_share, work_seconds
+from training.utils.clock.work import Matmul, Work
+
+DEVICE = Device(
+    Rates(100, 80), 80, 1000, AttentionShares(0.5, 0.25), Links(100, 10, 10), 4, (128, 256), "by hand", Rates(200), 50
+)
+
+
+def test_the_last_round_of_tiles_and_the_edges_count():
+    """Four tiles of 128 x 256 fill four processors; five take two rounds, unless smaller tiles fill them better."""
+    assert used_share(Matmul(1, 512, 256, 64), DEVICE) == 1.0
+    assert used_share(Matmul(1, 1, 256, 64), DEVICE) == pytest.approx(256 / (4 * 64 * 128))
+    assert used_share(Matmul(4, 128, 256, 64), DEVICE) == 1.0
+
+
+def test_a_matmul_takes_as_long_as_its_slower_side():
+    large = Matmul(1, 8192, 8192, 8192)
+    assert matmul_seconds(large, DEVICE, "bf16") == pytest.approx(2 * 8192**3 / 80e12)
+    assert matmul_seconds(large, DEVICE, "fp8") == pytest.approx(2 * 8192**3 / (0.8 * 200e12))
+    assert matmul_seconds(large, DEVICE, "fp32") == pytest.approx(2 * 8192**3 / (0.8 * 50e12))
+    thin = Matmul(1, 1, 8192, 8192)
+    read = 2 * (8192**2 + 2 * 8192) / (MEMORY_SHARE * 1e12)
+    assert matmul_seconds(thin, DEVICE, "bf16") == pytest.approx(read)
+
+
+def test_devices_without_8_bits_compute_them_in_16():
+    assert matmul_rates(replace(DEVICE, eighth=Rates(0)), "fp8") == DEVICE.half
+
+
+def test_kinds_of_work_stand_apart():
+    work = Work(Counter(), attention_flops=1e12, moved_bytes=9e9, fused_bytes=9e8, launches=100)
+    forward = work_seconds(work, DEVICE)
+    assert forward.attention == pytest.approx(1 / 50) and forward.memory == pytest.approx(0.01)
+    assert forward.launches == pytest.approx(1e-3) and forward.device == pytest.approx(0.03)
+    assert work_seconds(work, DEVICE, backward=True).attention == pytest.approx(1 / 25)
+    assert work_seconds(work, DEVICE, fused=True).memory == pytest.approx(0.001)
+    assert forward.running_at(0.5).device == pytest.approx(0.06)

@@ -1,0 +1,58 @@
+"""Parts of a step: what hides behind computation, what recomputation, offload and the host add."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from training.utils.clock.devices import DEVICES
+from training.utils.clock.roofline import RUNNING_SHARE
+from training.utils.clock.training_step import StepPlan, step_parts
+from training.utils.clock.work import Matmul, TrainingWork, Work
+
+H100 = DEVICES["h100"]
+FORWARD = Work(Counter({Matmul(1, 16384, 8192, 8192): 10}), launches=10)
+WORK = TrainingWork(FORWARD, FORWARD.plus(FORWARD), Work())
+PLAN = StepPlan(weights=1e9, trained=1e9, layers=10, ranks=1, micro_steps=1)
+
+
+def test_micro_steps_repeat_and_the_optimizer_does_not():
+    once, thrice = (step_parts(WORK, replace(PLAN, micro_steps=steps), H100) for steps in (1, 3))
+    assert thrice["matmuls"] == pytest.approx(3 * once["matmuls"]) and thrice["optimizer"] == once["optimizer"]
+    assert once["optimizer"] == pytest.approx(34e9 / (0.9 * 3.35e12))
+    assert set(once) == {"matmuls", "optimizer"}
+
+
+def test_recomputation_is_a_forward_again():
+    parts = step_parts(WORK, replace(PLAN, recomputed=1.0), H100)
+    assert parts["recomputation"] == pytest.approx(parts["matmuls"] / 3)
+
+
+def test_kernels_reach_a_share_of_their_rates():
+    alone, among = (step_parts(WORK, PLAN, H100, share)["matmuls"] for share in (1.0, RUNNING_SHARE))
+    assert among == pytest.approx(alone / RUNNING_SHARE)
+
+
+def test_traffic_hides_behind_computation_until_there_is_too_much():
+    near = step_parts(WORK, replace(PLAN, ranks=8, zero_stage=3), H100)
+    wide = step_parts(WORK, replace(PLAN, weights=1e11, trained=1e11, ranks=64, zero_stage=3), H100)
+    small_batch = Work(Counter({Matmul(1, 1, 8192, 8192): 10}))
+    bare = step_parts(TrainingWork(small_batch, small_batch, Work()), replace(PLAN, ranks=8, zero_stage=3), H100)
+    assert near["traffic"] < 0.02 * near["matmuls"]  # of the first layer
+    assert wide["traffic"] > wide["matmuls"] and bare["traffic"] > bare["matmuls"]
+
+
+def test_shards_and_offload():
+    sharded = step_parts(WORK, replace(PLAN, ranks=8, zero_stage=1), H100)
+    assert sharded["optimizer"] == pytest.approx(step_parts(WORK, PLAN, H100)["optimizer"] / 8)
+    offloaded = step_parts(WORK, replace(PLAN, ranks=8, zero_stage=1, offloads=True), H100)
+    assert "optimizer" not in offloaded
+    assert offloaded["optimizer on the host"] > sharded["optimizer"] and offloaded["offload"] > 0
+
+
+def test_a_small_model_waits_for_the_host():
+    tiny = Work(Counter({Matmul(1, 8, 64, 64): 100}), launches=100)
+    parts = step_parts(TrainingWork(tiny, tiny, Work()), PLAN, H100)
+    assert parts["launches by the host"] > 10 * parts["matmuls"]

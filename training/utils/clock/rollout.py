@@ -1,0 +1,35 @@
+"""Seconds of drawing responses: the prompts' forward, then token by token at the pace of the memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from training.utils.clock.devices import USUAL_SHARE
+from training.utils.clock.roofline import HOST_SECONDS_AN_OPERATOR, RUNNING_SHARE, matmul_rates, memory_rate
+
+if TYPE_CHECKING:
+    from training.utils.clock.devices import Device
+
+
+class Decoding(NamedTuple):
+    """The decoding of one rank. weights: numbers. cache_bytes: of one token of one sequence. prompt, answer: tokens.
+    launches: operators of a step, each launched by the host; 0 if a graph replays them."""
+
+    weights: float
+    element_bytes: int
+    cache_bytes: float
+    sequences: int
+    prompt: int
+    answer: int
+    launches: float
+
+
+def decode_seconds(plan: Decoding, device: Device, dtype: str = "bf16") -> float:
+    """Seconds of all steps. Each reads the weights and every sequence's cache (Pope et al. 2022, section 2), or
+    computes 2 FLOPs a weight and sequence, or waits for the host, whichever is longest. Sequences end late."""
+    cached = plan.sequences * plan.cache_bytes * (plan.prompt + plan.answer / 2)
+    read = (plan.weights * plan.element_bytes + cached) / memory_rate(device)
+    rates = matmul_rates(device, dtype)
+    computed = 2 * plan.weights * plan.sequences / (1e12 * (rates.reached or USUAL_SHARE * rates.peak))
+    launched = plan.launches * HOST_SECONDS_AN_OPERATOR
+    return plan.answer * max(read / RUNNING_SHARE, computed / RUNNING_SHARE, launched)

@@ -1,0 +1,100 @@
+"""Seconds of an optimizer step by parts: counted work, traffic that computation does not hide, optimizer, offload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.utils.clock.roofline import RUNNING_SHARE, WorkSeconds, memory_rate, work_seconds
+from training.utils.clock.traffic import gather_seconds, zero_traffic
+
+if TYPE_CHECKING:
+    from training.utils.clock.devices import Device
+    from training.utils.clock.work import TrainingWork
+
+# AdamW reads and writes master weights and two moments in float32, reads gradients, and writes weights: 3 x 8 + 4 + 2;
+# the norm of the gradients reads them once more.
+_ADAM_BYTES = 34
+_HOST_MEMORY_RATE = 100e9  # bytes a second of a rank's share of its host: two sockets of 8 channels for 8 ranks [M]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How a model trains.
+
+    weights, trained: numbers. layers: among which traffic is cut. dtype: of matmuls. recomputed: share of a forward
+    that the backward computes again.
+    """
+
+    weights: float
+    trained: float
+    layers: int
+    ranks: int
+    micro_steps: int
+    dtype: str = "bf16"
+    zero_stage: int = 0
+    recomputed: float = 0.0
+    compiles: bool = False
+    offloads: bool = False
+
+
+Parts = dict[str, float]  # seconds by part, in the order of a step
+
+
+def step_parts(work: TrainingWork, plan: StepPlan, device: Device, running_share: float = RUNNING_SHARE) -> Parts:
+    """Seconds of one optimizer step. Gathers of a forward hide behind its computation, gathers and reductions of a
+    backward behind that; what is longer is waited for. The host's launches likewise."""
+
+    def seconds(part: str, backward: bool = False) -> WorkSeconds:
+        # The output layer stays in 16 bits where others compute in 8.
+        dtype = "bf16" if part == "head" and plan.dtype == "fp8" else plan.dtype
+        counted = work_seconds(getattr(work, part), device, dtype=dtype, backward=backward, fused=plan.compiles)
+        return counted.running_at(running_share)
+
+    forward, backward, head = seconds("forward"), seconds("backward", backward=True), seconds("head")
+    again = WorkSeconds().plus(forward, plan.recomputed)
+    exposed = _traffic(plan, device, forward.device, backward.device + again.device + head.device)
+    body = forward.plus(backward)
+    launched = body.plus(head).plus(again)
+    steps = plan.micro_steps
+    parts = {
+        "matmuls": steps * body.matmuls,
+        "attention": steps * body.attention,
+        "memory-bound operators": steps * body.memory,
+        "output layer": steps * head.device,
+        "recomputation": steps * again.device,
+        "launches by the host": steps * max(0.0, launched.launches - launched.device),
+        "traffic": exposed,
+        **_optimizer(plan, device),
+    }
+    return {name: spent for name, spent in parts.items() if spent > 0}
+
+
+def _traffic(plan: StepPlan, device: Device, forward: float, backward: float) -> float:
+    """Seconds that a step waits for collectives. forward, backward: of the device, in one micro-step."""
+    size = 4 if plan.dtype == "fp32" else 2
+    gathered = size * plan.weights
+    reduced = size * plan.trained
+    traffic = zero_traffic(gathered, reduced, plan.zero_stage)
+
+    def gather(part: float) -> float:
+        return gather_seconds(part, plan.ranks, device, plan.layers)
+
+    before = gather(traffic.gathered_forward)
+    during = gather(traffic.gathered_backward) + gather(traffic.reduced)
+    first = before / plan.layers  # of the first layer nothing is computed meanwhile
+    in_micro_steps = plan.micro_steps * (first + max(0.0, before - first - forward) + max(0.0, during - backward))
+    once = max(0.0, gather(traffic.reduced_once) - backward) + gather(traffic.at_the_end)
+    return in_micro_steps + once
+
+
+def _optimizer(plan: StepPlan, device: Device) -> Parts:
+    shards = plan.ranks if plan.zero_stage else 1
+    numbers = plan.trained / shards
+    if not plan.offloads:
+        return {"optimizer": _ADAM_BYTES * numbers / memory_rate(device)}
+    size = 4 if plan.dtype == "fp32" else 2
+    return {
+        "optimizer on the host": _ADAM_BYTES * numbers / _HOST_MEMORY_RATE,
+        "offload": 2 * size * numbers / (device.links.host * 1e9),
+    }
