@@ -90,10 +90,13 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     sentences += [*beside, _batches(ppo, forward, longest, ranks)]
     print_plan("training.step3_ppo.main", ranks, resolved_settings(flags), sentences)
     print_memory([*held, *held_beside], [*moments, *moments_beside], device.verdict)
-    reading = {"actor": actor, "critic": critic, "reward model": scorer}
-    reading["reference"] = actor if components.algorithm.wants_reference else None
-    read = {role: model for role, model in reading.items() if model is not None}
-    print_rollout_time(flags, read, tuple(trained), forward, ranks=ranks)
+    readers = {"actor": actor, "critic": critic, "reward model": scorer, **_reference(actor, components)}
+    print_rollout_time(flags, readers, forward, ranks=ranks)
+
+
+def _reference(actor: Any, components: Components) -> dict[str, Any]:
+    """The reference among the models that read every sequence, if there is one: of the actor's shape."""
+    return {"reference": actor} if components.algorithm.wants_reference else {}
 
 
 def _models_on_meta(roles: RolesArguments, components: Components, dtype: torch.dtype) -> tuple[Any, Any, Any]:

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from training.utils.dry_run.plan import LargestForward
 
 _BY_THE_HOST = ("hf", "hybrid")  # rollout engines whose operators the host launches one by one
+_TRAINED = ("actor", "critic")
 
 
-def print_rollout_time(
-    flags: PpoFlags, roles: dict[str, Any], trained: tuple[str, ...], forward: LargestForward, *, ranks: int
-) -> None:
-    """Print what one rollout with its updates takes. roles: models on meta that read every sequence. trained: of
-    these."""
-    ppo, device = flags.ppo, clock_device(flags.run.device, flags.roles.dtype)
+def print_rollout_time(flags: PpoFlags, roles: dict[str, Any], forward: LargestForward, *, ranks: int) -> None:
+    """Print what one rollout with its updates takes. roles: models on meta that read every sequence, or None."""
+    ppo, device = flags.ppo, clock_device(flags.run.device, flags.roles.dtype, flags.ppo.sequence_parallel_size)
     if device is None:
         return
     forwards = -(-ppo.sequences_per_rollout // ppo.per_device_training_batch_size)
     parts: Parts = _drawing(flags, roles["actor"], device, ranks)
     for role, model in roles.items():
+        if model is None:
+            continue
         work = training_work(model, forward.rows, flags.longest_tokens, forward.targets)
-        if not (ppo.reuse_forwards and role in trained):
+        if not (ppo.reuse_forwards and role in _TRAINED):
             parts[f"scores of the {role}"] = forwards * _forward_seconds(work, flags.roles.dtype, device)
-        if role in trained:
+        if role in _TRAINED:
             settings, steps = flags.roles.engine(role), ppo.gradient_accumulation_steps
             plan = step_plan(model, flags.roles.model(role), settings, ranks=ranks, micro_steps=steps)
             for name, seconds in step_parts(work, plan, device).items():

@@ -55,7 +55,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     kept = kept_features_line(media, flags.model.kept_image_features_mb)
     print_plan(flags.step.program, ranks, flags.settings, [*planned.sentences, *sentences, batches])
     print_memory([*planned.engine.held, kept, *held], [*planned.moments, *moments], device.verdict)
-    timed = clock_device(flags.run.device, settings.dtype)
+    timed = clock_device(flags.run.device, settings.dtype, sharing)
     if timed is not None:
         work = training_work(built, rows, max_seq_len, tokens)
         plan = step_plan(built, model, settings, ranks=ranks, micro_steps=engine.gradient_accumulation_steps)

@@ -39,6 +39,11 @@ def test_a_kind_alone_gives_none(said):
     assert "seconds of one step" not in said("--device", "cuda")
 
 
+def test_rows_that_ranks_share_have_no_seconds_yet(capsys):
+    assert clock_device("h100", "bf16", sharing=2) is None
+    assert "not known yet for --sequence_parallel_size 2" in capsys.readouterr().out
+
+
 def test_this_cpu_is_measured(said):
     assert "seconds of one step on 1 x this CPU" in said("--device", "cpu")
     device = clock_device("cpu", "fp32")
