@@ -59,6 +59,7 @@ def _rows_of_data(data: DataArguments, seed: int) -> Any:
             if messages is None and prompt is None:
                 continue
             reference, columns = read_carried(source.raw, sample, source.name, where)
-            messages = messages_of_text(prompt) if messages is None else list(messages)
+            if messages is None:
+                messages = messages_of_text(prompt or "")
             text = "\n".join(str(message["content"]) for message in messages) if prompt is None else prompt
-            yield {**columns, "messages": messages, "prompt": text, "ground_truth": reference}
+            yield {**columns, "messages": list(messages), "prompt": text, "ground_truth": reference}

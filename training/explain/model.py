@@ -165,7 +165,8 @@ class RecordedModel:
             return jvp(lambda own: self._output({**self._weights, **own}, ids), (start,), (direction,))
 
         try:
-            output, tangents = vmap(along, out_dims=(None, 0))(dict(moved))
+            # out_dims: None, as torch documents it for what is not mapped, is missing from its annotation.
+            output, tangents = vmap(along, out_dims=(None, 0))(dict(moved))  # type: ignore[arg-type]
         except RuntimeError:  # a model with code that vmap does not know: one direction after the other
             count = len(next(iter(moved.values())))
             singly = [along({name: value[place] for name, value in moved.items()}) for place in range(count)]
