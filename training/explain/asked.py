@@ -1,14 +1,13 @@
-"""A step that a user asks about, by the command or from Python: its records, its tokenizer, the questions."""
+"""A step that a user asks about, by the command or from Python: its records, tokenizer and rows, and the questions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.audit.bisect.rerun import starter
 from training.audit.quantities.step import AuditedStep, LackingError
-from training.explain.data_rows import places_of_rows
 from training.explain.explanation import Explanation, KnownOfRun, Questions, explain
 from training.explain.held_out import read_held_out
 from training.explain.records import is_record, run_of, steps_of_run, whole_record
@@ -17,9 +16,12 @@ from training.explain.rules import OtherRule, rule_of
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_yaml
 from training.utils.base.user_files import load_function
+from training.utils.data.sources.arguments import SourceArguments
+from training.utils.data.sources.create import create_raw_dataset
+from training.utils.data.sources.file_dataset import FileDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _MODELS = ("model_name_or_path", "actor_model_name_or_path")
 
@@ -121,6 +123,31 @@ def _places(steps: Sequence[AuditedStep], settings: dict[str, Any]) -> tuple[dic
     """The places in the data of the steps' rows, and why there are none."""
     rows = {int(row) for step in steps if step.has("rows") for row in step.tensor("rows")}
     return places_of_rows(rows, settings, steps[-1].head.objective) if rows else ({}, "")
+
+
+def places_of_rows(rows: Iterable[int], settings: Mapping[str, Any], objective: str) -> tuple[dict[int, str], str]:
+    """Return where each row stands; and why that is not known, where the data cannot be read again.
+
+    settings: of the run's config.yaml. A row's number counts the rows of all datasets, one after the other, those for
+    evaluation with them (training.utils.data.build.portions).
+    """
+    wanted, found, first = sorted(set(rows)), dict[int, str](), 0
+    own = {field.name: settings[field.name] for field in fields(SourceArguments) if field.name in settings}
+    names = [*(own.get("data_path") or ()), *((own.get("sft_only_data_path") or ()) if objective == "sft" else ())]
+    try:
+        cache = str(settings.get("data_output_path") or "")
+        sources = [create_raw_dataset(name, SourceArguments(**own), cache, 0) for name in names]
+        if not any(isinstance(source, FileDataset) for source in sources):
+            return {}, ""  # the row's number says as much, and these may be long in the making
+        for name, source in zip(names, sources, strict=True):
+            for part in (source.get_train_data(), source.get_eval_data() or ()):
+                for row in wanted:
+                    if first <= row < first + len(part):
+                        found[row] = getattr(part[row - first], "where", f"{name}, row {row - first}")
+                first += len(part)
+    except (ThreestepError, OSError) as problem:
+        return {}, f"which files and lines the rows come from is not known: {problem}"
+    return found, ""
 
 
 def _tokenizer(given: str | None, run: Path, settings: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from training.explain.data_rows import places_of_rows
+from training.explain.asked import places_of_rows
 from training.explain.explanation import KnownOfRun, Questions, explain
 from training.explain.page import page
 from training.explain.text import as_json
