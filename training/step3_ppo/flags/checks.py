@@ -79,9 +79,7 @@ def checked_components(flags: PpoFlags) -> Components:
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     check_replayed_routers(flags, engine, mistakes)
-    checker = None
-    if ppo.checker:
-        checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker")
+    checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker") if ppo.checker else None
     rewards: tuple[Reward, ...] = ()
     if not flags.distils_alone:
         rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
