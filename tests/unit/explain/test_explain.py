@@ -75,10 +75,13 @@ def test_directions_together_are_directions_alone(kind: str, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("training.explain.model.vmap", refuse)
     assert _same(read, model.read(sequences))
     for own, direction in zip(both, (update.whole, update.earlier), strict=True):
         assert _same(own, model.along(sequences, direction))
+    monkeypatch.setattr("training.explain.model.vmap", refuse)
+    again, alone = model.along_all(sequences, [update.whole, update.earlier])
+    assert _same(again, read)
+    assert all(_same(own, other) for own, other in zip(alone, both, strict=True))
 
 
 def _same(one: Reads, other: Reads) -> bool:
