@@ -258,9 +258,8 @@ class Rollout:
         if self.media is not None:
             found = [replace(sequence, media=own) for sequence, own in zip(found, self.media, strict=True)]
         if self.experts is not None:
-            own = self.experts
-            rows = enumerate(zip(found, self._ids[1], self._ids[3], strict=True))
-            found = [replace(each, experts=own.of_sequence(row, mask, length)) for row, (each, mask, length) in rows]
+            chosen = map(self.experts.of_sequence, range(len(found)), self._ids[1], self._ids[3])
+            found = [replace(sequence, experts=own) for sequence, own in zip(found, chosen, strict=True)]
         if self.inserted_BR is not None:
             for sequence, response, inserted_R in zip(found, self._ids[3], self.inserted_BR.cpu(), strict=True):
                 sequence.is_target[len(sequence) - response :] &= ~inserted_R[:response]
