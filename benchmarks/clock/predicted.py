@@ -1,4 +1,4 @@
-"""What the clock says of a published row: its model on the meta device, its settings as a plan of a step."""
+"""The clock's estimate of a published row: its model on the meta device, its settings as a plan of a step."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from training.utils.clock.rollout import Decoding, decode_seconds
+from training.utils.clock.rollout import DecodePlan, decode_seconds
 from training.utils.clock.roofline import RUNNING_SHARE, work_seconds
 from training.utils.clock.traffic import gather_seconds
 from training.utils.clock.training_step import Parts, step_parts
@@ -60,7 +60,7 @@ def _drawing(flags: PpoFlags, actor: Any, device: Device, ranks: int) -> Parts:
     launches = read.forward.launches if ppo.rollout_engine in _BY_THE_HOST else 0
     sequences = prompts * ppo.num_samples_per_prompt
     a_token = cache_bytes(actor.config.get_text_config(), 1, 1, size)
-    decoding = Decoding(weights, size, a_token, sequences, prompt, answer, launches)
+    decoding = DecodePlan(weights, size, a_token, sequences, prompt, answer, launches)
     parts = {
         "prefill": ppo.generation_batches * _forward_seconds(read, roles.dtype, device),
         "decode": ppo.generation_batches * decode_seconds(decoding, device, roles.dtype),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from training.utils.clock.devices import Device
 
 
-class Decoding(NamedTuple):
+class DecodePlan(NamedTuple):
     """The decoding of one rank. weights: numbers. cache_bytes: of one token of one sequence. prompt, answer: tokens.
     launches: operators of a step, each launched by the host; 0 if a graph replays them."""
 
@@ -24,7 +24,7 @@ class Decoding(NamedTuple):
     launches: float
 
 
-def decode_seconds(plan: Decoding, device: Device, dtype: str = "bf16") -> float:
+def decode_seconds(plan: DecodePlan, device: Device, dtype: str = "bf16") -> float:
     """Seconds of all steps. Each reads the weights and every sequence's cache (Pope et al. 2022, section 2), or
     computes 2 FLOPs a weight and sequence, or waits for the host, whichever is longest. Sequences end late."""
     cached = plan.sequences * plan.cache_bytes * (plan.prompt + plan.answer / 2)

@@ -48,7 +48,7 @@ def gather_seconds(total_bytes: float, ranks: int, device: Device, messages: int
 
 
 def zero_traffic(weight_bytes: float, gradient_bytes: float, stage: int) -> Traffic:
-    """What DeepSpeed 0.19 moves. Gradients are reduced in every micro-step from stage 2 on, and once in a step below
+    """Bytes that DeepSpeed 0.19 moves. Gradients are reduced in every micro-step from stage 2 on, once in a step below
     (stage_1_and_2.py: reduce_ready_partitions_and_remove_grads). Stage 3 gathers weights for the forward and for the
     backward, which also computes layers again by them.
 

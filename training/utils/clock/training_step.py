@@ -20,7 +20,7 @@ _HOST_MEMORY_RATE = 100e9  # bytes a second of a rank's share of its host: two s
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How a model trains.
+    """The settings by which a model trains.
 
     weights, trained: numbers. layers: among which traffic is cut. dtype: of matmuls. recomputed: share of a forward
     that the backward computes again.

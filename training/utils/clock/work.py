@@ -21,7 +21,7 @@ class Matmul(NamedTuple):
 
     @property
     def elements(self) -> float:
-        """What is read and written, each once."""
+        """The numbers of both factors and the product, each read or written once."""
         rows, columns, inner = self.rows, self.columns, self.inner
         return float(self.batch) * (rows * inner + inner * columns + rows * columns)
 

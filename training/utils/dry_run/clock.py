@@ -49,7 +49,7 @@ def this_cpu(dtype: str) -> Device:
 def step_plan(
     model: Any, loading: ModelSettings, settings: EngineSettings, *, ranks: int, micro_steps: int
 ) -> StepPlan:
-    """How `model`, on meta, trains by these settings."""
+    """The plan by which `model`, on meta, trains."""
     return StepPlan(
         sum(part.numel() for part in model.parameters()),
         sum(part.numel() for part in model.parameters() if part.requires_grad),

@@ -101,7 +101,7 @@ class RunArguments:
         "gigabytes > 0",
     )
     price_per_hour: float | None = flag(
-        None, "With --dry_run and a GPU's name as --device: the price of one for an hour, in money.", "price > 0"
+        None, "With --dry_run and a GPU's name as --device: the price of one for an hour, in money.", "money > 0"
     )
 
     def __post_init__(self) -> None:

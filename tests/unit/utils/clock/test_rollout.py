@@ -1,15 +1,15 @@
-"""Decoding: by the memory, by arithmetic, by the host."""
+"""DecodePlan: by the memory, by arithmetic, by the host."""
 
 from __future__ import annotations
 
 import pytest
 
 from training.utils.clock.devices import DEVICES
-from training.utils.clock.rollout import Decoding, decode_seconds
+from training.utils.clock.rollout import DecodePlan, decode_seconds
 
 H100 = DEVICES["h100"]
 # Llama 3.1 8B in 16 bits: 128 KiB of cache a token.
-EIGHT_B = Decoding(8.03e9, 2, 131072, sequences=1, prompt=0, answer=100, launches=0)
+EIGHT_B = DecodePlan(8.03e9, 2, 131072, sequences=1, prompt=0, answer=100, launches=0)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ FAMILIES = {
 }
 
 
-def on_meta(family: str, **more) -> torch.nn.Module:
+def on_meta(family: str, dtype: torch.dtype = torch.float32, **more) -> torch.nn.Module:
     with torch.device("meta"):
         config = AutoConfig.for_model(family, **{**SHAPE, **FAMILIES.get(family, {}), **more})
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).train()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -59,8 +59,8 @@ def test_frozen_weights_have_no_gradient():
 
 
 def test_experts_read_the_tokens_that_visit_them():
-    model = on_meta("qwen3_moe", num_key_value_heads=2, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=2,
-                    head_dim=8)  # fmt: skip
+    model = on_meta("qwen3_moe", torch.bfloat16, num_key_value_heads=2, moe_intermediate_size=16, num_experts=8,
+                    num_experts_per_tok=2, head_dim=8)  # fmt: skip
     work = training_work(model, ROWS, TOKENS, TARGETS)
     # 32 tokens visit 2 of 8 experts, 8 each: gate and up together are 32 columns, down has 16 rows of weights.
     assert work.forward.matmuls[Matmul(8, 8, 32, 32)] == 5 and work.forward.matmuls[Matmul(8, 8, 32, 16)] == 5

@@ -20,7 +20,7 @@ from training.utils.flags.topics import OTHER, TOPICS
 UNITS = frozenset(
     {
         "characters", "checkpoints", "covariance", "epochs", "evaluations", "factor", "forwards", "gib",
-        "gigabytes", "heads", "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port",
+        "gigabytes", "money", "heads", "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port",
         "probability", "processes", "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts",
         "rows", "samples", "score", "seconds", "seed", "sequences", "share", "stage", "steps", "temperature",
         "tokens", "tries", "units", "waves", "weights",
