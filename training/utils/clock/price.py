@@ -29,8 +29,10 @@ def time_lines(parts: dict[str, float], device: str, bill: Bill) -> list[str]:
     cost = ""
     if bill.price_per_hour is not None:
         cost = f", {hours * bill.ranks * bill.price_per_hour:,.2f} in money at {bill.price_per_hour:g} an hour and rank"
+    uncompared = "" if bill.unit == "step" else f", none of which is of a whole {bill.unit}"
     return [
         "\n".join([title, *rows]),
         f"{steps:,} {bill.unit}s: {hours:,.2f} hours, {hours * bill.ranks:,.1f} of devices{cost}{bounded}",
-        f"error: {ERROR}; evaluation, saving and loading come on top, and every row is taken to be of full length",
+        f"error: {ERROR}{uncompared}; evaluation, saving and loading come on top, and every row is taken to be of full "
+        "length",
     ]
