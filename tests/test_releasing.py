@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import io
 import os
@@ -138,7 +139,7 @@ def test_every_extra_is_pinned():
     extras = dict(re.findall(r'^        "(\w+)": \[(.+?)\]', block, re.MULTILINE))
     assert {"vllm", "web", "mlflow", "openenv", "quantized", "notebook"} <= set(extras)
     for extra, words in extras.items():
-        needed = {plain(Requirement(word).name) for word in re.findall(r'"([^"]+)"', words)}
+        needed = {plain(Requirement(word).name) for word in ast.literal_eval(f"[{words}]")}
         files = ["constraints-hashed.txt"] * (extra != "vllm") + ["constraints-hashed-vllm.txt"] * (extra != "openenv")
         assert all(needed <= names[file] for file in files), extra
 

@@ -89,7 +89,7 @@ def test_every_setting_is_passed_on():
         "lora_dim": 8, "lora_alpha": 3.0, "lora_dropout": 0.2, "lora_module_name": "x", "only_optimize_lora": False,
         "trust_remote_code": True, "head_chunk_mb": 64, "load_in_4bit": True, "load_in_8bit": True,
         "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True, "freeze_vision_tower": False,
-        "freeze_projector": True, "use_dora": True,
+        "freeze_projector": True, "use_dora": True, "rope_scaling": "yarn:4",
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()
     assert dataclasses.asdict(settings) == {

@@ -70,7 +70,7 @@ def finished(
     whole: Any = noted
     parts = CheckpointParts(noted.engines, ranks, whole if average else None, tokenizers)
     nothing: Any = None
-    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {}, trains)
+    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {"explain_steps": []}, trains)
     run = OpenedRun(flags, ranks, nothing, RunFolder(str(folder), True), nothing, "fp32")
     run.finish(parts, whole, {"summary.json": {"seconds": 1.0}}, "the end")
     return noted.events
