@@ -38,10 +38,11 @@ def main(folder: Path, groups: int) -> None:
             for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
             for packed in (True, False)
         }
+        every = groups >= 10_000  # padded rows and every KL too
         unmoved = {
-            f"{name}_{'packed' if packed else 'padded'}": unmoved_batches(ranks, dtype, packed, groups >= 10_000)
+            f"{name}_{'packed' if packed else 'padded'}": unmoved_batches(ranks, dtype, packed, every)
             for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
-            for packed in (True, False)
+            for packed in ((True, False) if every else (True,))
         }
         if ranks.is_main:
             torch.save(found, folder / f"{ranks.world_size}.pt")
