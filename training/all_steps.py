@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
     tables = [format_table(summary, seconds), *_table_of_rounds(plan, stages)]
     print("\n" + "\n\n".join(tables) + f"\n\nwritten to {folder.path / 'summary.json'}", flush=True)
     folder.settle()
-    report_at_end(plan.output_dir, plan.report)
+    report_at_end(plan.output_dir, plan.report and bool(plan.settings))  # each round has its own
 
 
 def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = None, seed: int | None = None) -> Plan:

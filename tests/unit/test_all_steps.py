@@ -589,6 +589,14 @@ def test_rounds_by_a_reward_model_or_from_a_given_model(tmp_path):
     assert (plan.settings, plan.rounds.first_model) == ({}, "my/model")
 
 
+def test_rounds_from_a_given_model_warn_of_no_report(programs, tmp_path, capsys):
+    values = {name: value for name, value in ROUNDS.items() if name not in ("new_model", "step1_sft")}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**values, "model_name_or_path": "my/model"}))
+    all_steps.main(["--config", "run.yaml"])
+    said = capsys.readouterr()
+    assert "no report was written" not in said.out + said.err
+
+
 def test_a_dry_run_shows_the_programs_of_rounds(programs, tmp_path, capsys):
     calls, _ = programs
     all_steps.main(["--config", "run.yaml", "--dry_run"])
