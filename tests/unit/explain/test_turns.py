@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.explained_steps import PlainStep
+from tests.explained_steps import PlainStep, conversations
 from training.audit.quantities.step import AuditedStep
 from training.explain.explanation import Questions, explain
 from training.explain.page import page
@@ -17,20 +16,9 @@ from training.explain.text import as_lines
 from training.explain.turns import parts_of, turns_of
 
 
-def _conversations(kind: str) -> AuditedStep:
-    """A step in which the third token of each sequence answers the model, where the model speaks before and after."""
-    record = PlainStep(3, kind).made().record
-    ranks = []
-    for rank in record.ranks:
-        place_T = np.concatenate([np.arange(length) for length in rank["lengths"]])
-        mask_T = (place_T >= 1) & (place_T != 2)
-        ranks.append({**rank, "data_mask": mask_T, "loss_mask": mask_T & rank["loss_mask"]})
-    return AuditedStep(replace(record, ranks=ranks))
-
-
 @pytest.mark.parametrize("kind, other", [("sft", "others"), ("policy", "environment")])
 def test_speakers_and_turns_of_each_sequence(kind: str, other: str):
-    step = _conversations(kind)
+    step = conversations(kind)
     turns = turns_of(step)
     assert turns is not None
     for sequence in range(len(step.rank_S)):
@@ -49,7 +37,7 @@ def test_a_step_without_conversations_has_no_turns():
 
 @pytest.mark.parametrize("kind", ["sft", "policy"])
 def test_the_table_the_page_and_the_terminal_have_the_turns(kind: str):
-    step = _conversations(kind)
+    step = conversations(kind)
     found = explain([step], Questions())
     tokens, sequences = found.table.tokens, found.table.sequences
     assert set(sequences["turns"]) == {2}
