@@ -45,7 +45,7 @@ _OWN_STYLE = """
   max-height: 30em; overflow-y: auto;
   font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .tokens span { border-radius: 3px; } .tokens .still { color: var(--soft); }
-.tokens .said, .tokens .heard { grid-template-columns: 96px 1fr; }
+.tokens .said, .tokens .heard { grid-template-columns: 112px 1fr; }
 .tokens .who { color: var(--soft); font: 400 13px/1.5 system-ui, sans-serif; white-space: pre-line; }
 .tokens .faded { opacity: .3; } .tokens .at { outline: 2px solid var(--text); }
 .parts { display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 8px 0; }
