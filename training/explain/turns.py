@@ -1,4 +1,4 @@
-"""Who speaks in a sequence: its prompt, the model, and who answered between two turns of the model.
+"""The speakers of a sequence: its prompt, the model, and those who answered between two turns of the model.
 
 A record has no names of speakers. The model's tokens are those that the data want loss on; what stands between them
 is of the environment of a rollout, or of others in the conversations of a dataset. S sequences, T tokens.
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 ASKER, OTHERS = "prompt", "others"
 
 
-class Turns(NamedTuple):
+class SpeakerTurns(NamedTuple):
     """speaker_T: words. turn_T: int, the model's turn, from 1, with the answer that follows it; 0 in the prompt."""
 
     speaker_T: np.ndarray
     turn_T: np.ndarray
 
 
-def turns_of(step: AuditedStep) -> Turns | None:
+def turns_of(step: AuditedStep) -> SpeakerTurns | None:
     """Return the turns of a step; None where the model speaks once in each sequence.
 
     Worked example, one sequence: data_mask [0 1 1 0 1] has the speakers prompt, model, model, environment, model and
@@ -43,7 +43,7 @@ def turns_of(step: AuditedStep) -> Turns | None:
     speaker_T = np.full(len(turn_T), ENVIRONMENT if step.head.objective == "policy" else OTHERS, dtype=object)
     speaker_T[turn_T == 0] = ASKER
     speaker_T[model_T] = MODEL
-    return Turns(speaker_T, turn_T)
+    return SpeakerTurns(speaker_T, turn_T)
 
 
 def parts_of(speaker_T: np.ndarray, share_T: np.ndarray) -> list[tuple[str, int, float]]:
