@@ -17,7 +17,7 @@ import argparse
 import json
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -283,6 +283,17 @@ class PlainStep:
 def drawn_step(number: int, seed: int) -> Drawn:
     """The step of a number."""
     return PlainStep(seed * 100_003 + number, KINDS[number % len(KINDS)]).made()
+
+
+def conversations(kind: str) -> AuditedStep:
+    """A step in which the third token of each sequence answers the model, which speaks before and after it."""
+    record = PlainStep(3, kind).made().record
+    ranks = []
+    for rank in record.ranks:
+        place_T = np.concatenate([np.arange(length) for length in rank["lengths"]])
+        mask_T = (place_T >= 1) & (place_T != 2)
+        ranks.append({**rank, "data_mask": mask_T, "loss_mask": mask_T & rank["loss_mask"]})
+    return AuditedStep(replace(record, ranks=ranks))
 
 
 def apart(drawn: Drawn, dtype: torch.dtype | None = None) -> tuple[float, float]:

@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.explained_steps import conversations
 from tests.support.browser import Browser, chromium, opened_browser
 from tests.support.image_readers import picture
+from training.explain.explanation import Questions, explain
+from training.explain.page import page as explained_page
 from training.inference.best_of.curve import curve_of
 from training.inference.best_of.page import best_of_page
 from training.inference.best_of.results import table_rows
@@ -175,3 +178,21 @@ def test_a_page_follows_its_run_and_keeps_what_was_opened(browser, tmp_path):
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+def test_an_explanation_shows_turns_and_reads_tokens_across_them(browser, tmp_path):
+    found = explain([conversations("policy")], Questions())
+    path = tmp_path / "explained.html"
+    path.write_text(explained_page(found), encoding="utf-8")
+    browser.show(path.as_uri(), width=390)
+    browser.wait("document.querySelector('.tokens .said span')")
+    judged(browser)
+    parts = "[...document.querySelector('.tokens').children].map(p => p.firstChild.textContent.split('\\n')[0])"
+    assert browser.evaluate(parts) == ["prompt", "model", "environment", "model"]
+    length = int(found.table.sequences["tokens"][0])
+    assert browser.evaluate("document.querySelector('.tokens').querySelectorAll('span').length") == length
+    press = "document.querySelector('.tokens').dispatchEvent(new KeyboardEvent('keydown', {key: KEY, bubbles: true}))"
+    for place, key in enumerate(["Home", "ArrowRight", "ArrowRight", "ArrowRight"]):
+        browser.evaluate(press.replace("KEY", repr(key)))
+        words = f"token {place}, {found.table.tokens['role'][place]}"
+        browser.wait(f"document.getElementById('told').textContent.includes({words!r})")

@@ -262,6 +262,11 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
     import transformers
 
     own = {name: value for name, value in config.items() if name != "lora_scale"}
+    if config.get("vision_config"):
+        raise ThreestepError(
+            f"an explanation expects a model that reads text alone, got {config.get('model_type')}: its forward reads "
+            "pictures, and a record has none"
+        )
     try:
         kind = transformers.AutoConfig.for_model(**own)
         auto: Any = transformers.AutoModel if scores else transformers.AutoModelForCausalLM

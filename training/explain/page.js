@@ -87,17 +87,32 @@ const passes = {
   clipped: at => unpacked.get("clipped")[at] > 0,
 };
 
+const spans = box => box.getElementsByTagName("span");  // of its tokens, in order
+// A part of a conversation, in the form that the report's samples have.
+function part(who, share) {
+  const box = document.createElement("div"), name = document.createElement("b"), tokens = document.createElement("div");
+  box.className = who === "model" ? "said" : "heard";
+  name.className = "who";
+  name.textContent = share ? `${who}\nshare ${shown(share)}` : who;
+  box.append(name, tokens);
+  return box;
+}
 function fill(box) {
   const sequence = +box.dataset.sequence, values = unpacked.get(by.value), bounds = range(by.value);
   const lines = document.createDocumentFragment(), passing = passes[only.value];
-  for (let at = begins[sequence]; at < begins[sequence + 1]; at++) {
-    const span = document.createElement("span");
-    span.textContent = data.texts[text[at]];
-    const tint = colour(values[at], bounds);
-    if (tint) span.style.background = tint;
-    if (data.roles[role[at]] !== "trained") span.className = "still";
-    if (!passing(at)) span.classList.add("faded");
-    lines.append(span);
+  let at = begins[sequence];
+  for (const [who, count, share] of data.sequences[sequence].parts ?? [["", begins[sequence + 1] - at, 0]]) {
+    const own = who ? part(who, share) : lines, inside = who ? own.lastChild : lines;
+    for (const end = at + count; at < end; at++) {
+      const span = document.createElement("span");
+      span.textContent = data.texts[text[at]];
+      const tint = colour(values[at], bounds);
+      if (tint) span.style.background = tint;
+      if (data.roles[role[at]] !== "trained") span.className = "still";
+      if (!passing(at)) span.classList.add("faded");
+      inside.append(span);
+    }
+    if (who) lines.append(own);
   }
   box.replaceChildren(lines);
   box.dataset.filled = "yes";
@@ -106,7 +121,7 @@ const watcher = new IntersectionObserver(entries => {
   for (const entry of entries) if (entry.isIntersecting && !entry.target.dataset.filled) fill(entry.target);
 }, { rootMargin: "400px" });
 
-const heads = ["from", "side", "score", "share", "trained", "tokens"];
+const heads = ["from", "side", "score", "share", "turns", "trained", "tokens"];
 function card(index) {
   const sequence = data.sequences[index], box = document.createElement("article");
   box.className = "sequence";
@@ -149,7 +164,7 @@ function draw() {
   for (const box of place.querySelectorAll(".tokens")) {
     if (written > FIRST_TOKENS) break;
     fill(box);
-    written += box.children.length;
+    written += spans(box).length;
   }
 }
 
@@ -165,7 +180,7 @@ async function again() {
 
 let cursor = null, telling = 0;
 async function tell(box, number) {
-  const span = box.children[number];
+  const span = spans(box)[number];
   if (!span) return;
   cursor?.classList.remove("at");
   cursor = span;
@@ -182,17 +197,17 @@ async function tell(box, number) {
 }
 place.addEventListener("pointerover", event => {
   const box = event.target.closest?.(".tokens");
-  if (box && event.target !== box) tell(box, [...box.children].indexOf(event.target));
+  if (box && event.target.tagName === "SPAN") tell(box, [...spans(box)].indexOf(event.target));
 });
 place.addEventListener("keydown", event => {
   const box = event.target.closest?.(".tokens");
   const step = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
   if (!box || step === undefined) return;
   event.preventDefault();
-  const now = cursor?.parentNode === box ? [...box.children].indexOf(cursor) : -1;
-  const next = Math.max(0, Math.min(box.children.length - 1, now + step));
+  const now = box.contains(cursor) ? [...spans(box)].indexOf(cursor) : -1;
+  const next = Math.max(0, Math.min(spans(box).length - 1, now + step));
   tell(box, next);
-  box.children[next]?.scrollIntoView({ block: "nearest" });
+  spans(box)[next]?.scrollIntoView({ block: "nearest" });
 });
 by.addEventListener("change", again);
 only.addEventListener("change", again);

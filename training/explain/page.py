@@ -17,6 +17,7 @@ import numpy as np
 
 from training.explain.table import COLUMNS
 from training.explain.text import headline, number, summary
+from training.explain.turns import parts_of
 from training.utils.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 _FIRST_LESSONS, _MOST_LESSONS = 12, 100
-_NOT_COLOURED = ("sequence", "place", "token_id", "text", "role")
+_NOT_COLOURED = ("sequence", "place", "token_id", "text", "role", "speaker", "turn")
 _OWN_STYLE = """
 .controls { position: sticky; top: 0; z-index: 2; background: var(--back); padding: 8px 0; display: flex;
   flex-wrap: wrap; gap: 6px 14px; align-items: center; border-bottom: 1px solid var(--edge); font-size: 14px; }
@@ -44,6 +45,8 @@ _OWN_STYLE = """
   max-height: 30em; overflow-y: auto;
   font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .tokens span { border-radius: 3px; } .tokens .still { color: var(--soft); }
+.tokens .said, .tokens .heard { grid-template-columns: 112px 1fr; }
+.tokens .who { color: var(--soft); font: 400 13px/1.5 system-ui, sans-serif; white-space: pre-line; }
 .tokens .faded { opacity: .3; } .tokens .at { outline: 2px solid var(--text); }
 .parts { display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 8px 0; }
 """
@@ -169,7 +172,7 @@ def _data(found: Explanation) -> tuple[dict[str, Any], dict[str, str]]:
         "largest": list(largest.values()),
         "ranges": [_range(values) for values in columns.values()],
         "sequences": [
-            {name: _plain(values[place]) for name, values in sequences.items()}
+            {name: _plain(values[place]) for name, values in sequences.items()} | _parts(found, place)
             for place in range(len(sequences["tokens"]))
         ],
     }
@@ -183,6 +186,15 @@ def _data(found: Explanation) -> tuple[dict[str, Any], dict[str, str]]:
     }
     first = f"column_{list(columns).index('share')}"
     return {"explained": whole, **texts_and_roles, first: parts.pop(first)}, parts
+
+
+def _parts(found: Explanation, sequence: int) -> dict[str, Any]:
+    """The parts of a conversation; nothing for a sequence in which the model speaks once."""
+    tokens, sequences = found.table.tokens, found.table.sequences
+    if "turns" not in sequences or sequences["turns"][sequence] < 2:
+        return {}
+    first, last = np.searchsorted(tokens["sequence"], [sequence, sequence + 1])
+    return {"parts": parts_of(tokens["speaker"][first:last], tokens["share"][first:last])}
 
 
 def _packed(values: np.ndarray) -> str:

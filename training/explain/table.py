@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.explain.shares import Shares, slopes_of
+from training.explain.turns import turns_of
+from training.utils.contracts.rollout import MODEL
 
 if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
@@ -24,6 +26,8 @@ COLUMNS = {
     "token_id": "its id",
     "text": "its text",
     "role": "whether it carries loss, and why not",
+    "speaker": "who says it: prompt, model, or who answered between two turns of the model",
+    "turn": "the model's turn, from 1, with the answer that follows it; 0 in the prompt",
     "share": "its share of the change of the loss along the update, to first order; below 0: the loss falls",
     "share_gradient": "of it, along this step's gradient, clipped and scaled by Adam",
     "share_earlier": "of it, along the gradients of earlier steps",
@@ -52,6 +56,7 @@ SEQUENCE_COLUMNS = {
     "tokens": "with its prompt",
     "trained": "tokens that carry loss",
     "share": "the sum of its tokens' shares",
+    "turns": "of the model",
     "group": "equal for the responses to one prompt",
     "pair": "equal for the responses of a pair",
     "side": "chosen or rejected, or the mark of a response",
@@ -91,6 +96,7 @@ def explained(step: AuditedStep, shares: Shares, update: Update, texts: Mapping[
         "token_id": ids_T,
         "text": np.array([texts.get(int(each), f"<{int(each)}>") for each in ids_T], dtype=object),
         "role": _roles(step)[real_T],
+        **_turn_columns(step),
         **_share_columns(step, shares),
         **_model_columns(shares),
         **_policy_columns(step, shares),
@@ -162,9 +168,20 @@ def _roles(step: AuditedStep) -> np.ndarray:
         out_S = np.array([number in out for number in step.tensor("numbers")], dtype=bool)
         found_T[out_S[step.sequence_T] & (found_T != PROMPT)] = RESPONSE_LEFT_OUT
     found_T[step.tensor("loss_mask")] = TRAINED
+    turns = turns_of(step)
+    if turns is not None:
+        between_T = (turns.turn_T > 0) & (turns.speaker_T != MODEL)
+        found_T[between_T] = turns.speaker_T[between_T]
     first_T = (step.place_T == 0) & (found_T != TRAINED)
     found_T[first_T & (found_T != PROMPT)] = FIRST
     return found_T
+
+
+def _turn_columns(step: AuditedStep) -> dict[str, np.ndarray]:
+    turns = turns_of(step)
+    if turns is None:
+        return {}
+    return {"speaker": turns.speaker_T[step.real_T], "turn": turns.turn_T[step.real_T]}
 
 
 def _policy_columns(step: AuditedStep, shares: Shares) -> dict[str, np.ndarray]:
@@ -240,6 +257,10 @@ def _of_sequences(step: AuditedStep, tokens: Mapping[str, np.ndarray]) -> dict[s
         "trained": np.bincount(sequence_T, tokens["role"] == TRAINED, minlength=count).astype(np.int64),
         "share": np.bincount(sequence_T, tokens["share"], minlength=count),
     }
+    if "turn" in tokens:
+        turns_S = np.zeros(count, dtype=np.int64)
+        np.maximum.at(turns_S, sequence_T, tokens["turn"])
+        found["turns"] = turns_S
     if step.has("chosen", "rejected"):
         pair_S, side_S = np.full(count, -1), np.full(count, "", dtype=object)
         for side in ("chosen", "rejected"):

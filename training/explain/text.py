@@ -55,6 +55,11 @@ def summary(found: Explanation) -> list[str]:
         lines.append(f"{trained:,} of {len(tokens['role']):,} tokens carry loss; {_half(tokens['share'])}")
     if "clipped" in tokens and trained:
         lines.append(f"{int(tokens['clipped'].sum()):,} of them are clipped: their policy loss has no slope")
+    if "turn" in tokens:
+        turn_T = tokens["turn"]
+        by_turn = [float(tokens["share"][turn_T == turn].sum()) for turn in range(1, int(turn_T.max()) + 1)]
+        said = ", ".join(f"{turn}: {share(part / whole)}" for turn, part in enumerate(by_turn[:_SHOWN], start=1))
+        lines.append(f"by turns of the model: {said}{', ...' if len(by_turn) > _SHOWN else ''}")
     return lines
 
 
