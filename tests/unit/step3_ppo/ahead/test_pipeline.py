@@ -59,7 +59,7 @@ class ServedRollout(TransformersRollout):
 
     def roll_out(self, model, request):
         self.count += 1
-        self.own.shares = {"http://a:1": ServerShare(1, self.count, self.count)}
+        self.own.shares = {**getattr(self.own, "shares", {}), "http://a:1": ServerShare(1, self.count, self.count)}
         return super().roll_out(model, request)
 
     def shares(self):

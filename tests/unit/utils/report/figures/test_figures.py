@@ -71,7 +71,8 @@ def test_rollouts_ahead_show_who_waited_for_whom(ppo_run):
 
 def test_rollout_servers_show_which_was_waited_for(ppo_run):
     folder = ppo_run()
-    slowest = [{"http://a:1": 1.0, "http://b:1": 3.0}, {}, {"http://b:1": 2.0}, {"http://a:1": 5.0, "http://b:1": 2.5}]
+    a, b = "http://a:1", "http://b:1"
+    slowest = [{a: 1.0, b: 3.0}, {}, {b: 2.0}, {a: 5.0, b: 2.5}, {a: 1.0, b: 4.0}]
     lines = [
         {"step": step, "first": 0, "prompts": 8, "rows": [], "left_out": {}}
         | ({"servers": {name: {"responses": 2, "seconds": 9.0, "slowest": own} for name, own in each.items()}})
@@ -80,8 +81,8 @@ def test_rollout_servers_show_which_was_waited_for(ppo_run):
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (chart,) = [chart for chart in curves_of(steps_of(folder)) if chart.title == "Rollout servers"]
     assert {line.label: list(line.points) for line in chart.lines} == {
-        "http://b:1, last in 1 of 2 steps": [(1, 3.0), (3, 2.0), (4, 2.5)],
-        "http://a:1, last in 1 of 2 steps": [(1, 1.0), (4, 5.0)],
+        f"{b}, last in 2 of 3 steps": [(1, 3.0), (3, 2.0), (4, 2.5), (5, 4.0)],
+        f"{a}, last in 1 of 3 steps": [(1, 1.0), (4, 5.0), (5, 1.0)],
     }
     many = {f"http://{place}:1": {"responses": 1, "seconds": 1.0, "slowest": float(place)} for place in range(1, 11)}
     (folder / "rollouts.jsonl").write_text(json.dumps({**lines[0], "servers": many}) + "\n")
