@@ -8,8 +8,8 @@ seconds, at random, and with --rollouts_ahead (`ahead`, `acting_ahead`) each rol
 stopped are compared as well. With --rollouts_ahead free (`free`, `acting_free`) timing decides, and what is compared is
 the run again, from the schedule that it left.
 
-`servers` (K = 1) and `servers_free` draw by rollout servers of the tests' own. While a run is killed or repeated,
---server_kills of these are killed too and started again, and --dead_servers more stay dead.
+`servers` (K = 1, or --ahead) and `servers_free` draw by rollout servers of the tests' own. While a run is killed or
+repeated, --server_kills of these are killed too and started again, and --dead_servers more stay dead.
 
 tests/end_to_end/test_kill_and_resume.py runs a short form, and in the long form of the tests a longer one. One line of
 a table is printed for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from
@@ -48,6 +48,7 @@ class Case:
     lora: bool = False
     offload: bool = False
     prompts: int = 2  # of a rollout of a rank, in programs without environments
+    ahead: int = 1  # of the program `servers`
 
     @property
     def is_free(self) -> bool:
@@ -103,7 +104,8 @@ class Case:
                 ahead = "free --max_rollout_age 3" if self.is_free else "2"
                 own += f" --rollouts_ahead {ahead} --rollout_engine {files.engine}:LateRollout"
             if self.by_servers:
-                own += f" --rollouts_ahead {'free --max_rollout_age 3' if self.is_free else 1} --rollout_timeout 60"
+                own += f" --rollouts_ahead {'free --max_rollout_age 3' if self.is_free else self.ahead}"
+                own += " --rollout_timeout 60"
                 own += f" --rollout_engine vllm_server --vllm_servers @{files.start.parent / _ADDRESSES}"
             own += " --actor_lora_dim 4 --critic_lora_dim 2" if self.lora else ""
         else:
@@ -160,7 +162,7 @@ def differences(unbroken: Path, resumed: Path) -> list[str]:
 
 def _drawn(folder: Path) -> list[dict[str, Any]]:
     """The lines of a log of rollouts, without what a clock gave."""
-    clock = ("asked", "began", "ended", "waited", "trained")
+    clock = ("asked", "began", "ended", "servers", "waited", "trained")
     return [{name: own for name, own in line.items() if name not in clock} for line in read_rollouts(folder)]
 
 
@@ -301,6 +303,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dead_servers", type=int, default=0)
     parser.add_argument("--rows", type=int, default=240, help="of the data; 3,336 are 1,000 prompts of an epoch")
     parser.add_argument("--prompts", type=int, default=2, help="of a rollout of a rank, without environments")
+    parser.add_argument("--ahead", type=int, default=1, help="steps, of the program servers")
     parser.add_argument("--delay", type=float, default=0.3, help="seconds; in the trials of the suite a tenth")
     parser.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
     parser.add_argument("--short", action="store_true", help="the few trials of the suite, in place of those asked for")
@@ -311,8 +314,8 @@ def main(argv: Sequence[str]) -> int:
     number = getattr(signal, asked.signal)
     trials = SHORT if asked.short else tuple(
         Trial(
-            Case(program, ranks, stage, asked.lora, asked.offload, asked.prompts), asked.kills, number, asked.repeats,
-            (asked.server_kills, asked.dead_servers),
+            Case(program, ranks, stage, asked.lora, asked.offload, asked.prompts, asked.ahead),
+            asked.kills, number, asked.repeats, (asked.server_kills, asked.dead_servers),
         )
         for ranks in asked.ranks
         for stage in asked.stages

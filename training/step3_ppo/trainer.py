@@ -116,6 +116,7 @@ class PpoTrainer:
         if self.ahead is not None:
             yield from self._from_ahead(self.ahead, iteration)
             return
+        self.rollout_engine.shares()  # those of an evaluation
         for batch in range(self.settings.drawing.generation_batches):
             prompts, seeds = self.next_prompts(iteration, batch)
             yield prompts, self.roll_out(prompts, seeds)
@@ -319,5 +320,7 @@ class PpoTrainer:
     def note_drawn(self, iteration: int) -> None:
         """Note what was drawn, and what became of each prompt. A collective."""
         if self.events is not None:
-            drawn = self._drawn_ahead or RolloutsOfStep(iteration, iteration - 1, (), ())
+            drawn = self._drawn_ahead
+            if drawn is None:
+                drawn = RolloutsOfStep(iteration, iteration - 1, (), (), shares=self.rollout_engine.shares())
             self.events.trained(drawn, self.updates.outcomes)

@@ -4,6 +4,8 @@
     engine                what drew them
     asked, began, ended   seconds since 1970, of each rank: `pipeline.Times`; none where a checkpoint had the rollouts,
                           or nothing is drawn ahead
+    servers               by the address of each rollout server, of all ranks: its `ServerShare` of the responses,
+                          without those that a checkpoint had; none with other engines
     waited, trained       seconds that the loop waited for them; when it had trained on them, as the times above
     first, rows           the position of its first prompt in the run; the row of each prompt
     prompts               of the data: positions of an epoch
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo.ahead.records import Times
+from training.utils.contracts.rollout_engine import joined_shares
 from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:
@@ -53,7 +56,9 @@ class RolloutEvents:
         for row_id, reason in outcomes:
             if reason is not None:
                 left_out.setdefault(reason, []).append(row_id)
-        clock = {name: [getattr(own, name) for own in times] for name in Times._fields} if times else {}
+        clock: dict[str, Any] = {name: [getattr(own, name) for own in times] for name in Times._fields} if times else {}
+        if shares := joined_shares(gathered(drawn.shares)):
+            clock["servers"] = {address: own._asdict() for address, own in sorted(shares.items())}
         self._write(
             {
                 **(self._scheduled(drawn) if drawn.groups else self._step(drawn.step, drawn.version)),

@@ -28,7 +28,7 @@ from training.step3_ppo.ahead.records import Asked, RolloutsOfStep, Times
 from training.step3_ppo.ahead.saved import loaded_rollout, saved_rollouts
 from training.step3_ppo.experience.dynamic_sampling import joined_rollouts
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout_engine import rolled_out
+from training.utils.contracts.rollout_engine import ServerShare, joined_shares, rolled_out
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
 
@@ -48,7 +48,7 @@ GROUPS_ELSEWHERE = 32  # by an engine that holds the weights
 
 @dataclass(eq=False)
 class _Group:
-    """asked: one prompt. version, kept: of the weights, once it is begun. rollout: once it has ended."""
+    """asked: one prompt. version, kept: of the weights, once it is begun. rollout, shares: once it has ended."""
 
     position: int
     asked: Asked
@@ -56,6 +56,7 @@ class _Group:
     kept: KeptModel | None = None
     rollout: Rollout | None = None
     times: list[float] = field(default_factory=lambda: [time.time()])
+    shares: dict[str, ServerShare] = field(default_factory=dict)
 
 
 class FreeRollouts:
@@ -286,8 +287,8 @@ class FreeRollouts:
             rollouts.append(joined_rollouts(parts, every_B, pad))
         versions = [(group.position, group.version or 0) for group in groups]
         oldest = min(version for _, version in versions)
-        pending = self._pending()
-        return RolloutsOfStep(step, oldest, prompts, rollouts, waited, _times(groups), versions, pending)
+        pending, shares = self._pending(), joined_shares(group.shares for group in groups)
+        return RolloutsOfStep(step, oldest, prompts, rollouts, waited, _times(groups), versions, pending, shares)
 
     def _check_rows(self, positions: Sequence[int], row_ids: Sequence[int]) -> None:
         if self._schedule is None:
@@ -355,6 +356,7 @@ class FreeRollouts:
         try:
             with self._lent(group.kept, plain) as model:
                 group.rollout = rolled_out(self._engine, model, request)
+                group.shares = self._engine.shares()
         except BaseException as problem:  # noqa: BLE001 - the loop raises it
             self._problem = problem
         group.times.append(time.time())

@@ -30,9 +30,12 @@ from training.utils.engine.ranks.collectives import gathered
 if TYPE_CHECKING:
     from training.step3_ppo.ahead.events import RolloutEvents
     from training.utils.contracts.rollout import Rollout
-    from training.utils.contracts.rollout_engine import Lender, RolloutEngine, RolloutRequest
+    from training.utils.contracts.rollout_engine import Lender, RolloutEngine, RolloutRequest, ServerShare
     from training.utils.data.rows.collate import PromptBatch
     from training.utils.engine.whole_model import WholeModel
+
+    # Rollouts, and what each server drew of them.
+    _Drawn = tuple[Sequence[Rollout], dict[str, ServerShare]]
 
 
 class _Draw:
@@ -43,15 +46,15 @@ class _Draw:
         step: int,
         version: int,
         prompts: Sequence[PromptBatch],
-        draw: Callable[[], Sequence[Rollout]],
+        draw: Callable[[], _Drawn],
         *,
         behind: _Draw | None,
         in_background: bool,
     ) -> None:
         self.step, self.version, self.prompts = step, version, prompts
         self._behind = behind
-        self._draw: Callable[[], Sequence[Rollout]] | None = draw
-        self._rollouts: Sequence[Rollout] = ()
+        self._draw: Callable[[], _Drawn] | None = draw
+        self._drawn: _Drawn = (), {}
         self._problem: BaseException | None = None
         self._asked = self._began = self._ended = time.time()
         # It does not keep the program alive: a run that ends does not wait for responses that nobody learns from.
@@ -68,7 +71,7 @@ class _Draw:
         self._began = time.time()
         try:
             assert draw is not None
-            self._rollouts = draw()
+            self._drawn = draw()
         except BaseException as problem:  # noqa: BLE001 - the loop raises it
             self._problem = problem
         self._ended = time.time()
@@ -83,8 +86,9 @@ class _Draw:
         self.wait()
         if self._problem is not None:
             raise self._problem
-        times = Times(self._asked, self._began, self._ended)
-        return RolloutsOfStep(self.step, self.version, self.prompts, self._rollouts, time.monotonic() - started, times)
+        times, (rollouts, shares) = Times(self._asked, self._began, self._ended), self._drawn
+        waited = time.monotonic() - started
+        return RolloutsOfStep(self.step, self.version, self.prompts, rollouts, waited, times, shares=shares)
 
 
 class RolloutsAhead:
@@ -145,9 +149,9 @@ class RolloutsAhead:
             )
 
     @torch.no_grad()
-    def _drawn_by(self, kept: Lender, requests: Sequence[RolloutRequest]) -> list[Rollout]:
+    def _drawn_by(self, kept: Lender, requests: Sequence[RolloutRequest]) -> _Drawn:
         with self._engine.lent(kept) as model:
-            return [rolled_out(self._engine, model, request) for request in requests]
+            return [rolled_out(self._engine, model, request) for request in requests], self._engine.shares()
 
     def _note(self, drawn: RolloutsOfStep) -> None:
         self._taken, self._drawing_waited = drawn, 0.0

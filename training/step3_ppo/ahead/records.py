@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
-    from training.utils.contracts.rollout_engine import RolloutRequest
+    from training.utils.contracts.rollout_engine import RolloutRequest, ServerShare
     from training.utils.data.rows.collate import PromptBatch
 
 
@@ -31,7 +31,8 @@ class Times(NamedTuple):
 class RolloutsOfStep:
     """The rollouts of a step on this rank. version: steps that the weights had taken, the oldest where they differ.
     waited: seconds of the loop. times: None where a checkpoint had the rollouts. groups: position and version of each
-    prompt, where they are no function of the step; pending: positions that wait for the steps to come."""
+    prompt, where they are no function of the step; pending: positions that wait for the steps to come. shares: of the
+    servers that drew them, without those that a checkpoint had."""
 
     step: int
     version: int
@@ -41,3 +42,4 @@ class RolloutsOfStep:
     times: Times | None = None
     groups: Sequence[tuple[int, int]] = ()
     pending: Sequence[int] = ()
+    shares: Mapping[str, ServerShare] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -236,6 +236,27 @@ class RolloutSettings:
     processes: int = 1
 
 
+class ServerShare(NamedTuple):
+    """The share of a rollout server in what is drawn: responses (of conversations turns), the seconds of all of them,
+    each by itself from its request to its answer, and those of the slowest. Requests that it failed have seconds too,
+    and no response."""
+
+    responses: int
+    seconds: float
+    slowest: float
+
+
+def joined_shares(parts: Iterable[Mapping[str, ServerShare]]) -> dict[str, ServerShare]:
+    """Return the shares of servers, by address, of what was drawn in several parts."""
+    found: dict[str, ServerShare] = {}
+    for part in parts:
+        for address, own in part.items():
+            other = found.get(address, ServerShare(0, 0.0, 0.0))
+            responses, seconds = other.responses + own.responses, other.seconds + own.seconds
+            found[address] = ServerShare(responses, seconds, max(other.slowest, own.slowest))
+    return found
+
+
 @dataclass(frozen=True)
 class Drawing:
     """More than responses in one piece that an engine will draw. turns: of conversations. paths: side by side."""
@@ -386,6 +407,10 @@ class RolloutEngine(ABC):
         """Metrics of the rollouts since the last call."""
         return {}
 
+    def shares(self) -> dict[str, ServerShare]:
+        """Return what each server has drawn for this thread since its last call, by address; empty without servers."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state that rollouts change, as JSON holds it; empty if there is none."""
         return {}
@@ -430,6 +455,9 @@ class EngineWrapper(RolloutEngine):
 
     def figures(self) -> dict[str, float]:
         return self._engine.figures()
+
+    def shares(self) -> dict[str, ServerShare]:
+        return self._engine.shares()
 
     def state_dict(self) -> dict[str, Any]:
         return self._engine.state_dict()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+from training.step3_ppo.ahead import events as events_of_rollouts
 from training.step3_ppo.ahead.events import RolloutEvents
 from training.step3_ppo.ahead.records import RolloutsOfStep, Times
+from training.utils.contracts.rollout_engine import ServerShare
 from training.utils.run.rollout_account import rollout_account
 from training.utils.run.run_log import RunLog
 
@@ -29,3 +31,17 @@ def test_lines_name_weights_times_rows_and_reasons(tmp_path):
     (account,) = rollout_account([first, second, third])
     assert account.is_whole and account.learned == 3
     RolloutEvents(None, "hf", 4, 2).unused([(3, 1)], "the run ended")  # other ranks write nothing
+
+
+def test_lines_name_the_servers_of_all_ranks(tmp_path, monkeypatch):
+    other = {"http://b:1": ServerShare(2, 3.0, 2.5), "http://a:1": ServerShare(0, 9.0, 9.0)}
+    monkeypatch.setattr(events_of_rollouts, "gathered", lambda own: [own, other if isinstance(own, dict) else own])
+    events = RolloutEvents(RunLog(tmp_path / "log"), "vllm_server", prompts=4, per_step=2)
+    events.trained(RolloutsOfStep(1, 0, (), (), shares={"http://b:1": ServerShare(1, 0.5, 0.5)}), [(3, None)])
+    events.trained(RolloutsOfStep(2, 0, (), ()), [(1, None)])
+    first, second = [json.loads(line)["servers"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert first == {
+        "http://a:1": {"responses": 0, "seconds": 9.0, "slowest": 9.0},
+        "http://b:1": {"responses": 3, "seconds": 3.5, "slowest": 2.5},
+    }
+    assert second["http://b:1"]["responses"] == 2, "another rank may have drawn alone"

@@ -92,7 +92,7 @@ def train(trainer: PpoTrainer, steps: range) -> list[float]:
 
 
 def lines_of(folder: Path) -> list[dict]:
-    clock = ("asked", "began", "ended", "waited", "trained")
+    clock = ("asked", "began", "ended", "servers", "waited", "trained")
     return [{name: own for name, own in line.items() if name not in clock} for line in read_rollouts(folder)]
 
 

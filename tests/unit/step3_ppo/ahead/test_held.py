@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.fake_rollout_server import KEY, FakeServer
 from tests.unit.step3_ppo.ahead.test_free import GROUPS, free_trainer, lines_of, train
-from tests.unit.step3_ppo.ahead.test_pipeline import STEPS, made_trainer, same, weights
+from tests.unit.step3_ppo.ahead.test_pipeline import SAMPLES, STEPS, made_trainer, same, weights
 from training.utils.generation.vllm_server import drawing
 from training.utils.generation.vllm_server.arguments import VllmServerArguments
 from training.utils.generation.vllm_server.engine import VllmServerRollout
@@ -72,6 +72,9 @@ def test_each_prompt_once_and_the_schedule_repeats_the_run(tmp_path, servers):
     (account,) = rollout_account(read_rollouts(tmp_path / "first"))
     assert account.is_whole and account.learned == STEPS * GROUPS and max(ages) <= 2
     assert all(server.at_once > 2 and server.cut == 0 and server.drawn for server in servers)
+    shares = [line["servers"] for line in read_rollouts(tmp_path / "first")[:STEPS]]
+    assert [sum(own["responses"] for own in each.values()) for each in shares] == [GROUPS * SAMPLES] * STEPS
+    assert {address for each in shares for address in each} == {server.address for server in servers}
     schedule = str(tmp_path / "first" / "rollouts.jsonl")
     servers[0].faults["die_after"] = 9
     again, _ = run(tmp_path / "again", servers, schedule=schedule)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import threading
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from tests.support.plain_roles import plain_roles
 from tests.support.step3_records import changed as changed_settings
 from tests.support.step3_records import made as made_settings
+from training.step3_ppo.ahead.events import RolloutEvents
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
@@ -25,12 +27,14 @@ from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.prompt_source import PromptSource
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import Mistakes
-from training.utils.contracts.rollout_engine import Sampling
+from training.utils.contracts.rollout_engine import Sampling, ServerShare
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
+from training.utils.run.rollout_account import read_rollouts
+from training.utils.run.run_log import RunLog
 
 PROMPTS = [
     PromptRow(row, np.array([10 + row, 3 + row % 5], dtype=np.int32), f"prompt {row}", None) for row in range(20)
@@ -44,6 +48,23 @@ class LateRollout(TransformersRollout):
     def roll_out(self, model, request):
         time.sleep(random.SystemRandom().uniform(0.0, 0.02))
         return super().roll_out(model, request)
+
+
+class ServedRollout(TransformersRollout):
+    """Its rollouts are drawn by one server, in as many seconds as there were before, and one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.own = 0, threading.local()
+
+    def roll_out(self, model, request):
+        self.count += 1
+        self.own.shares = {**getattr(self.own, "shares", {}), "http://a:1": ServerShare(1, self.count, self.count)}
+        return super().roll_out(model, request)
+
+    def shares(self):
+        found, self.own.shares = getattr(self.own, "shares", {}), {}
+        return found
 
 
 class FailingRollout(TransformersRollout):
@@ -172,6 +193,19 @@ def test_a_run_is_that_of_decoupled_ppo_in_plain_float64(ahead):
     moved = max(float((last[name] - first[name]).detach().abs().max()) for name in last)
     for name, weight in weights(trainer).items():
         torch.testing.assert_close(weight.double(), last[name].detach(), rtol=0, atol=0.01 * moved)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_the_log_has_what_servers_drew_of_each_step_and_of_no_evaluation(tmp_path, ahead):
+    trainer = made_trainer(ahead, ServedRollout())
+    trainer.events = RolloutEvents(RunLog(tmp_path / "rollouts.jsonl"), "vllm_server", len(PROMPTS), 4)
+    for step in range(1, STEPS + 1):
+        trainer.rollout_engine.own.shares = {"http://b:1": ServerShare(9, 9.0, 9.0)}
+        trained(trainer, range(step, step + 1))
+        trainer.note_drawn(step)
+    assert [line["servers"] for line in read_rollouts(tmp_path)] == [
+        {"http://a:1": {"responses": 1, "seconds": step, "slowest": step}} for step in range(1, STEPS + 1)
+    ]
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

@@ -9,10 +9,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rollout_engine import ServerShare, joined_shares
 from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
 from training.utils.generation.vllm_server.requests import GENERATE, RequestSettings, request_of, turn_of
 
@@ -32,15 +33,43 @@ class FailedServer(NamedTuple):
     is_passing: bool
 
 
+class SharesOfThreads:
+    """The shares of servers, for each thread that asks for turns by itself."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def add(self, parts: Iterable[dict[str, ServerShare]]) -> None:
+        self._local.shares = joined_shares([self._own, *parts])
+
+    def take(self) -> dict[str, ServerShare]:
+        """Return this thread's since the last call."""
+        taken, self._local.shares = self._own, {}
+        return taken
+
+    @property
+    def _own(self) -> dict[str, ServerShare]:
+        return getattr(self._local, "shares", {})
+
+
+class _Drawn(NamedTuple):
+    """A turn, and what servers needed for it: that which drew it, and those that failed before."""
+
+    turn: DrawnTurn
+    shares: dict[str, ServerShare]
+
+
 class ServerDrawing:
     """Servers that have the same weights.
 
     left_out: those that failed since, by address.
     """
 
-    def __init__(self, clients: Sequence[ServerClient], seconds: float, log: Callable[[str], None]) -> None:
-        """seconds: for a response. log: takes a sentence."""
-        self._clients, self._seconds, self._log = list(clients), seconds, log
+    def __init__(
+        self, clients: Sequence[ServerClient], seconds: float, log: Callable[[str], None], shares: SharesOfThreads
+    ) -> None:
+        """seconds: for a response. log: takes a sentence. shares: gets what each server draws."""
+        self._clients, self._seconds, self._log, self._shares = list(clients), seconds, log, shares
         self._lock = threading.Lock()
         self.left_out: dict[str, FailedServer] = {}
 
@@ -51,14 +80,21 @@ class ServerDrawing:
         drawn = _side_by_side(lambda place: self._drawn(turns[place], homes[place], asked), len(turns))
         if asked.stop is not None:
             self._check_versions(asked)
-        return drawn
+        self._shares.add(each.shares for each in drawn)
+        return [each.turn for each in drawn]
 
-    def _drawn(self, turn: NextTurn, home: int, asked: RequestSettings) -> DrawnTurn:
+    def _drawn(self, turn: NextTurn, home: int, asked: RequestSettings) -> _Drawn:
+        shares: dict[str, ServerShare] = {}
         for client in self._from(home):
+            started, drawn = time.monotonic(), None
             try:
-                return self._by(client, turn, asked)
+                drawn = self._by(client, turn, asked)
             except ServerFailure as problem:
                 self._leave_out(FailedServer(client.address, str(problem), problem.is_passing))
+            seconds = time.monotonic() - started
+            shares[client.address] = ServerShare(int(drawn is not None), seconds, seconds)
+            if drawn is not None:
+                return _Drawn(drawn, shares)
         raise ThreestepError(no_server({each.address: each.reason for each in self.left_out.values()}))
 
     def _from(self, home: int) -> Iterator[ServerClient]:
@@ -112,12 +148,12 @@ class ServerDrawing:
                 )
 
 
-def _side_by_side(draw: Callable[[int], DrawnTurn], count: int) -> list[DrawnTurn]:
+def _side_by_side(draw: Callable[[int], _Drawn], count: int) -> list[_Drawn]:
     """Return what `draw` returns for each number below `count`, many at once; raise what it raises, without waiting for
     the others, in threads that do not keep the program alive."""
     numbers = iter(range(count))
-    over: queue.SimpleQueue[tuple[int, DrawnTurn | BaseException]] = queue.SimpleQueue()
-    drawn: dict[int, DrawnTurn] = {}
+    over: queue.SimpleQueue[tuple[int, _Drawn | BaseException]] = queue.SimpleQueue()
+    drawn: dict[int, _Drawn] = {}
     lock = threading.Lock()
 
     def run() -> None:

@@ -30,6 +30,7 @@ from training.utils.contracts.rollout_engine import (
     RolloutRequest,
     RolloutSettings,
     Sampling,
+    ServerShare,
 )
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.engine.ranks.own_ranks import OwnRanks
@@ -38,7 +39,7 @@ from training.utils.generation.vllm_server.addresses import server_key
 from training.utils.generation.vllm_server.arguments import ADAPTER, MERGED, VllmServerArguments
 from training.utils.generation.vllm_server.checks import WantedServer
 from training.utils.generation.vllm_server.client import ServerClient
-from training.utils.generation.vllm_server.drawing import ServerDrawing
+from training.utils.generation.vllm_server.drawing import ServerDrawing, SharesOfThreads
 from training.utils.generation.vllm_server.requests import RequestSettings
 from training.utils.generation.vllm_server.roster import Roster
 
@@ -80,6 +81,7 @@ class VllmServerRollout(RolloutEngine):
         self._roster = Roster(flags, self._key, log)
         self._ranks: OwnRanks | None = None
         self._drawing: ServerDrawing | None = None
+        self._shares = SharesOfThreads()
         self._lora = flags.rollout_lora
         self._run = secrets.token_hex(4)  # with the updates, the version of the weights
         self._version, self._vocabulary = "", 0
@@ -129,7 +131,7 @@ class VllmServerRollout(RolloutEngine):
             self._send(actor, version, agreed.with_base)
         agreed = self._agree(ranks, lambda: _Agreed(version, servers=tuple(self._roster.ready())))
         clients = [ServerClient(address, self._key) for address in agreed.servers]
-        self._drawing = ServerDrawing(clients, self._seconds, log)
+        self._drawing = ServerDrawing(clients, self._seconds, log, self._shares)
         self._version = agreed.version
         self._vocabulary = actor.model.config.get_text_config().vocab_size
         self._serving = len(clients)
@@ -183,6 +185,9 @@ class VllmServerRollout(RolloutEngine):
         figures, self._figures = self._figures, {}
         always = {"time/weights_to_servers": 0.0, "rollout/weight_megabytes_sent": 0.0}
         return {**always, "rollout/servers": float(self._serving), **figures}
+
+    def shares(self) -> dict[str, ServerShare]:
+        return self._shares.take()
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         started = time.perf_counter()

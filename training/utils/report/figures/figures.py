@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _PHASE = re.compile(r"^(?:.*/)?time[/_](?P<name>.+?)(?:_seconds)?$")
 _OF_LINES = {"train": "training", "eval": "evaluation", "reference": "reading the reference"}
 _MOST_DOTS = 400  # of one cloud
+_MOST_SERVERS = 8  # of a chart, which has so many colours
 
 
 def curves_of(steps: Sequence[StepRun]) -> list[LineChart]:
@@ -32,7 +34,8 @@ def curves_of(steps: Sequence[StepRun]) -> list[LineChart]:
             lines = [line for place, step in enumerate(steps) for line in _lines(step, part, place, len(steps) > 1)]
             if any(line.known for line in lines):
                 charts.append(LineChart(part.title, tuple(lines), part.note))
-    return charts + [chart for step in steps if (chart := rollout_chart(step, len(steps) > 1)) is not None]
+    of_rollouts = [draw(step, len(steps) > 1) for step in steps for draw in (rollout_chart, server_chart)]
+    return charts + [chart for chart in of_rollouts if chart is not None]
 
 
 def rollout_chart(step: StepRun, several: bool = False) -> LineChart | None:
@@ -49,6 +52,30 @@ def rollout_chart(step: StepRun, several: bool = False) -> LineChart | None:
     title = "Drawn ahead" if not several else f"Drawn ahead: {step.run}"
     drawn = [ChartLine(label, points, place, is_smooth=True) for place, (label, points) in enumerate(times.items())]
     return LineChart(title, tuple(drawn), "seconds since the first, of each step's rollouts")
+
+
+def server_chart(step: StepRun, several: bool = False) -> LineChart | None:
+    """Seconds of the slowest response of each rollout server in each step, which waited for the last of them, and
+    the other servers with it. Of many servers those that were waited for longest."""
+    slowest: dict[str, list[tuple[float, float]]] = {}
+    last, steps = Counter[str](), 0
+    for line in read_rollouts(step.path):
+        own = {address: finite(share["slowest"]) or 0.0 for address, share in line.get("servers", {}).items()}
+        for address, seconds in own.items():
+            slowest.setdefault(address, []).append((line["step"], seconds))
+        if len(own) > 1:
+            last[max(own, key=lambda address: own[address])] += 1
+            steps += 1
+    if not slowest:
+        return None
+    ranked = sorted(slowest, key=lambda address: -sum(seconds for _, seconds in slowest[address]))[:_MOST_SERVERS]
+    lines = [
+        ChartLine(f"{address}, last in {last[address]} of {steps} steps", slowest[address], place, is_smooth=True)
+        for place, address in enumerate(ranked)
+    ]
+    title = "Rollout servers" if not several else f"Rollout servers: {step.run}"
+    more = f"; {len(ranked)} of {len(slowest)} servers, the slowest" if len(ranked) < len(slowest) else ""
+    return LineChart(title, tuple(lines), f"seconds of the slowest response of each in each step{more}")
 
 
 def _parts(curve: Curve) -> list[Curve]:

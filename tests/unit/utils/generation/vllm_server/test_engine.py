@@ -96,6 +96,10 @@ def test_weights_go_where_they_are_not_and_samples_of_a_prompt_to_one_server(ser
     for server in servers:
         assert all(server.drawn.count(prompt) == 2 for prompt in server.drawn)
     figures = engine.figures()
+    shares = engine.shares()
+    assert {name: own.responses for name, own in shares.items()} == {each.address: len(each.drawn) for each in servers}
+    assert all(0 < own.slowest <= own.seconds <= own.responses * own.slowest for own in shares.values())
+    assert not engine.shares()
     megabytes = 2 * sum(weight.numel() for weight in actor.model.parameters()) * 4 / 1e6
     assert megabytes < figures["rollout/weight_megabytes_sent"] < 1.2 * megabytes
     assert figures["rollout/servers"] == 2 and figures["time/weights_to_servers"] > 0
@@ -123,10 +127,14 @@ def test_what_a_failing_server_had_is_drawn_elsewhere(servers, capsys, fault, re
     how = replace(PLAIN, max_new_tokens=8, end_token_id=VOCABULARY)
     engine, actor = engine_of(servers, seconds=0.3 if "slow" in fault else SECONDS), Lent()
     drawn(engine, actor, how)
+    engine.shares()
     servers[0].faults |= fault
     assert responses(drawn(engine, actor, how)) == expected(actor, how)
     said = capsys.readouterr().out
     assert said.count("is left out") == 1 and reason in said and KEY not in said
+    shares = engine.shares()
+    failed, other = (shares[each.address] for each in servers)
+    assert failed.responses + other.responses == 6 and failed.slowest > fault.get("slow", 0) / 2
     actor.step()
     assert responses(drawn(engine, actor, how)) == expected(actor, how)
     assert servers[0].transfers == 1, "it gets no weights any more"

@@ -69,6 +69,28 @@ def test_rollouts_ahead_show_who_waited_for_whom(ppo_run):
     }  # fmt: skip
 
 
+def test_rollout_servers_show_which_was_waited_for(ppo_run):
+    folder = ppo_run()
+    a, b = "http://a:1", "http://b:1"
+    slowest = [{a: 1.0, b: 3.0}, {}, {b: 2.0}, {a: 5.0, b: 2.5}, {a: 1.0, b: 4.0}]
+    lines = [
+        {"step": step, "first": 0, "prompts": 8, "rows": [], "left_out": {}}
+        | ({"servers": {name: {"responses": 2, "seconds": 9.0, "slowest": own} for name, own in each.items()}})
+        for step, each in enumerate(slowest, start=1)
+    ]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (chart,) = [chart for chart in curves_of(steps_of(folder)) if chart.title == "Rollout servers"]
+    assert {line.label: list(line.points) for line in chart.lines} == {
+        f"{b}, last in 2 of 3 steps": [(1, 3.0), (3, 2.0), (4, 2.5), (5, 4.0)],
+        f"{a}, last in 1 of 3 steps": [(1, 1.0), (4, 5.0), (5, 1.0)],
+    }
+    many = {f"http://{place}:1": {"responses": 1, "seconds": 1.0, "slowest": float(place)} for place in range(1, 11)}
+    (folder / "rollouts.jsonl").write_text(json.dumps({**lines[0], "servers": many}) + "\n")
+    (chart,) = [chart for chart in curves_of(steps_of(folder)) if chart.title == "Rollout servers"]
+    assert [line.label.partition(",")[0] for line in chart.lines] == [f"http://{place}:1" for place in range(10, 2, -1)]
+    assert chart.note.endswith("; 8 of 10 servers, the slowest")
+
+
 def test_scores_of_chosen_and_rejected(sft_run):
     folder = sft_run()
     bins = {"edges": [-1.0, 0.0, 1.0], "chosen": [1, 3], "rejected": [4, 0]}
