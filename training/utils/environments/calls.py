@@ -114,9 +114,12 @@ class UserLoop:
             return len(self._blocked)
 
     def close(self) -> None:
-        """Stop the loop; nothing waits for it."""
+        """Stop the loop; what runs in it is cancelled, and has a second to end."""
         with self._lock:
+            thread = self._thread
             self._stop()
+        if thread is not None:
+            thread.join(_LOOP_SECONDS)
 
     def _stop(self) -> None:
         if self._loop is not None:
