@@ -134,6 +134,8 @@ class DaemonThreads(ThreadPoolExecutor):
         answer: Future[Any] = Future()
 
         def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(fn(*args, **kwargs))
             except BaseException as problem:  # noqa: BLE001 - as the pool's threads

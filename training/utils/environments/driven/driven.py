@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from training.utils.environments.driven.endpoint import ENDPOINT, AskedTurn, ModelLine
@@ -67,16 +67,11 @@ class DrivenEnvironment:
         self._asked = asked
         return EnvironmentReply(added_messages([*before.messages, answer], asked.messages), figures=figures)
 
-    def close(self) -> Awaitable[None]:
+    def close(self) -> None:
         """Turn its requests away at once, and end what runs."""
         if self._line is not None:
             ENDPOINT.close(self._line)
-        return self._end()
-
-    async def _end(self) -> None:
-        if self._running is not None and not self._running.done():
-            self._running.cancel()
-            await asyncio.wait([self._running])
+            self._line.end(self._running)
 
     async def _next(self) -> AskedTurn | Driven:
         """The next request, or the end. Raises what `run` raises."""

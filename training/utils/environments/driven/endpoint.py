@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -67,6 +68,12 @@ class ModelLine:
             self._is_closed = True
             for asked in list(self._waiting):
                 asked.answer.cancel()
+
+    def end(self, running: asyncio.Task[Any] | None) -> None:
+        """Cancel what asks, in its event loop, unless that is closed and has done so."""
+        if running is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(running.cancel)
 
 
 class ModelEndpoint:

@@ -15,7 +15,7 @@ from training.utils.environments.driven.endpoint import ENDPOINT, asked_of, chun
 from training.utils.environments.episodes import Episode, EpisodeSettings
 from training.utils.environments.interface import AssistantMessage, Call
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")]
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 

@@ -90,7 +90,7 @@ def opened(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(source)
         address = f"verifiers:{tmp_path}/{name}.py"
         mistakes = Mistakes()
-        made.append(load_environments(EnvironmentArguments(environment=address), mistakes))
+        made.append(load_environments(EnvironmentArguments(environment=address, environment_seconds=170.0), mistakes))
         mistakes.raise_if_any()
         return made[-1], rows_of(None, data_flags(data_path=[address], data_output_path=str(tmp_path / "cache")), 4, 1)
 
