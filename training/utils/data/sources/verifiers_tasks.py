@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.base.user_files import load_module, loaded_name
+from training.utils.base.user_files import loaded_name
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 PREFIX = "verifiers:"
@@ -101,12 +101,23 @@ def _settings_of(name: str, flag: str) -> dict[str, Any]:
     if not name.endswith(".py"):
         return {"taskset": {"id": name}}
     path = Path(name).expanduser().resolve()
-    sys.modules.setdefault(path.stem, load_module(str(path), flag))  # as verifiers' loader imports it
-    # Its tool servers are processes that import it by this name.
+    _import_by_stem(path, flag)
+    return {"taskset": {"id": path.stem}}
+
+
+def _import_by_stem(path: Path, flag: str) -> None:
+    """Import a file by its own name, as verifiers' loader does, and its tool servers, which are other processes."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(path.parent) not in folders:
         os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, folders), str(path.parent)])
-    return {"taskset": {"id": path.stem}}
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    found = getattr(importlib.import_module(path.stem), "__file__", None)
+    if found is None or Path(found).resolve() != path:
+        raise ThreestepError(
+            f"{flag} expects a file whose name no other module has, as verifiers imports it by that, got '{path}' "
+            f"beside {found or 'a module of Python'}; give it another name"
+        )
 
 
 class VerifiersTasks(PromptRawDataset):

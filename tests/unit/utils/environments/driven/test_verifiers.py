@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 
 import pytest
 
@@ -84,6 +85,7 @@ def said(text, *calls):
 def opened(tmp_path, monkeypatch):
     """The environments of a file of verifiers, and its rows."""
     monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
     made = []
 
     def load(name, source):
@@ -159,3 +161,13 @@ def test_mistakes(name, sentence):
     mistakes = Mistakes()
     load_environments(EnvironmentArguments(environment=f"verifiers:{name}"), mistakes)
     assert sentence in mistakes.sentences[0]
+
+
+@needs_verifiers
+def test_a_name_that_another_module_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "tomllib.py").write_text(WORDS)
+    mistakes = Mistakes()
+    load_environments(EnvironmentArguments(environment=f"verifiers:{tmp_path}/tomllib.py"), mistakes)
+    assert "--environment expects a file whose name no other module has" in mistakes.sentences[0]
