@@ -56,7 +56,8 @@ models.adapters: models models.quantized models.tensors contracts models.familie
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters sequence_parallel run base
-environments: generation data.chat contracts flags base
+environments: generation data.chat data.sources contracts flags base
+environments.driven: environments data.sources base
 generation.guessing: generation.decoding models contracts base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats

@@ -11,7 +11,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.environments.addresses import installed_environments
 
 _METHODS = {"reset", "step", "close"}
-_ADAPTERS = {"OpenEnvironment"}  # classes that have the methods
+_ADAPTERS = {"OpenEnvironment", "GymnasiumEnvironment", "DrivenEnvironment"}  # classes that have the methods
 _LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 

@@ -1,4 +1,4 @@
-"""Places of environments, as `--environment` names them: a class of a file, or of an installed package.
+"""Places of environments, as `--environment` names them: a class of a file or of an installed package, or verifiers.
 
 A package offers environments as entry points of the group threestep.environments:
 
@@ -9,14 +9,18 @@ A package offers environments as entry points of the group threestep.environment
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, first_line, nearest_names
-from training.utils.base.user_files import check_address, is_address, load_function
+from training.utils.base.user_files import check_address, is_address, load_function, loaded_name
+from training.utils.data.sources.verifiers_tasks import PREFIX, check_verifiers
 
 GROUP = "threestep.environments"
 FLAG = "--environment"
+_VERIFIERS = "training.utils.environments.driven.verifiers"
 
 
 def installed_environments() -> dict[str, EntryPoint]:
@@ -26,11 +30,14 @@ def installed_environments() -> dict[str, EntryPoint]:
 
 def name_of(address: str) -> str:
     """The environment's name, as rows have it in their column."""
-    return address.rpartition(":")[2]
+    name = address.rpartition(":")[2]
+    return Path(name).stem if address.startswith(PREFIX) else name
 
 
 def check_environment(address: str) -> None:
     """ThreestepError if there is no such environment. Loads nothing."""
+    if address.startswith(PREFIX):
+        return check_verifiers(address, FLAG)
     if ":" in address or is_address(address) or address.endswith(".py"):
         check_address(address, FLAG)
         return
@@ -45,14 +52,17 @@ def check_environment(address: str) -> None:
 def load_environment(address: str) -> Callable[[], Any]:
     """Return the class of an environment, or a function that makes one. ThreestepError if it does not load."""
     check_environment(address)
+    if address.startswith(PREFIX):
+        found: Any = import_module(loaded_name(_VERIFIERS)).environment_of(address.removeprefix(PREFIX))
+        return found  # type: ignore[no-any-return]
     if is_address(address):
         return load_function(address, FLAG)
-    found = installed_environments()[address]
+    entry = installed_environments()[address]
     try:
-        loaded = found.load()
+        loaded = entry.load()
     except Exception as problem:
         raise ThreestepError(
-            f"{FLAG} {address}: '{found.value}' does not load: {type(problem).__name__}: {first_line(problem)}"
+            f"{FLAG} {address}: '{entry.value}' does not load: {type(problem).__name__}: {first_line(problem)}"
         ) from problem
     if not callable(loaded):
         raise ThreestepError(f"{FLAG} expects a class, got '{address}', which is {type(loaded).__name__}")

@@ -25,8 +25,8 @@ class EnvironmentArguments:
 
     environment: str | None = flag(
         None,
-        "Class that answers the model turn by turn, as FILE.py:NAME, or the name of an installed one; several, parted "
-        "by commas, answer the rows whose column 'environment' has their NAME.",
+        "Class that answers the model turn by turn, as FILE.py:NAME, or the name of an installed one, or of verifiers "
+        "as verifiers:NAME; several, parted by commas, answer the rows whose column 'environment' has their NAME.",
         "names",
     )
     tools: str | None = flag(

@@ -114,9 +114,12 @@ class UserLoop:
             return len(self._blocked)
 
     def close(self) -> None:
-        """Stop the loop; nothing waits for it."""
+        """Stop the loop; what runs in it is cancelled, and has a second to end."""
         with self._lock:
+            thread = self._thread
             self._stop()
+        if thread is not None:
+            thread.join(_LOOP_SECONDS)
 
     def _stop(self) -> None:
         if self._loop is not None:
@@ -131,6 +134,8 @@ class DaemonThreads(ThreadPoolExecutor):
         answer: Future[Any] = Future()
 
         def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(fn(*args, **kwargs))
             except BaseException as problem:  # noqa: BLE001 - as the pool's threads
