@@ -23,6 +23,7 @@ from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, nearest_names
 from training.utils.clock.devices import DEVICES
 from training.utils.data.rows.arguments import RowArguments
+from training.utils.data.sources.arguments import SourceArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments, words_of
 from training.utils.flags.flags import flag, flag_of
@@ -36,7 +37,7 @@ from training.utils.run.run_paths import make_output_dir
 
 if TYPE_CHECKING:
     from training.plan.choices import Settings, Wanted
-    from training.utils.dry_run.estimate import Counts, Estimate
+    from training.utils.dry_run.estimate import Estimate, ModelCounts
     from training.utils.flags.step import Step
 
 TASKS = ("sft", "reward", "dpo", "ppo")
@@ -55,7 +56,7 @@ class PlanArguments:
         "(Llama 3.1), 13B (Llama 2). Step 3 takes critic and reward model of the same shape.",
         aliases=["--model"],
     )
-    task: str = flag("sft", "The step to plan.", choices=TASKS)
+    step: str = flag("sft", "The step to plan.", choices=TASKS, aliases=["--task"])
     gpus: str = flag("8xh100", f"Number and name of the GPUs: Nx and one of {', '.join(DEVICES)}.", "NxNAME")
     sequences_per_step: int = flag(
         512,
@@ -71,7 +72,7 @@ class PlanArguments:
     )
     price_per_hour: float | None = flag_of(RunArguments, "The price of a GPU for an hour, in money.")
     max_train_steps: int = flag_of(EngineArguments, "Steps (step 3: rollouts) of the run.", default=1000)
-    data_path: str = flag("embedded", "The data that the YAML file names.", "dataset")
+    data_path: list[str] = flag_of(SourceArguments, "The data that the YAML file names; default: embedded.")
     output_dir: str = flag_of(RunArguments, f"Folder for {FILE} and the shape's config.json.", default="runs/plan")
     curve: bool = flag(True, "Also plan for 1 to 4,096 GPUs.")
 
@@ -100,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
     from training.plan.text import Terms, as_yaml, best_lines, curve_lines
     from training.utils.dry_run.estimate import kept_counts
 
-    step = next(step for step in known_steps().values() if step.kind == flags.task)
+    step = next(step for step in known_steps().values() if step.kind == flags.step)
     counts = kept_counts()
     wanted = wanted_of(flags, step, counts)
     find = partial(_found, step, counts)
@@ -110,19 +111,19 @@ def main(argv: Sequence[str]) -> None:
     terms = Terms(wanted.device, "rollout" if is_rollout else "step", flags.max_train_steps, flags.price_per_hour)
     fitting = sum(one.parts is not None for one in tried)
     print(
-        f"{flags.task} of {flags.model_name_or_path} on {wanted.ranks} x {wanted.device}, {wanted.sequences:,} "
+        f"{flags.step} of {flags.model_name_or_path} on {wanted.ranks} x {wanted.device}, {wanted.sequences:,} "
         f"sequences of {sum(wanted.tokens):,} tokens a {terms.unit}: {len(tried):,} settings tried, {fitting:,} fit"
     )
     print("\n".join(best_lines(best, tried, wanted.ranks, terms)))
     path = Path(flags.output_dir) / FILE
-    path.write_text(as_yaml(best[0], f"threestep {flags.task} --config {path} --num_ranks {wanted.ranks}"), "utf-8")
+    path.write_text(as_yaml(best[0], f"threestep {flags.step} --config {path} --num_ranks {wanted.ranks}"), "utf-8")
     note(f"written: {path}")
     if flags.curve:
         print("\n".join(curve_lines(points(wanted, GPUS, find), terms)))
 
 
-def wanted_of(flags: PlanArguments, step: Step, counts: Counts) -> Wanted:
-    """What the flags ask for. Writes the folder of a public shape."""
+def wanted_of(flags: PlanArguments, step: Step, counts: ModelCounts) -> Wanted:
+    """Return the run that the flags ask for. Writes the folder of a public shape."""
     from training.plan.choices import Wanted
     from training.plan.shapes import shape_of, write_shape
 
@@ -132,7 +133,7 @@ def wanted_of(flags: PlanArguments, step: Step, counts: Counts) -> Wanted:
         write_shape(shape, Path(model))
     check_model_folder(model)
     number, _, device = flags.gpus.partition("x")
-    folder = str(Path(flags.output_dir) / flags.task)
+    folder = str(Path(flags.output_dir) / flags.step)
     wanted = Wanted(
         device,
         int(number),
@@ -140,16 +141,16 @@ def wanted_of(flags: PlanArguments, step: Step, counts: Counts) -> Wanted:
         (flags.max_prompt_seq_len, flags.max_answer_seq_len),
         int(DEVICES[device].memory_gb * 1e9),
         int(flags.host_memory_gb * 1e9),
-        {"output_dir": folder, **dict.fromkeys(step.inputs, model), "data_path": [flags.data_path]},
+        {"output_dir": folder, **dict.fromkeys(step.inputs, model), "data_path": flags.data_path or ["embedded"]},
     )
     return _with_drawing(wanted, model, counts) if len(step.inputs) > 1 else wanted
 
 
-def _with_drawing(wanted: Wanted, model: str, counts: Counts) -> Wanted:
-    """What a rank's rollout engine holds of the model."""
+def _with_drawing(wanted: Wanted, model: str, counts: ModelCounts) -> Wanted:
+    """Add the load of a rank's rollout engine."""
     import torch
 
-    from training.plan.drawing_flags import Drawn
+    from training.plan.drawing_flags import EngineLoad
     from training.utils.dry_run.activations import cache_bytes
     from training.utils.models.settings import ModelSettings
 
@@ -157,17 +158,17 @@ def _with_drawing(wanted: Wanted, model: str, counts: Counts) -> Wanted:
     weights = 2 * sum(part.numel() for part in actor.parameters())
     cache = cache_bytes(actor.config, 1, sum(wanted.tokens), 2)
     heads = actor.config.num_attention_heads
-    return replace(wanted, drawn=Drawn(weights, cache, wanted.sequences, wanted.gpu_bytes, heads))
+    return replace(wanted, drawn=EngineLoad(weights, cache, wanted.sequences, wanted.gpu_bytes, heads))
 
 
-def _found(step: Step, counts: Counts, wanted: Wanted) -> list[Any]:
+def _found(step: Step, counts: ModelCounts, wanted: Wanted) -> list[Any]:
     from training.plan.search import search
 
     return search(wanted, partial(estimate, step, counts, wanted))
 
 
-def estimate(step: Step, counts: Counts, wanted: Wanted, settings: Settings) -> Estimate:
-    """What the step's own dry run says of `settings`."""
+def estimate(step: Step, counts: ModelCounts, wanted: Wanted, settings: Settings) -> Estimate:
+    """Return the estimate of the step's own dry run with `settings`."""
     program: Any = importlib.import_module(step.program)
     planned = {"dry_run": True, "device": wanted.device, "num_ranks": wanted.ranks}
     words = [word for name, value in {**settings, **planned}.items() for word in words_of(name, value)]

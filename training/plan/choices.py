@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from training.plan.drawing_flags import DRAWINGS, Drawing, Drawn, drawing_flags
+from training.plan.drawing_flags import DRAWINGS, EngineLoad, WayOfDrawing, drawing_flags
 
 Settings = dict[str, Any]
 _BATCHES = (1, 4, 16)  # in which a rank draws its responses
@@ -14,7 +14,7 @@ _BATCHES = (1, 4, 16)  # in which a rank draws its responses
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to plan for.
+    """The run to plan.
 
     sequences: of an optimizer step on all ranks; step 3 draws as many before it. tokens: of the prompt and the
     response. host_bytes: of a rank. drawn: of step 3, with the sequences of all ranks; None for other steps.
@@ -27,7 +27,7 @@ class Wanted:
     gpu_bytes: int
     host_bytes: int
     common: Settings
-    drawn: Drawn | None = None
+    drawn: EngineLoad | None = None
 
 
 class Choice(NamedTuple):
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
     offload: bool
     recompute: bool
     micro_batch: int
-    drawing: Drawing | None = None
+    drawing: WayOfDrawing | None = None
 
     @property
     def words(self) -> str:
@@ -59,7 +59,7 @@ def ladders(wanted: Wanted) -> Iterator[list[Choice]]:
             yield [Choice(stage, offload, recompute, size) for size in sizes]
 
 
-def ways_of_drawing(wanted: Wanted) -> list[Drawing] | list[None]:
+def ways_of_drawing(wanted: Wanted) -> list[WayOfDrawing] | list[None]:
     """Those whose ranks divide the run's and the heads; [None] for steps that draw nothing."""
     if wanted.drawn is None:
         return [None]

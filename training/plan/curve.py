@@ -1,4 +1,4 @@
-"""What a run costs on 1 to 4,096 GPUs, and which part of it begins to cost more."""
+"""The cost of a run on 1 to 4,096 GPUs, and which part of it begins to cost more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Point(NamedTuple):
 
     @property
     def device_seconds(self) -> float:
-        """Of all GPUs for one step or rollout."""
+        """The seconds of all GPUs for one step or rollout."""
         return float("inf") if self.best is None else self.ranks * self.best.seconds
 
 

@@ -9,7 +9,7 @@ _SHARES = 20  # a share of a GPU's memory is given in twentieths
 _MOST = 0.9  # of a GPU
 
 
-class Drawing(NamedTuple):
+class WayOfDrawing(NamedTuple):
     """A rollout engine on the training GPUs, shared by `ranks` neighbours."""
 
     name: str
@@ -17,8 +17,8 @@ class Drawing(NamedTuple):
     ranks: int = 1
 
 
-class Drawn(NamedTuple):
-    """What the engine of a rank holds, in bytes: the model's weights, the cache of one sequence, the GPU. sequences: of
+class EngineLoad(NamedTuple):
+    """The load of a rank's engine, in bytes: the model's weights, the cache of one sequence, the GPU. sequences: of
     a rank. heads: of attention, which ranks share."""
 
     weights: int
@@ -29,12 +29,12 @@ class Drawn(NamedTuple):
 
 
 DRAWINGS = (
-    *(Drawing(f"vLLM, tensor parallel of {ranks}", "vllm", ranks) for ranks in (1, 2, 4, 8)),
-    Drawing("the trained model itself (hf)"),
+    *(WayOfDrawing(f"vLLM, tensor parallel of {ranks}", "vllm", ranks) for ranks in (1, 2, 4, 8)),
+    WayOfDrawing("the trained model itself (hf)"),
 )
 
 
-def drawing_flags(drawing: Drawing, drawn: Drawn, batches: int) -> dict[str, Any] | None:
+def drawing_flags(drawing: WayOfDrawing, drawn: EngineLoad, batches: int) -> dict[str, Any] | None:
     """The flags of drawing all sequences in so many batches; None if that does not fit."""
     if drawn.sequences % batches:
         return None

@@ -65,7 +65,7 @@ def _with_each_drawing(choice: Choice, wanted: Wanted, estimates: Estimates) -> 
 
 
 def fits(memory: MemoryLine, wanted: Wanted) -> bool:
-    """Whether a rank has room for it."""
+    """Return whether a rank has room for it."""
     return memory.device_bytes <= ALLOWANCE * wanted.gpu_bytes and memory.host_bytes <= wanted.host_bytes
 
 

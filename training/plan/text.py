@@ -90,7 +90,7 @@ def _largest(one: Tried) -> str:
 
 
 def _later(one: Tried, best: Tried) -> str:
-    """How much slower, and by which part."""
+    """The seconds more, and the part that adds most of them."""
     assert one.parts is not None and best.parts is not None
     more = _more(one.parts, best.parts)
     name = max(more, key=lambda part: more[part])

@@ -17,7 +17,7 @@ from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import SavedActivations, cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
-from training.utils.dry_run.estimate import ROLLING_OUT, Counts, Estimate, print_estimate
+from training.utils.dry_run.estimate import ROLLING_OUT, Estimate, ModelCounts, print_estimate
 from training.utils.dry_run.plan import (
     LargestForward,
     PlannedModel,
@@ -47,12 +47,12 @@ _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponent
 
 def dry_run(flags: PpoFlags, components: Components) -> None:
     """Print what a run of step 3 would be."""
-    ranks, estimate = ranks_of_dry_run(flags.run.num_ranks), estimated(flags, components, Counts())
+    ranks, estimate = ranks_of_dry_run(flags.run.num_ranks), estimated(flags, components, ModelCounts())
     print_estimate(estimate, "training.step3_ppo.main", flags.run, resolved_settings(flags), ranks=ranks)
 
 
-def estimated(flags: PpoFlags, components: Components, counts: Counts) -> Estimate:
-    """What a run of step 3 would be."""
+def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
+    """Return the estimate of a run of step 3."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     check_divides(ranks, ppo.sequence_parallel_size)
@@ -93,12 +93,11 @@ def estimated(flags: PpoFlags, components: Components, counts: Counts) -> Estima
         moments.append(Moment(f"in the {role}'s optimizer step", stepping.lines))
     sentences = [f"{role}: {sentence}" for role, planned in trained.items() for sentence in planned.sentences]
     beside, held_beside, moments_beside = flags.guests.planned(actor, roles.engine("actor"), ranks, device)
-    sentences += [*beside, _batches(ppo, forward, longest, ranks)]
     engine = components.rollout_engine
     together = engine.ranks_together(flags.settings_of_engine(engine))
     readers = {"actor": actor, "critic": critic, "reward model": scorer, **_reference(actor, components)}
     return Estimate(
-        sentences,
+        [*sentences, *beside, _batches(ppo, forward, longest, ranks)],
         [*held, *held_beside],
         [*moments, *moments_beside],
         device,
@@ -113,7 +112,7 @@ def _reference(actor: Any, components: Components) -> dict[str, Any]:
     return {"reference": actor} if components.algorithm.wants_reference else {}
 
 
-def _models_on_meta(roles: RolesArguments, components: Components, counts: Counts) -> tuple[Any, Any, Any]:
+def _models_on_meta(roles: RolesArguments, components: Components, counts: ModelCounts) -> tuple[Any, Any, Any]:
     """Return the actor, the critic and the reward model; None for one that there is not."""
     build, dtype = counts.model, DTYPES[roles.dtype]
     actor, critic, scorer = build(roles.model("actor"), dtype), None, None

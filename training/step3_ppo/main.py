@@ -18,10 +18,10 @@ from training.utils.run.program import run_program
 from training.utils.setup.first_look import look_first
 
 if TYPE_CHECKING:
-    from training.utils.dry_run.estimate import Counts, Estimate
+    from training.utils.dry_run.estimate import Estimate, ModelCounts
 
 
-def main(argv: Sequence[str], counts: Counts | None = None) -> Estimate | None:
+def main(argv: Sequence[str], counts: ModelCounts | None = None) -> Estimate | None:
     """Parse and check the flags, then plan or run. With `counts`, a dry run returns its estimate."""
     flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags, first_flags=STEP.first_flags))
     for path in (flags.roles.actor_model_name_or_path, flags.roles.critic_model_name_or_path):

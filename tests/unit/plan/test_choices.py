@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from training.plan.choices import Choice, ladders, settings_of, ways_of_drawing
-from training.plan.drawing_flags import DRAWINGS, Drawn
+from training.plan.drawing_flags import DRAWINGS, EngineLoad
 
 
 def test_micro_batches_divide_a_ranks_share(wanted):
@@ -26,7 +26,7 @@ def test_one_rank_shards_nothing_that_it_does_not_offload(wanted):
 
 
 def test_step_3_draws_as_many_as_it_trains_on(wanted):
-    here = replace(wanted(ranks=2), drawn=Drawn(100, 1, 16, 1000, heads=14))
+    here = replace(wanted(ranks=2), drawn=EngineLoad(100, 1, 16, 1000, heads=14))
     assert [drawing.ranks for drawing in ways_of_drawing(here)] == [1, 2, 1]
     assert [drawing.ranks for drawing in ways_of_drawing(replace(here, ranks=8))] == [1, 2, 1]
     choice = Choice(3, True, True, 4, DRAWINGS[1])

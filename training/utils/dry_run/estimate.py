@@ -1,4 +1,4 @@
-"""What a dry run finds, to print or to search by; and how it builds and counts models."""
+"""The result of a dry run, to print or to search by; and its counts of models, which a search keeps."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 ROLLING_OUT = "rolling out"  # the moment of step 3 that a rollout engine decides
 
 
-class Counts(NamedTuple):
-    """How a dry run builds a model, and counts its activations and its work."""
+class ModelCounts(NamedTuple):
+    """Functions that build a model, and count its activations and its work."""
 
     model: Callable[..., Any] = model_on_meta
     activations: Callable[..., Any] = saved_activations
     work: Callable[..., Any] = training_work
 
 
-def kept_counts() -> Counts:
-    """Counts that build and count each thing once, for many dry runs of the same models."""
+def kept_counts() -> ModelCounts:
+    """ModelCounts that build and count each thing once, for many dry runs of the same models."""
     build = functools.cache(model_on_meta)
 
     def model(settings: ModelSettings, *others: Any) -> Any:
         return build(replace(settings, gradient_checkpointing=False, torch_compile=False), *others)
 
-    return Counts(model, functools.cache(saved_activations), functools.cache(training_work))
+    return ModelCounts(model, functools.cache(saved_activations), functools.cache(training_work))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from training.utils.clock.training_step import Parts, step_parts
 from training.utils.dry_run.clock import clock_device, step_plan
 from training.utils.dry_run.device import planned_device
-from training.utils.dry_run.estimate import Counts, Estimate, print_estimate
+from training.utils.dry_run.estimate import Estimate, ModelCounts, print_estimate
 from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
 from training.utils.dry_run.table import ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
     ranks = ranks_of_dry_run(flags.run.num_ranks)
-    estimate = estimated(flags, scalar, responses, Counts())
+    estimate = estimated(flags, scalar, responses, ModelCounts())
     print_estimate(estimate, flags.step.program, flags.run, flags.settings, ranks=ranks)
 
 
-def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: Counts) -> Estimate:
-    """What a step's run would be."""
+def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelCounts) -> Estimate:
+    """Return the estimate of a step's run."""
     engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)

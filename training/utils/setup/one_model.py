@@ -22,7 +22,7 @@ from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.result import TrainingResult
 
 if TYPE_CHECKING:
-    from training.utils.dry_run.estimate import Counts, Estimate
+    from training.utils.dry_run.estimate import Estimate, ModelCounts
     from training.utils.flags.step import Step
 
 __all__ = ["OpenedModel", "TrainingResult", "one_model_program"]
@@ -53,7 +53,7 @@ def one_model_program(
     """
     description = sys.modules[module].__doc__ or ""
 
-    def main(argv: Sequence[str], counts: Counts | None = None) -> Estimate | None:
+    def main(argv: Sequence[str], counts: ModelCounts | None = None) -> Estimate | None:
         groups = parse_arguments(step.groups, argv, description, step.old_flags, first_flags=step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
         _check_model_flags(flags)

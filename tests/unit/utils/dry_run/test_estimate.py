@@ -9,7 +9,7 @@ import torch
 
 from training.step1_sft.main import main
 from training.utils.dry_run.device import PlannedDevice
-from training.utils.dry_run.estimate import Counts, Estimate, kept_counts
+from training.utils.dry_run.estimate import Estimate, ModelCounts, kept_counts
 from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.models.settings import ModelSettings
 
@@ -32,6 +32,6 @@ def test_kept_counts_estimate_the_same_and_build_a_model_once(tmp_path, capsys):
     words = ["--data_path", "embedded", "--model_name_or_path", str(tmp_path), "--max_seq_len", "64"]
     words += ["--dry_run", "true", "--device", "h100", "--gradient_checkpointing"]
     for recomputes in ("false", "true", "false"):
-        anew, again = (main([*words, recomputes], counts) for counts in (Counts(), kept))
+        anew, again = (main([*words, recomputes], counts) for counts in (ModelCounts(), kept))
         assert anew.most() == again.most() and anew.parts() == again.parts()
     assert "GiB" not in capsys.readouterr().out
