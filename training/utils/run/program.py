@@ -63,7 +63,7 @@ def run_program(
         _redact_streams()  # the interpreter prints a traceback to the streams of before
 
 
-def _run(main: Callable[[Sequence[str]], None]) -> None:
+def _run(main: Callable[[Sequence[str]], object]) -> None:
     try:
         main(sys.argv[1:])
     except ThreestepError as mistake:
