@@ -59,6 +59,7 @@ PROGRAMS = {
     "preview": Program("training.preview", "the rows of a run, as a model is fed them"),
     "env": Program("training.env", "environments: a list, one conversation in the terminal, a check before a run"),
     "inspect": Program("training.inspect", "what data are taken for, before training"),
+    "plan": Program("training.plan", "the best settings for a model on so many GPUs, and their cost, before a run"),
     "audit": Program("training.audit", "which number of a training step is wrong, and why; where two runs part"),
     "explain": Program("training.explain", "what one optimizer step did, token by token, and under other rules"),
     "report": Program("training.report", "one page about a run, or about several"),

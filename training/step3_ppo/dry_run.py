@@ -3,6 +3,7 @@ and seconds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.step3_ppo.ahead.free import GROUPS_AT_ONCE
-from training.step3_ppo.dry_run_time import print_rollout_time
+from training.step3_ppo.dry_run_time import rollout_parts
 from training.step3_ppo.flags.checks import Components, check_models
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
-from training.utils.dry_run.activations import cache_bytes
+from training.utils.dry_run.activations import SavedActivations, cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
-from training.utils.dry_run.meta import model_on_meta
+from training.utils.dry_run.estimate import ROLLING_OUT, Estimate, ModelCounts, print_estimate
 from training.utils.dry_run.plan import (
     LargestForward,
     PlannedModel,
@@ -24,7 +25,7 @@ from training.utils.dry_run.plan import (
     planned_limits,
     rows_at_most,
 )
-from training.utils.dry_run.table import MemoryLine, Moment, print_memory, print_plan, ranks_of_dry_run
+from training.utils.dry_run.table import MemoryLine, Moment, ranks_of_dry_run
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
@@ -46,22 +47,27 @@ _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponent
 
 def dry_run(flags: PpoFlags, components: Components) -> None:
     """Print what a run of step 3 would be."""
+    ranks, estimate = ranks_of_dry_run(flags.run.num_ranks), estimated(flags, components, ModelCounts())
+    print_estimate(estimate, "training.step3_ppo.main", flags.run, resolved_settings(flags), ranks=ranks)
+
+
+def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
+    """Return the estimate of a run of step 3."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     check_divides(ranks, ppo.sequence_parallel_size)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
     check_models(flags, components.with_critic_tokenizer)
-    actor, critic, scorer = _models_on_meta(roles, components, DTYPES[roles.dtype])
+    actor, critic, scorer = _models_on_meta(roles, components, counts)
     for model in filter(None, (actor, critic, scorer)):
         check_model(model, ppo.sequence_parallel_size, longest)
 
     forward = _forward(flags, components)
     whole_logits = _whole_logits(actor, forward, components)
-    trained = {"actor": _trained("actor", actor, forward, roles, *whole_logits, ranks=ranks, device=device)}
+    planned_role = partial(_trained, roles=roles, ranks=ranks, device=device, count=counts.activations)
+    trained = {"actor": planned_role("actor", actor, forward, *whole_logits)}
     if critic is not None:
-        trained["critic"] = _trained(
-            "critic", critic, replace(forward, with_entropy=False), roles, ranks=ranks, device=device
-        )
+        trained["critic"] = planned_role("critic", critic, replace(forward, with_entropy=False))
     held = [line for planned in trained.values() for line in planned.engine.held]
     frozen_lines, scoring = _frozen(
         actor, scorer, roles, components, where=(ranks, device, trained["actor"].layer_bytes)
@@ -80,18 +86,25 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
         held += [_kept_weights(actor, roles, versions), *rollout]
         rollout = []
     reused = _reused(trained, ppo, forward)
-    moments = [Moment("rolling out", tuple(rollout)), *scoring]
+    moments = [Moment(ROLLING_OUT, tuple(rollout)), *scoring]
     for role, planned in trained.items():
         backward, stepping = planned.moments
         moments.append(Moment(f"in a backward of the {role}", (*backward.lines, *reused.get(role, ()))))
         moments.append(Moment(f"in the {role}'s optimizer step", stepping.lines))
     sentences = [f"{role}: {sentence}" for role, planned in trained.items() for sentence in planned.sentences]
     beside, held_beside, moments_beside = flags.guests.planned(actor, roles.engine("actor"), ranks, device)
-    sentences += [*beside, _batches(ppo, forward, longest, ranks)]
-    print_plan("training.step3_ppo.main", ranks, resolved_settings(flags), sentences)
-    print_memory([*held, *held_beside], [*moments, *moments_beside], device.verdict)
+    engine = components.rollout_engine
+    together = engine.ranks_together(flags.settings_of_engine(engine))
     readers = {"actor": actor, "critic": critic, "reward model": scorer, **_reference(actor, components)}
-    print_rollout_time(flags, readers, forward, ranks=ranks)
+    return Estimate(
+        [*sentences, *beside, _batches(ppo, forward, longest, ranks)],
+        [*held, *held_beside],
+        [*moments, *moments_beside],
+        device,
+        partial(rollout_parts, flags, readers, forward, counts.work, ranks=ranks, together=together),
+        ppo.max_train_steps,
+        unit="rollout",
+    )
 
 
 def _reference(actor: Any, components: Components) -> dict[str, Any]:
@@ -99,13 +112,14 @@ def _reference(actor: Any, components: Components) -> dict[str, Any]:
     return {"reference": actor} if components.algorithm.wants_reference else {}
 
 
-def _models_on_meta(roles: RolesArguments, components: Components, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+def _models_on_meta(roles: RolesArguments, components: Components, counts: ModelCounts) -> tuple[Any, Any, Any]:
     """Return the actor, the critic and the reward model; None for one that there is not."""
-    actor, critic, scorer = model_on_meta(roles.model("actor"), dtype), None, None
+    build, dtype = counts.model, DTYPES[roles.dtype]
+    actor, critic, scorer = build(roles.model("actor"), dtype), None, None
     if components.algorithm.estimator.needs_critic:
-        critic = model_on_meta(roles.model("critic"), dtype, scores=True)
+        critic = build(roles.model("critic"), dtype, True)
     if components.with_reward_model:
-        scorer = model_on_meta(roles.model("critic").as_it_is(), dtype, scores=True)
+        scorer = build(roles.model("critic").as_it_is(), dtype, True)
     return actor, critic, scorer
 
 
@@ -148,12 +162,14 @@ def _trained(
     role: str,
     model: Any,
     forward: LargestForward,
-    roles: RolesArguments,
     *further: MemoryLine,
+    roles: RolesArguments,
     ranks: int,
     device: PlannedDevice,
+    count: Callable[..., SavedActivations],
 ) -> PlannedModel:
-    planned = plan_training(model, forward, roles.model(role), roles.engine(role), ranks=ranks, device=device)
+    loading, settings = roles.model(role), roles.engine(role)
+    planned = plan_training(model, forward, loading, settings, ranks=ranks, device=device, count=count)
     named = [replace(line, name=f"{role}: {line.name}") for line in planned.forward]
     return replace(planned, engine=planned.engine.named(role), forward=(*named, *further))
 

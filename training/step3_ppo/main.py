@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
 from training.step3_ppo.flags.ppo_flags import PpoFlags
@@ -16,9 +17,12 @@ from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import run_program
 from training.utils.setup.first_look import look_first
 
+if TYPE_CHECKING:
+    from training.utils.dry_run.estimate import Estimate, ModelCounts
 
-def main(argv: Sequence[str]) -> None:
-    """Parse and check the flags, then plan or run."""
+
+def main(argv: Sequence[str], counts: ModelCounts | None = None) -> Estimate | None:
+    """Parse and check the flags, then plan or run. With `counts`, a dry run returns its estimate."""
     flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags, first_flags=STEP.first_flags))
     for path in (flags.roles.actor_model_name_or_path, flags.roles.critic_model_name_or_path):
         if path:
@@ -31,15 +35,19 @@ def main(argv: Sequence[str]) -> None:
 
     components = checked_components(flags)
     if flags.run.dry_run:
-        from training.step3_ppo.dry_run import dry_run
+        from training.step3_ppo.dry_run import dry_run, estimated
 
-        return dry_run(flags, components)
+        if counts is not None:
+            return estimated(flags, components, counts)
+        dry_run(flags, components)
+        return None
     with quick_imports():
         from training.step3_ppo.run import run
 
     run(flags, components)
     if components.environments is not None:
         components.environments.close()
+    return None
 
 
 if __name__ == "__main__":

@@ -48,3 +48,11 @@ def test_epochs_repeat_the_updates(parts):
     once, twice = parts(), parts("--ppo_epochs", "2")
     assert twice["actor: launches by the host"] == pytest.approx(2 * once["actor: launches by the host"], rel=1e-2)
     assert twice["decode"] == once["decode"]
+
+
+def test_ranks_that_draw_together_read_a_part_of_the_weights_each(parts):
+    engine = ("--rollout_engine", "vllm", "--num_ranks", "4")
+    alone, together = parts(*engine), parts(*engine, "--vllm_tensor_parallel_size", "4")
+    assert "sums between ranks that draw together" not in alone
+    assert together["sums between ranks that draw together"] > 0
+    assert together["decode"] <= alone["decode"]

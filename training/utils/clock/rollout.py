@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from training.utils.clock.devices import USUAL_SHARE
 from training.utils.clock.roofline import HOST_SECONDS_AN_OPERATOR, RUNNING_SHARE, matmul_rates, memory_rate
+from training.utils.clock.traffic import gather_seconds
 
 if TYPE_CHECKING:
     from training.utils.clock.devices import Device
@@ -22,6 +23,14 @@ class DecodePlan(NamedTuple):
     prompt: int
     answer: int
     launches: float
+
+
+def sum_seconds(plan: DecodePlan, layers: int, width: int, ranks: int, *, device: Device) -> float:
+    """Seconds in which `ranks` that draw together add up their parts of each layer's two outputs (Shoeybi et al. 2019,
+    "Megatron-LM", section 3), of prompts and of every token drawn. plan: of one of them. width: of the states."""
+    a_token = plan.sequences * width * plan.element_bytes
+    once = gather_seconds(plan.prompt * a_token, ranks, device) + plan.answer * gather_seconds(a_token, ranks, device)
+    return 2 * layers * 2 * once  # a reduction and a gather each
 
 
 def decode_seconds(plan: DecodePlan, device: Device, dtype: str = "bf16") -> float:

@@ -335,6 +335,11 @@ class RolloutEngine(ABC):
         return False
 
     @classmethod
+    def ranks_together(cls, settings: RolloutSettings) -> int:
+        """Return how many neighbouring ranks draw by one engine, each with a part of its weights."""
+        return 1
+
+    @classmethod
     def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> PlannedMemory | None:
         """Return what it adds to a rank's memory; None if it draws by the trained model, with a cache."""
         return None

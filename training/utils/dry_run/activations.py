@@ -125,7 +125,10 @@ def head_bytes(
     vocabulary, width = head.weight.shape
     size = head.weight.element_size()
     narrow = 0 if size >= 4 else size  # float32 logits are not converted
-    if PolicyModel(model)._target_head is None:
+    base: Any = model.base_model
+    with shortened(base, decoder_layers(base), 1):  # whose forward shows what follows the head
+        is_linear = PolicyModel(model)._target_head is not None
+    if not is_linear:
         return positions * vocabulary * 3 * size + targets * vocabulary * (4 + 4 + narrow)
     chunk = max(1, chunk_mb * 2**20 // (4 * vocabulary))
     logits = min(targets, chunk) * vocabulary * (4 + narrow + (8 if with_entropy else 0))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from training.utils.dry_run.activations import head_bytes, saved_activations
+from training.utils.dry_run.activations import SavedActivations, head_bytes, saved_activations
 from training.utils.dry_run.attention_memory import mask_lines
 from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
 from training.utils.dry_run.table import MemoryLine, Moment
@@ -70,15 +71,16 @@ def plan_training(
     *,
     ranks: int,
     device: PlannedDevice,
+    count: Callable[..., SavedActivations] = saved_activations,
 ) -> PlannedModel:
-    """Return the memory of one rank that trains `model`, which is on the meta device."""
+    """Return the memory of one rank that trains `model`, which is on the meta device. count: its activations."""
     trained = _trained_elements(model)
     config, engine = engine_of(model, settings, ranks, device)
     engine, whole_layer = _with_rounded_weights(engine, model)
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
-    saved = saved_activations(model, forward.rows, forward.slice_tokens, attention, in_float32=in_float32)
+    saved = count(model, forward.rows, forward.slice_tokens, attention, in_float32=in_float32)
     held = saved.held(loading.gradient_checkpointing)
     beside = [] if forward.media is None else forward.media.lines(model, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""

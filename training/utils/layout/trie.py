@@ -139,7 +139,7 @@ def _parts(sequences: Sequence[TokenSequence]) -> tuple[Sequence[TokenSequence],
 
 def joined(parts: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list[list[int]]:
     """Return indices of `parts` in groups that are one trie each: those whose first sequences begin with
-    `plan.least_shared_tokens` equal tokens, in rows of `plan.max_row_tokens`. A part has the sequences of one prompt,
+    `least_shared_tokens` equal tokens, in rows of `max_row_tokens`. A part has the sequences of one prompt,
     and stays whole; without packed rows, or if nothing is to be shared, each is its own group.
 
     Where there are several ranks, a group has at most half of a rank's share of all tokens, so that the ranks still get

@@ -35,7 +35,7 @@ _EXIT_SECONDS = 10.0  # for what is registered with atexit, in a process that wi
 
 
 def run_program(
-    main: Callable[[Sequence[str]], None], uses_deepspeed: bool = True, output_is_log: bool = False
+    main: Callable[[Sequence[str]], object], uses_deepspeed: bool = True, output_is_log: bool = False
 ) -> None:
     """Call `main` with the command line. A ThreestepError, out of memory and a disk that refuses end it with code 2 and
     one sentence, Ctrl-C with code 130 and one; any other error keeps its traceback, and of several ranks only the first
@@ -63,7 +63,7 @@ def run_program(
         _redact_streams()  # the interpreter prints a traceback to the streams of before
 
 
-def _run(main: Callable[[Sequence[str]], None]) -> None:
+def _run(main: Callable[[Sequence[str]], object]) -> None:
     try:
         main(sys.argv[1:])
     except ThreestepError as mistake:

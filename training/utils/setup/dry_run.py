@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.utils.clock.training_step import step_parts
-from training.utils.dry_run.clock import clock_device, print_time, step_plan
+from training.utils.clock.training_step import Parts, step_parts
+from training.utils.dry_run.clock import clock_device, step_plan
 from training.utils.dry_run.device import planned_device
-from training.utils.dry_run.meta import model_on_meta
-from training.utils.dry_run.operators import training_work
+from training.utils.dry_run.estimate import Estimate, ModelCounts, print_estimate
 from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
-from training.utils.dry_run.table import print_memory, print_plan, ranks_of_dry_run
+from training.utils.dry_run.table import ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.sequence_parallel.checks import check_model
@@ -24,6 +23,13 @@ if TYPE_CHECKING:
 
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
+    ranks = ranks_of_dry_run(flags.run.num_ranks)
+    estimate = estimated(flags, scalar, responses, ModelCounts())
+    print_estimate(estimate, flags.step.program, flags.run, flags.settings, ranks=ranks)
+
+
+def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelCounts) -> Estimate:
+    """Return the estimate of a step's run."""
     engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
@@ -32,7 +38,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     settings = engine.settings(flags.of_step.learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
     check_trains(model, generates=not scalar)
-    built = model_on_meta(model, DTYPES[settings.dtype], scalar)
+    built = counts.model(model, DTYPES[settings.dtype], scalar)
     check_model(built, sharing, max_seq_len)
     sequences = engine.per_device_train_batch_size
     rows = rows_at_most(
@@ -42,7 +48,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     together = tokens * engine.gradient_accumulation_steps
     media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
     forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media, sharing=sharing)
-    planned = plan_training(built, forward, model, settings, ranks=ranks, device=device)
+    planned = plan_training(built, forward, model, settings, ranks=ranks, device=device, count=counts.activations)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
     sequences_per_step = sequences * (ranks // sharing) * engine.gradient_accumulation_steps
     dealt = f"{ranks} ranks" if sharing == 1 else f"{ranks // sharing} groups of {sharing} ranks"
@@ -53,10 +59,20 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
         f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
     )
     kept = kept_features_line(media, flags.model.kept_image_features_mb)
-    print_plan(flags.step.program, ranks, flags.settings, [*planned.sentences, *sentences, batches])
-    print_memory([*planned.engine.held, kept, *held], [*planned.moments, *moments], device.verdict)
-    timed = clock_device(flags.run.device, settings.dtype, sharing)
-    if timed is not None:
-        work = training_work(built, rows, max_seq_len, tokens)
+
+    def parts() -> Parts | None:
+        timed = clock_device(flags.run.device, settings.dtype, sharing)
+        if timed is None:
+            return None
+        work = counts.work(built, rows, max_seq_len, tokens)
         plan = step_plan(built, model, settings, ranks=ranks, micro_steps=engine.gradient_accumulation_steps)
-        print_time(step_parts(work, plan, timed), flags.run, ranks, steps=engine.max_train_steps, unit="step")
+        return step_parts(work, plan, timed)
+
+    return Estimate(
+        [*planned.sentences, *sentences, batches],
+        [*planned.engine.held, kept, *held],
+        [*planned.moments, *moments],
+        device,
+        parts,
+        engine.max_train_steps,
+    )

@@ -22,6 +22,7 @@ from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.result import TrainingResult
 
 if TYPE_CHECKING:
+    from training.utils.dry_run.estimate import Estimate, ModelCounts
     from training.utils.flags.step import Step
 
 __all__ = ["OpenedModel", "TrainingResult", "one_model_program"]
@@ -37,12 +38,12 @@ def one_model_program(
     rereads_start: Callable[[Any], bool] = lambda own: False,
     check: Callable[[OneModelFlags], None] | None = None,
     check_rows: Callable[[Sequence[Any], Any], None] | None = None,
-) -> Callable[[Sequence[str]], None]:
+) -> Callable[..., Estimate | None]:
     """Return a step's main(argv), and call it now if `module`, the caller's `__name__`, is what `python -m` runs.
 
     main parses the command line, with the module's docstring for `--help`. It prints the plan and ends with
-    `--dry_run`; otherwise it opens the run (folder, tokenizer, rows, model, engine, metrics), calls train(opened, own
-    flags), and saves the model, the closing figures and the report.
+    `--dry_run`, or with `counts` returns the estimate; otherwise it opens the run (folder, tokenizer, rows, model,
+    engine, metrics), calls train(opened, own flags), and saves the model, the closing figures and the report.
 
     rows: the kind of rows to train on, by its name or as own flags -> its name
     scores: the model is a reward model; otherwise it predicts tokens
@@ -52,7 +53,7 @@ def one_model_program(
     """
     description = sys.modules[module].__doc__ or ""
 
-    def main(argv: Sequence[str]) -> None:
+    def main(argv: Sequence[str], counts: ModelCounts | None = None) -> Estimate | None:
         groups = parse_arguments(step.groups, argv, description, step.old_flags, first_flags=step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
         _check_model_flags(flags)
@@ -70,14 +71,17 @@ def one_model_program(
 
         kind = KINDS[rows if isinstance(rows, str) else rows(flags.of_step)]
         if flags.run.dry_run:
-            from training.utils.setup.dry_run import dry_run
+            from training.utils.setup.dry_run import dry_run, estimated
 
+            if counts is not None:
+                return estimated(flags, scores, len(kind.responses), counts)
             dry_run(flags, scores, responses=len(kind.responses))
         else:
             with quick_imports():
                 from training.utils.setup.one_model_run import run_one_model
 
             run_one_model(flags, train, kind, scores, rereads_start=rereads_start(flags.of_step), check_rows=check_rows)
+        return None
 
     if module == "__main__":
         run_program(main, output_is_log=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.utils.clock.devices import DEVICES
-from training.utils.clock.rollout import DecodePlan, decode_seconds
+from training.utils.clock.rollout import DecodePlan, decode_seconds, sum_seconds
 
 H100 = DEVICES["h100"]
 # Llama 3.1 8B in 16 bits: 128 KiB of cache a token.
@@ -37,3 +37,13 @@ def test_many_short_sequences_compute_and_eager_steps_wait_for_the_host():
     batch = EIGHT_B._replace(sequences=4096, cache_bytes=0.0)
     assert decode_seconds(batch, H100) == pytest.approx(100 * 2 * 8.03e9 * 4096 / 794.5e12 / 0.854)
     assert decode_seconds(EIGHT_B._replace(launches=1200), H100) == pytest.approx(100 * 1200 * 10e-6)
+
+
+def test_ranks_that_draw_together_add_up_two_outputs_a_layer():
+    """A token of 10 sequences x 100 numbers x 2 bytes; two ranks of a node: a hop of 3 us and half of 2,000 bytes at
+    0.8 x 450 GB/s, four times a layer and token, and once more for the prompt of 50 tokens."""
+    plan = DecodePlan(1e6, 2, 100, sequences=10, prompt=50, answer=7, launches=0)
+    token, prompt = (3e-6 + 0.5 * size / (0.8 * 450e9) for size in (2000, 100_000))
+    found = sum_seconds(plan, 3, 100, 2, device=DEVICES["h100"])
+    assert found == pytest.approx(2 * 3 * 2 * (prompt + 7 * token))
+    assert sum_seconds(plan, 3, 100, 1, device=DEVICES["h100"]) == 0

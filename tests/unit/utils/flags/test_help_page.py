@@ -30,7 +30,7 @@ UNITS = frozenset(
 PROGRAMS = [step.program for step in known_steps().values()] + [
     "training.best_of", "training.chat", "training.env.__main__", "training.evaluate",
     "training.inspect.__main__", "training.new_model",
-    "training.preview", "training.step2_reward.evaluate",
+    "training.plan.__main__", "training.preview", "training.step2_reward.evaluate",
 ]  # fmt: skip
 
 

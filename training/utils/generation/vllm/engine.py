@@ -113,6 +113,10 @@ class VllmRollout(RolloutEngine):
         return settings.beside_training and settings.own.vllm_sleep
 
     @classmethod
+    def ranks_together(cls, settings: RolloutSettings) -> int:
+        return int(settings.own.vllm_tensor_parallel_size)
+
+    @classmethod
     def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> PlannedMemory:
         """Its part of the weights and its cache, or its share of a GPU, where that bounds both; and weights on their
         way."""

@@ -1,0 +1,52 @@
+"""The ways to draw responses that a plan of step 3 chooses among, as flags."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+_SHARES = 20  # a share of a GPU's memory is given in twentieths
+_MOST = 0.9  # of a GPU
+
+
+class WayOfDrawing(NamedTuple):
+    """A rollout engine on the training GPUs, shared by `ranks` neighbours."""
+
+    name: str
+    engine: str = "hf"
+    ranks: int = 1
+
+
+class EngineLoad(NamedTuple):
+    """The load of a rank's engine, in bytes: the model's weights, the cache of one sequence, the GPU. sequences: of
+    a rank. heads: of attention, which ranks share."""
+
+    weights: int
+    cache: int
+    sequences: int
+    gpu: int
+    heads: int
+
+
+DRAWINGS = (
+    *(WayOfDrawing(f"vLLM, tensor parallel of {ranks}", "vllm", ranks) for ranks in (1, 2, 4, 8)),
+    WayOfDrawing("the trained model itself (hf)"),
+)
+
+
+def drawing_flags(drawing: WayOfDrawing, drawn: EngineLoad, batches: int) -> dict[str, Any] | None:
+    """The flags of drawing all sequences in so many batches; None if that does not fit."""
+    if drawn.sequences % batches:
+        return None
+    common = {
+        "rollout_engine": drawing.engine,
+        "per_device_generation_batch_size": drawn.sequences // batches,
+        "generation_batches": batches,
+    }
+    if drawing.engine == "hf":
+        return common
+    needed = drawn.weights / drawing.ranks + drawn.cache * drawn.sequences / batches
+    share = math.ceil(_SHARES * needed / drawn.gpu) / _SHARES
+    if share > _MOST:
+        return None
+    return {**common, "vllm_tensor_parallel_size": drawing.ranks, "vllm_memory_share": share}

@@ -1,0 +1,74 @@
+"""The result of a dry run, to print or to search by; and its counts of models, which a search keeps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.utils.dry_run.activations import saved_activations
+from training.utils.dry_run.clock import print_time
+from training.utils.dry_run.meta import model_on_meta
+from training.utils.dry_run.operators import training_work
+from training.utils.dry_run.table import MemoryLine, Moment, most_at_once, print_memory, print_plan, total
+
+if TYPE_CHECKING:
+    from training.utils.clock.training_step import Parts
+    from training.utils.dry_run.device import PlannedDevice
+    from training.utils.models.settings import ModelSettings
+    from training.utils.run.run_arguments import RunArguments
+
+ROLLING_OUT = "rolling out"  # the moment of step 3 that a rollout engine decides
+
+
+class ModelCounts(NamedTuple):
+    """Functions that build a model, and count its activations and its work."""
+
+    model: Callable[..., Any] = model_on_meta
+    activations: Callable[..., Any] = saved_activations
+    work: Callable[..., Any] = training_work
+
+
+def kept_counts() -> ModelCounts:
+    """ModelCounts that build and count each thing once, for many dry runs of the same models."""
+    build = functools.cache(model_on_meta)
+
+    def model(settings: ModelSettings, *others: Any) -> Any:
+        return build(replace(settings, gradient_checkpointing=False, torch_compile=False), *others)
+
+    return ModelCounts(model, functools.cache(saved_activations), functools.cache(training_work))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """plan: sentences. held, moments: memory of a rank. parts: counts the seconds of one `unit`; None on a device of
+    unknown speed. steps: such units of the run, None if no flag bounds them."""
+
+    plan: Sequence[str]
+    held: Sequence[MemoryLine]
+    moments: Sequence[Moment]
+    device: PlannedDevice
+    parts: Callable[[], Parts | None]
+    steps: int | None
+    unit: str = "step"
+
+    def most(self, without: str | None = None) -> MemoryLine:
+        """The most memory at once, in any moment but the one of that name."""
+        sums = most_at_once(self.held, [moment for moment in self.moments if moment.doing != without])
+        return replace(
+            total((), "most at once"),
+            device_bytes=max(one.device_bytes for one in sums),
+            host_bytes=max(one.host_bytes for one in sums),
+        )
+
+
+def print_estimate(
+    estimate: Estimate, program: str, run: RunArguments, settings: Mapping[str, Any], *, ranks: int
+) -> None:
+    """Print settings, plan, memory and seconds, on rank 0."""
+    print_plan(program, ranks, settings, estimate.plan)
+    print_memory(estimate.held, estimate.moments, estimate.device.verdict)
+    parts = estimate.parts()
+    if parts is not None:
+        print_time(parts, run, ranks, steps=estimate.steps, unit=estimate.unit)
