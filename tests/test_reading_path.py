@@ -14,7 +14,7 @@ from tests.support.sources import modules
 from tests.unit.step3_ppo.test_trainer import Engine, made_trainer
 
 PACKAGE = Path(training.__file__).parent
-MOST_LINES = 1450
+MOST_LINES = 1455
 
 
 def functions_of_a_step() -> set[str]:
