@@ -41,7 +41,10 @@ class EngineEntry:
 
 
 ENGINES = {
-    "hf": EngineEntry("training.utils.generation.engines.hf:TransformersRollout"),
+    "hf": EngineEntry(
+        "training.utils.generation.engines.hf:TransformersRollout",
+        flags="training.utils.generation.engines.arguments:HfArguments",
+    ),
     "hybrid": EngineEntry(
         "training.utils.generation.engines.hybrid:HybridRollout", note="DeepSpeed's engine, in training only"
     ),

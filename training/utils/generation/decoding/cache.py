@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 # A full layer grows by this many tokens, or by this share of its length if that is more. Each token is copied only a
 # few times in all, whatever the response's length, and at most a fifth of a long cache is unused.
@@ -116,6 +116,12 @@ def roomy_cache(model: PreTrainedModel, limit_tokens: int) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     cache.layers = [RoomyLayer(limit_tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def holds_keys_alone(cache: Any) -> bool:
+    """Return whether every layer of a `roomy_cache` takes the tokens of several forwards one behind the other: keys and
+    values of all tokens or of the last."""
+    return all(type(layer) in (RoomyLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
 
 
 def reorder(cache: Cache, order: torch.Tensor) -> None:

@@ -16,9 +16,20 @@ import torch
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.contracts.media import media_between
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.decoding.decoding import FIXED, MASKED, NONE, WAYS, DecodeWay, Decoding, of_one_length
+from training.utils.generation.decoding.cache import roomy_cache
+from training.utils.generation.decoding.decoding import (
+    FIXED,
+    MASKED,
+    NONE,
+    OURS,
+    WAYS,
+    DecodeWay,
+    Decoding,
+    of_one_length,
+)
 from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.ragged_rows import RaggedRows
+from training.utils.generation.decoding.step_masks import windows_of
 from training.utils.models.own_forward import OwnForward, current_difference
 from training.utils.models.tensors.rounding import rms
 
@@ -29,6 +40,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import MediaForward, RunMedia
 
 _SAMPLES = 2
+_PART = 3  # tokens of a prompt that one forward reads: fewer than the probes' prompts have
 _MOST_GIVEN = 8  # of the response of an example with media
 _MOST_TOKENS = 8192  # of a row: attention of four such prompts, padded, takes 4 x 8192^2 numbers of a mask
 
@@ -85,6 +97,19 @@ def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> 
     media, tolerance = own.with_media.media, own.with_media.tolerance
     reason = _why_other(cases, numbers_M, tolerance, lambda cases: _decoded(model, cases, way, media))
     return None if reason is None else f"of prompts with {media.name} {reason}"
+
+
+def why_not_in_parts(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
+    """Return None if log-probabilities behind prompts that several forwards read (`Decoding`) are those of `own`, else
+    the reason why not."""
+    cache = roomy_cache(model, 0) if way.cache == OURS else None
+    if not way.padded or cache is None:
+        return f"it rolls out {way.words}"
+    try:
+        windows_of(model.config, cache)
+    except ValueError as problem:
+        return str(problem)
+    return _why_other(*_short(own), own.tolerance, lambda cases: _decoded(model, cases, way, prefill_tokens=_PART))
 
 
 def why_not_verified(model: PreTrainedModel, own: OwnForward, guesses: int) -> str | None:
@@ -154,6 +179,11 @@ def _known(own: OwnForward) -> tuple[list[_Case], torch.Tensor]:
     long = own.probes.long
     if long is None or long.tokens <= _MOST_TOKENS:
         return _cases(own), own.numbers_M
+    return _short(own)
+
+
+def _short(own: OwnForward) -> tuple[list[_Case], torch.Tensor]:
+    """As `_known`, without the long sequence."""
     cases = _cases(replace(own, probes=replace(own.probes, long=None)))
     return cases, own.numbers_M[: sum(len(case.response_ids) for case in cases if case.is_known)]
 
@@ -188,7 +218,12 @@ def _media_cases(own: OwnForward, measured: MediaForward) -> tuple[list[_Case], 
 
 
 def _decoded(
-    model: PreTrainedModel, cases: Sequence[_Case], way: DecodeWay, media: RunMedia | None = None
+    model: PreTrainedModel,
+    cases: Sequence[_Case],
+    way: DecodeWay,
+    media: RunMedia | None = None,
+    *,
+    prefill_tokens: int | None = None,
 ) -> list[list[torch.Tensor]]:
     """Return, for each case, the log-probabilities (float64) of its response's tokens, given one by one."""
     request = _request(cases, model.device)
@@ -197,7 +232,7 @@ def _decoded(
     parts = [(list(range(len(cases))), request)] if way.padded else list(of_one_length(request))
     read: list[list[torch.Tensor]] = [[] for _ in cases]
     for rows, part in parts:
-        decoding = Decoding(model, part, way)
+        decoding = Decoding(model, part, way, prefill_tokens=prefill_tokens)
         logits_AV, place = decoding.prefill(_SAMPLES), 0
         while True:
             active = [rows[row] for row in decoding.rows_A.tolist()]

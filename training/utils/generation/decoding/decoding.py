@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.generation.decoding.cache import compacted, leave, moves_when_leaving, reorder, roomy_cache
+from training.utils.generation.decoding.cache import (
+    compacted,
+    holds_keys_alone,
+    leave,
+    moves_when_leaving,
+    reorder,
+    roomy_cache,
+)
 from training.utils.generation.decoding.fixed_steps import FixedSteps, leave_now
 from training.utils.generation.decoding.prompt_inputs import prompt_inputs
 from training.utils.generation.decoding.step_masks import StepMasks, windows_of
@@ -71,8 +78,11 @@ class Decoding:
         request: RolloutRequest,
         way: DecodeWay = WAYS[0],
         experts: ExpertLog | None = None,
+        *,
+        prefill_tokens: int | None = None,
     ) -> None:
-        """experts: gets those of each token that is read."""
+        """experts: gets those of each token that is read. prefill_tokens: of the prompts that one forward reads, where
+        the cache can be continued and no prompt has media; None: all."""
         self._most, prompt_mask_BP = request.sampling.max_new_tokens, request.prompt_mask_BP
         count, self.length = prompt_mask_BP.shape
         self.model, self.way = model, way
@@ -87,13 +97,15 @@ class Decoding:
         self.position_ids = self._prompts.last_B1
         self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
         self._experts, self._prompt_tokens = experts, self.length
+        self._part_tokens = self.length
+        if prefill_tokens is not None and can_read_in_parts(way, self.cache) and not self._prompts.of_media:
+            self._part_tokens = prefill_tokens
         self._masks: StepMasks | None = None
         self._steps: FixedSteps | None = None
 
     def prefill(self, samples_per_prompt: int) -> torch.Tensor:
         """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
-        mask_BP, prompts = self.mask[:, : self.length], self._prompts
-        logits_BV = self.forward(self.input_ids, mask_BP, prompts.position_ids, prompts.of_media)
+        logits_BV = self._read_prompts()
         if self._experts is not None:
             self._experts.note_prompts(samples_per_prompt)
         if samples_per_prompt > 1:
@@ -106,6 +118,17 @@ class Decoding:
             self.rows_A, logits_BV = torch.arange(len(order), device=order.device), logits_BV[order]
         if self.way.masks_are_ours:
             self._prepare_steps()
+        return logits_BV
+
+    def _read_prompts(self) -> torch.Tensor:
+        """Return the logits [B, V] behind the prompts. A part of them takes a mask of its tokens by all before."""
+        ids_BP, prompts = self.input_ids, self._prompts
+        for start in range(0, self.length, self._part_tokens):
+            end = min(start + self._part_tokens, self.length)
+            positions = prompts.position_ids[..., start:end]
+            logits_BV = self.forward(ids_BP[:, start:end], self.mask[:, :end], positions, prompts.of_media)
+            if self._experts is not None:
+                self._experts.note_prompt_tokens()
         return logits_BV
 
     def _prepare_steps(self) -> None:
@@ -176,6 +199,11 @@ class Decoding:
         if self.way.cache == OWN:
             self.cache = getattr(output, name)
         return output.logits[:, -1].float()
+
+
+def can_read_in_parts(way: DecodeWay, cache: Any) -> bool:
+    """Return whether prompts can be read by several forwards, each behind what the last left in the cache."""
+    return way.padded and way.cache == OURS and holds_keys_alone(cache)
 
 
 def of_one_length(request: RolloutRequest) -> Iterator[tuple[list[int], RolloutRequest]]:

@@ -23,15 +23,21 @@ class ExpertLog:
 
     def __init__(self, last: Callable[[], torch.Tensor], request: RolloutRequest) -> None:
         self._last, self._mask_BP = last, request.repeated()[1]
-        self._shape = (len(request.prompt_ids_BP), request.prompt_ids_BP.shape[1])
+        self._prompts = len(request.prompt_ids_BP)
         self._most = request.sampling.max_new_tokens
+        self._parts: list[torch.Tensor] = []
+
+    def note_prompt_tokens(self) -> None:
+        """The last forward was of the next tokens of all prompts."""
+        own_tLK = self._last()
+        self._parts.append(own_tLK.view(self._prompts, -1, *own_tLK.shape[1:]))
 
     def note_prompts(self, samples_per_prompt: int) -> None:
-        """The last forward was that of the prompts, each of which has so many samples."""
-        own_tLK = self._last()
-        prompt_BPLK = own_tLK.view(*self._shape, *own_tLK.shape[1:]).repeat_interleave(samples_per_prompt, dim=0)
+        """The prompts are read, each of which has so many samples."""
+        own_BPLK = torch.cat(self._parts, dim=1)
+        prompt_BPLK = own_BPLK.repeat_interleave(samples_per_prompt, dim=0)
         self._prompt_BPLK = prompt_BPLK.masked_fill(~self._mask_BP[..., None, None], UNKNOWN)
-        self._response_BRLK = own_tLK.new_full((len(self._mask_BP), self._most, *own_tLK.shape[1:]), UNKNOWN)
+        self._response_BRLK = own_BPLK.new_full((len(self._mask_BP), self._most, *own_BPLK.shape[2:]), UNKNOWN)
 
     def note_tokens(self, rows_A: torch.Tensor, place: int) -> None:
         """The last forward was that of one response token of each of these rows, at `place` of the response."""

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.generation.decoding.cache import Moves, compacted, cut, leave, reorder, roomy_cache
+from training.utils.generation.decoding.cache import (
+    Moves,
+    compacted,
+    cut,
+    holds_keys_alone,
+    leave,
+    reorder,
+    roomy_cache,
+)
 from training.utils.generation.decoding.step_masks import additive, for_attention, windows_of
 
 if TYPE_CHECKING:
@@ -22,19 +30,29 @@ if TYPE_CHECKING:
 class KeptRows:
     """The rows of a trunk (a model without its output layer): a cache, a mask of what each row holds, and positions."""
 
-    def __init__(self, trunk: PreTrainedModel, seen_BP: torch.Tensor, most_columns: int) -> None:
-        """seen_BP: bool, the columns of the prompts that are seen. most_columns: of prompts and all that is given."""
+    def __init__(
+        self, trunk: PreTrainedModel, seen_BP: torch.Tensor, most_columns: int, *, prefill_tokens: int | None = None
+    ) -> None:
+        """seen_BP: bool, the columns of the prompts that are seen. most_columns: of prompts and all that is given.
+        prefill_tokens: of the prompts that one forward reads; None: all."""
         self._trunk = trunk
         self._cache: Any = roomy_cache(trunk, most_columns)
         self._seen_BP, self._most_columns = seen_BP, most_columns
+        self._part_tokens = seen_BP.shape[1]
+        if prefill_tokens is not None and holds_keys_alone(self._cache):
+            self._part_tokens = prefill_tokens
 
     def prefill(self, position_ids_BP: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         """Compute the prompts; return their states [B, P, H]. inputs: input_ids [B, P] or inputs_embeds [B, P, H].
 
         ValueError if a layer sees but the last tokens, or holds something else than keys and values.
         """
-        count, self._columns = self._seen_BP.shape
-        states_BPH = self._forward(self._seen_BP.long(), position_ids_BP, inputs)
+        self._columns, parts = self._seen_BP.shape[1], list[torch.Tensor]()
+        for start in range(0, self._columns, self._part_tokens):
+            part = slice(start, start + self._part_tokens)
+            given = {name: tokens[:, part] for name, tokens in inputs.items()}
+            parts.append(self._forward(self._seen_BP[:, : part.stop].long(), position_ids_BP[:, part], given))
+        states_BPH = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         windows = windows_of(self._trunk.config, self._cache)
         if any(window is not None for window in windows.values()):
             raise ValueError("its layers see the last tokens alone, by the order in which they were given")

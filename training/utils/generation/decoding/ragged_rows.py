@@ -115,14 +115,25 @@ class RaggedRows:
 
     def give(self, first: int, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         """Append tokens to the rows from `first` on, one or more to each, at the positions of their columns; return
-        the logits [J, V] behind the last of each."""
+        the logits [J, V] behind the last of each. A row whose mask would be too large is given its tokens in parts."""
         width = max(map(len, tokens))
         extent = max(self.filled[first : first + len(tokens)]) + width
         self.make_room(extent)
+        most_tokens = max(1, _MASK_NUMBERS // extent)
+        if width > most_tokens:
+            tokens = [self._begun(row, own, most_tokens) for row, own in enumerate(tokens, first)]
+            width = max(map(len, tokens))
         most, parts = max(1, _MASK_NUMBERS // (width * extent)), list[torch.Tensor]()
         for start in range(0, len(tokens), most):
             parts.append(self._given_together(first + start, tokens[start : start + most]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _begun(self, row: int, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """Give a row its tokens but for the last, `most` at a time; return the last, `most` or fewer."""
+        while len(tokens) > most:
+            self._given_together(row, [tokens[:most]])
+            tokens = tokens[most:]
+        return tokens
 
     def _given_together(self, first: int, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         """The tokens of a row stand at the right of the batch, where logits are read. The padding before them is

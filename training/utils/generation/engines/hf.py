@@ -23,20 +23,28 @@ from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     BorrowHead,
+    Decode,
     Drawing,
     ExpertRecord,
     Lender,
     RolloutEngine,
     RolloutRequest,
+    RolloutSettings,
     Sampling,
     Speculation,
 )
-from training.utils.generation.decoding.decode_check import fitting_way, recording_way, why_not_in_turns
+from training.utils.generation.decoding.decode_check import (
+    fitting_way,
+    recording_way,
+    why_not_in_parts,
+    why_not_in_turns,
+)
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
 from training.utils.generation.decoding.expert_log import ExpertLog
 from training.utils.generation.decoding.sampling import draw
 from training.utils.generation.decoding.stop_strings import stop_strings
+from training.utils.generation.engines.arguments import PREFILL_TOKENS, HfArguments
 from training.utils.generation.engines.kept_turns import KeptTurns
 from training.utils.generation.engines.parallel import check_paths, drawn_side_by_side
 from training.utils.generation.guessing.guessing import Guessing
@@ -62,10 +70,21 @@ class TransformersRollout(RolloutEngine):
     supports_media = True
     supports_rollouts_ahead = True
     records_experts = True
+    arguments = HfArguments
+    _prefill_tokens: int | None = PREFILL_TOKENS
+    _longest_tokens: int | None = None  # of a prompt with its response
     _way: DecodeWay = WAYS[0]
     _guessing: Guessing | None = None
     _experts: ExpertRecord | None = None
     _keeps_turns = False
+
+    @classmethod
+    def create(cls, decode: Decode | None, settings: RolloutSettings) -> TransformersRollout:
+        engine = cls(decode)
+        engine._longest_tokens = settings.longest_tokens
+        if isinstance(settings.own, HfArguments):
+            engine._prefill_tokens = settings.own.prefill_tokens
+        return engine
 
     def enable_speculation(
         self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
@@ -101,6 +120,7 @@ class TransformersRollout(RolloutEngine):
             self._way, notes = fitting_way(model, own)
             if self._experts is not None:
                 self._way = recording_way(self._way, type(model).__name__)
+            notes = [*notes, *self._check_parts(model, own)]
             if self._guessing is not None:
                 with self._guessing.lent():
                     notes = [*notes, *self._guessing.check(model, own, self._way)]
@@ -112,6 +132,21 @@ class TransformersRollout(RolloutEngine):
             if drawing.paths:
                 check_paths(model, self._way)
             return notes
+
+    def _check_parts(self, model: PreTrainedModel, own: OwnForward) -> list[str]:
+        """Read every prompt in one forward where its parts would give other numbers; return a sentence on that. Only
+        where a prompt may be so long."""
+        reason, most = None, self._prefill_tokens
+        if most is not None and self._longest_tokens is not None and self._longest_tokens > most:
+            reason = why_not_in_parts(model, own, self._way)
+        if reason is not None:
+            self._prefill_tokens = None
+        if self._guessing is not None:
+            self._guessing.prefill_tokens = self._prefill_tokens
+        if reason is None:
+            return []
+        name = type(model).__name__
+        return [f"warning: {name} reads each prompt in one forward, not --prefill_tokens {most} at a time: {reason}"]
 
     def _why_in_rounds(self, model: PreTrainedModel, own: OwnForward) -> str | None:
         """Return why turns are drawn by `roll_out`; None where they need not be."""
@@ -147,11 +182,14 @@ class TransformersRollout(RolloutEngine):
 
     def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         if self._experts is None:
-            return self._drawn_by(Decoding(model, request, self._way), request)
+            return self._drawn_by(self._decoding(model, request), request)
         with self._experts.recorded(model) as last:
             experts = ExpertLog(last, request)
-            rollout = self._drawn_by(Decoding(model, request, self._way, experts), request)
+            rollout = self._drawn_by(self._decoding(model, request, experts), request)
         return replace(rollout, experts=experts.drawn(rollout))
+
+    def _decoding(self, model: PreTrainedModel, request: RolloutRequest, experts: ExpertLog | None = None) -> Decoding:
+        return Decoding(model, request, self._way, experts, prefill_tokens=self._prefill_tokens)
 
     def _drawn_by(self, decoding: Decoding, request: RolloutRequest) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device
@@ -172,7 +210,7 @@ class TransformersRollout(RolloutEngine):
         sampling, most = request.sampling, request.sampling.max_new_tokens
         ends = sampling.end_token_ids | set(more_ends)
         uniform_1R = uniform_streams(request.seeds, most, 1).to(request.prompt_ids_BP.device)
-        decoding = Decoding(model, request, self._way)
+        decoding = self._decoding(model, request)
         logits_1V = decoding.prefill(1)
         for t in range(most):
             token_1, logprob_1 = draw(logits_1V, uniform_1R[:, t], sampling)

@@ -33,7 +33,8 @@ _TRIED_TOKENS = 4
 
 
 class Guessing:
-    """Rollouts by guesses. borrow_head: None where they need no head. tell: prints a sentence."""
+    """Rollouts by guesses. borrow_head: None where they need no head. tell: prints a sentence. prefill_tokens: of the
+    prompts that one forward reads; None: all."""
 
     def __init__(self, how: Speculation, borrow_head: BorrowHead | None, tell: Callable[[str], None]) -> None:
         self._how, self._borrow_head, self._tell = how, borrow_head, tell
@@ -41,6 +42,7 @@ class Guessing:
         self._is_off = False
         self._pace, self._counts, self._known = Pace(how.is_auto), GuessCounts(), GuessCounts()
         self._frequent, self._rounds = FrequentTokens(), dict[Hashable, RoundPace]()
+        self.prefill_tokens: int | None = None
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -109,7 +111,7 @@ class Guessing:
         self, model: PreTrainedModel, request: RolloutRequest, stop: StopStrings | None, rounds: RoundPace
     ) -> Rollout:
         among_S = self._frequent.among(request.prompt_ids_BP[request.prompt_mask_BP])
-        how = Guesses(self._how.guesses, self._head, among_S, rounds)
+        how = Guesses(self._how.guesses, self._head, among_S, rounds, self.prefill_tokens)
         rollout = drawn_by_guesses(model, how, request, stop, counts=self._counts)
         if self._counts.guesses:
             self._known = replace(self._counts)

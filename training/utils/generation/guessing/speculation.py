@@ -39,12 +39,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Guesses:
     """Settings of guessing. count: K, 1 or more. head: None guesses by n-grams. among_S: int64, in ascending order,
-    the tokens among which a head guesses; None: among all. pace: which rounds guess; by default all."""
+    the tokens among which a head guesses; None: among all. pace: which rounds guess; by default all. prefill_tokens:
+    see `KeptRows`."""
 
     count: int
     head: LentHead | None = None
     among_S: torch.Tensor | None = None
     pace: RoundPace = field(default_factory=RoundPace)
+    prefill_tokens: int | None = None
 
 
 @dataclass
@@ -124,7 +126,8 @@ def _prefilled(
     ids_BP, mask_BP = request.prompt_ids_BP, request.prompt_mask_BP
     most_columns = ids_BP.shape[1] + request.sampling.max_new_tokens * (how.count + 1)
     position_ids_BP = (mask_BP.long().cumsum(-1) - 1).clamp(min=0)
-    rows = KeptRows(model.base_model, mask_BP, most_columns)  # type: ignore[arg-type]
+    trunk: Any = model.base_model
+    rows = KeptRows(trunk, mask_BP, most_columns, prefill_tokens=how.prefill_tokens)
     states_BPH = rows.prefill(position_ids_BP, input_ids=ids_BP)
     order_A = torch.arange(len(ids_BP), device=ids_BP.device).repeat_interleave(request.samples_per_prompt)
     guesser: _HeadRows | NgramRows
@@ -177,7 +180,7 @@ class _HeadRows:
         self._count, self._logits = how.count, FewLogits(model, how.among_S)
         # A prompt's first token has no entry.
         seen_BP = mask_BP & torch.nn.functional.pad(mask_BP[:, :-1], (1, 0), value=False)
-        self._rows = KeptRows(self._module.trunk, seen_BP, most_columns)
+        self._rows = KeptRows(self._module.trunk, seen_BP, most_columns, prefill_tokens=how.prefill_tokens)
         self.repeat, self.leave = self._rows.repeat, self._rows.leave
 
     def prefill(self, ids_BP: torch.Tensor, position_ids_BP: torch.Tensor, states_BPH: torch.Tensor) -> None:

@@ -17,11 +17,13 @@ from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.rows import padded_rows
 
 
-@pytest.mark.parametrize("way", [WAYS[0], MASKED], ids=["theirs", "ours"])
-def test_they_are_those_of_a_forward_of_the_sequences(way):
+@pytest.mark.parametrize(
+    ("way", "prefill_tokens"), [(WAYS[0], None), (MASKED, None), (MASKED, 4)], ids=["theirs", "ours", "in_parts"]
+)
+def test_they_are_those_of_a_forward_of_the_sequences(way, prefill_tokens):
     model, replay, policy = opened("qwen3_moe", "compare", vocab_size=64)
     engine = TransformersRollout()
-    engine._way = way
+    engine._way, engine._prefill_tokens = way, prefill_tokens
     engine.record_experts(replay)
     ids_BP, mask_BP = prompts()
     request = RolloutRequest(ids_BP, mask_BP, PLAIN, list(range(16)), samples_per_prompt=2)
@@ -40,7 +42,7 @@ def test_they_are_those_of_a_forward_of_the_sequences(way):
     assert torch.equal((rows.experts_NTLK >= 0).all(dim=-1).all(dim=-1), is_known_NT)
     assert torch.equal(rows.experts_NTLK.sort(-1).values[is_known_NT], own_NTLK.sort(-1).values[is_known_NT])
     plainly = TransformersRollout()
-    plainly._way = way
+    plainly._way, plainly._prefill_tokens = way, prefill_tokens
     alone = plainly.roll_out(model, request)  # recording changes nothing
     assert alone.experts is None and torch.equal(alone.response_ids_BR, rollout.response_ids_BR)
     assert torch.equal(alone.sampled_logprobs_BR, rollout.sampled_logprobs_BR)
