@@ -18,17 +18,17 @@ _MOST_PARTS = 3  # that a sentence names
 
 
 class Terms(NamedTuple):
-    """unit: of which the seconds are, step or rollout. count: of such units in a run. price_per_hour: of a GPU; None:
+    """unit: of which the seconds are, step or rollout. units: so many in a run. price_per_hour: of a GPU; None:
     no money is printed."""
 
     device: str
     unit: str
-    count: int
+    units: int
     price_per_hour: float | None = None
 
     def cost(self, seconds: float, ranks: int) -> str:
         """Hours, GPU-hours and money of a run."""
-        hours = self.count * seconds / 3600
+        hours = self.units * seconds / 3600
         money = "" if self.price_per_hour is None else f", {hours * ranks * self.price_per_hour:,.2f} in money"
         return f"{hours:,.2f} hours, {hours * ranks:,.1f} of GPUs{money}"
 
@@ -39,7 +39,7 @@ def best_lines(best: Sequence[Tried], tried: Sequence[Tried], ranks: int, terms:
     for place, one in enumerate(best, start=1):
         lines += [
             f"{place}. {one.choice.words}: {one.seconds:,.3f} s a {terms.unit}",
-            f"   {terms.cost(one.seconds, ranks)} for {terms.count:,} {terms.unit}s",
+            f"   {terms.cost(one.seconds, ranks)} for {terms.units:,} {terms.unit}s",
             f"   a rank holds {_memory(one)}; mostly: {_largest(one)}",
         ]
         if place == 1:
@@ -108,7 +108,7 @@ def curve_lines(points: Sequence[Point], terms: Terms) -> list[str]:
     if not found:
         return []
     cheapest = min(found, key=lambda point: point.device_seconds)
-    lines = [f"cost by the number of GPUs, {terms.count:,} {terms.unit}s of the same batch:"]
+    lines = [f"cost by the number of GPUs, {terms.units:,} {terms.unit}s of the same batch:"]
     for point in points:
         start = f"  {point.ranks:5,} x {terms.device}: "
         if point.best is None:
