@@ -17,7 +17,7 @@ from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import SavedActivations, cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
-from training.utils.dry_run.estimate import ROLLING_OUT, Estimate, ModelCounts, print_estimate
+from training.utils.dry_run.estimate import ROLLING_OUT, Estimate, ModelCounts, kept_counts, print_estimate
 from training.utils.dry_run.plan import (
     LargestForward,
     PlannedModel,
@@ -25,6 +25,7 @@ from training.utils.dry_run.plan import (
     planned_limits,
     rows_at_most,
 )
+from training.utils.dry_run.sharing import print_advice
 from training.utils.dry_run.table import MemoryLine, Moment, ranks_of_dry_run
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
@@ -32,7 +33,7 @@ from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.flags.arguments import resolved_settings
 from training.utils.models.quantized.quantized import rounded_elements
-from training.utils.sequence_parallel.checks import check_model
+from training.utils.sequence_parallel.checks import check_model, sizes_for
 from training.utils.sequence_parallel.group import check_divides
 from training.utils.setup.media import kept_features_line, planned_media
 
@@ -49,6 +50,12 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
     """Print what a run of step 3 would be."""
     ranks, estimate = ranks_of_dry_run(flags.run.num_ranks), estimated(flags, components, ModelCounts())
     print_estimate(estimate, "training.step3_ppo.main", flags.run, resolved_settings(flags), ranks=ranks)
+    counts = kept_counts()
+
+    def shared_by(size: int) -> Estimate:
+        return estimated(flags._replace(ppo=replace(flags.ppo, sequence_parallel_size=size)), components, counts)
+
+    print_advice(flags.ppo.sequence_parallel_size, estimate, shared_by)
 
 
 def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
@@ -59,8 +66,7 @@ def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> E
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
     check_models(flags, components.with_critic_tokenizer)
     actor, critic, scorer = _models_on_meta(roles, components, counts)
-    for model in filter(None, (actor, critic, scorer)):
-        check_model(model, ppo.sequence_parallel_size, longest)
+    sharing = _sharing((actor, critic, scorer), ranks, longest, ppo.sequence_parallel_size)
 
     forward = _forward(flags, components)
     whole_logits = _whole_logits(actor, forward, components)
@@ -103,6 +109,7 @@ def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> E
         device,
         partial(rollout_parts, flags, readers, forward, counts.work, ranks=ranks, together=together),
         ppo.max_train_steps,
+        sharing,
         unit="rollout",
     )
 
@@ -121,6 +128,15 @@ def _models_on_meta(roles: RolesArguments, components: Components, counts: Model
     if components.with_reward_model:
         scorer = build(roles.model("critic").as_it_is(), dtype, True)
     return actor, critic, scorer
+
+
+def _sharing(models: tuple[Any, Any, Any], ranks: int, longest_tokens: int, given: int) -> list[int]:
+    """Return how many ranks could share a row of all models that there are; ThreestepError if `given` cannot."""
+    sizes = set(range(1, ranks + 1))
+    for model in filter(None, models):
+        check_model(model, given, longest_tokens)
+        sizes &= {*sizes_for(model, ranks, longest_tokens)}
+    return sorted(sizes)
 
 
 def _reused(

@@ -19,6 +19,10 @@ class PlannedDevice:
     is_cuda: bool
     memory_bytes: int | None = None
 
+    def leaves_room(self, most_bytes: int) -> bool:
+        """Return whether tensors of `most_bytes` fit beside what is no tensor; True if the memory is unknown."""
+        return self.memory_bytes is None or most_bytes <= (1 - _ALLOWANCE) * self.memory_bytes
+
     def verdict(self, most_bytes: int) -> str | None:
         """A sentence on whether tensors of `most_bytes` fit; None if the device's memory is unknown."""
         if self.memory_bytes is None:
@@ -27,7 +31,7 @@ class PlannedDevice:
         share = f"{most_bytes / self.memory_bytes:.0%} of it"
         if most_bytes > self.memory_bytes:
             return f"this does not fit {size}: {share}; the flags that help are in docs/scale.md"
-        if most_bytes > (1 - _ALLOWANCE) * self.memory_bytes:
+        if not self.leaves_room(most_bytes):
             return (
                 f"this hardly fits {size}: {share}, and CUDA's context, the collectives' buffers and fragmentation "
                 f"take about {_ALLOWANCE:.0%}"

@@ -43,7 +43,8 @@ def kept_counts() -> ModelCounts:
 @dataclass(frozen=True)
 class Estimate:
     """plan: sentences. held, moments: memory of a rank. parts: counts the seconds of one `unit`; None on a device of
-    unknown speed. steps: such units of the run, None if no flag bounds them."""
+    unknown speed. steps: such units of the run, None if no flag bounds them. sharing: how many ranks could share a row,
+    in ascending order."""
 
     plan: Sequence[str]
     held: Sequence[MemoryLine]
@@ -51,6 +52,7 @@ class Estimate:
     device: PlannedDevice
     parts: Callable[[], Parts | None]
     steps: int | None
+    sharing: Sequence[int] = (1,)
     unit: str = "step"
 
     def most(self, without: str | None = None) -> MemoryLine:

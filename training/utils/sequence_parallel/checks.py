@@ -54,6 +54,15 @@ def check_model(model: PreTrainedModel, size: int, longest_tokens: int) -> None:
         )
 
 
+def sizes_for(model: PreTrainedModel, ranks: int, longest_tokens: int) -> list[int]:
+    """Return in ascending order how many of `ranks` can share a row of a transformers model; 1 always can."""
+    text_config = model.config.get_text_config()
+    if _why_not(model, text_config, longest_tokens) is not None:
+        return [1]
+    heads = int(text_config.num_attention_heads)
+    return [size for size in range(1, ranks + 1) if ranks % size == 0 and heads % size == 0]
+
+
 def _why_not(model: PreTrainedModel, text_config: Any, longest_tokens: int) -> str | None:
     from torch import nn
 

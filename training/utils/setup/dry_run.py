@@ -3,17 +3,19 @@ time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.utils.clock.training_step import Parts, step_parts
 from training.utils.dry_run.clock import clock_device, step_plan
 from training.utils.dry_run.device import planned_device
-from training.utils.dry_run.estimate import Estimate, ModelCounts, print_estimate
+from training.utils.dry_run.estimate import Estimate, ModelCounts, kept_counts, print_estimate
 from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
+from training.utils.dry_run.sharing import print_advice
 from training.utils.dry_run.table import ranks_of_dry_run
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.loading.configurations import check_positions, check_trains
-from training.utils.sequence_parallel.checks import check_model
+from training.utils.sequence_parallel.checks import check_model, sizes_for
 from training.utils.sequence_parallel.group import check_divides
 from training.utils.setup.media import kept_features_line, planned_media
 
@@ -26,6 +28,13 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     estimate = estimated(flags, scalar, responses, ModelCounts())
     print_estimate(estimate, flags.step.program, flags.run, flags.settings, ranks=ranks)
+    counts = kept_counts()
+
+    def shared_by(size: int) -> Estimate:
+        engine = replace(flags.engine, sequence_parallel_size=size)
+        return estimated(replace(flags, engine=engine), scalar, responses, counts)
+
+    print_advice(flags.engine.sequence_parallel_size, estimate, shared_by)
 
 
 def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelCounts) -> Estimate:
@@ -75,4 +84,5 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
         device,
         parts,
         engine.max_train_steps,
+        sizes_for(built, ranks, max_seq_len),
     )
