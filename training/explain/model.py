@@ -260,6 +260,7 @@ class InDouble(TorchFunctionMode):
 def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
     """An empty model of this configuration. ThreestepError for one that transformers does not build."""
     import transformers
+    from transformers.initialization import no_init_weights
 
     own = {name: value for name, value in config.items() if name != "lora_scale"}
     if config.get("vision_config"):
@@ -270,7 +271,8 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
     try:
         kind = transformers.AutoConfig.for_model(**own)
         auto: Any = transformers.AutoModel if scores else transformers.AutoModelForCausalLM
-        module = auto.from_config(kind, attn_implementation="eager")
+        with no_init_weights():  # the record's take their place
+            module = auto.from_config(kind, attn_implementation="eager")
     except (KeyError, ValueError, TypeError) as problem:
         raise ThreestepError(
             f"an explanation expects a model that transformers builds from the record's configuration, got "

@@ -121,7 +121,8 @@ def shares_of(step: AuditedStep, update: Update, *, plain: bool = False, dtype: 
         weights = sum(value.size for value in update.whole.values())
         dtype = torch.float64 if weights <= _SMALL else torch.float32
     slopes, sequences = slopes_of(step), sequences_of(step)
-    is_rounded = dot(update.rounding, update.rounding) > _ROUNDED_AWAY**2 * dot(update.whole, update.whole)
+    rounding = update.rounding
+    is_rounded = dot(rounding, rounding) > _ROUNDED_AWAY**2 * dot(update.whole, update.whole)
     names = ["whole", *(name for name in PARTS if {"gradient": is_rounded, "plain": plain}.get(name, True))]
     moving = [name for name in names if any(value.any() for value in getattr(update, name).values())]
     directions = [getattr(update, name) for name in moving or ["whole"]]
