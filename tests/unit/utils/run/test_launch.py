@@ -329,7 +329,13 @@ def test_an_interrupt_of_every_process_is_for_the_ranks_alone(tmp_path):
         f"sys.exit(run_and_wait([sys.executable, '-c', {launcher!r}], interruptible=False))"
     )
     root = Path(launch.__file__).parents[3]
-    started = subprocess.Popen([sys.executable, "-c", program], cwd=root, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=root,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )
     try:
         deadline = time.monotonic() + 30
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
