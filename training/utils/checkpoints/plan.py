@@ -13,6 +13,7 @@ from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import (
+    DEALT_TO_GROUPS,
     KEPT_AS_BEGUN,
     LATEST,
     PER_STEP,
@@ -191,7 +192,8 @@ def check_settings(
     ]
     for what, flags in batches.items():
         was, now = (
-            math.prod(settings[name] for name in (*flags, "ranks")) // settings.get(SHARING_ROWS, 1)
+            math.prod(settings[name] for name in (*flags, "ranks"))
+            // (settings.get(SHARING_ROWS, 1) if what in DEALT_TO_GROUPS else 1)
             for settings in (saved, mine)
         )
         if was != now:
