@@ -69,8 +69,8 @@ rewards.calling: engine.ranks contracts base
 harness: engine engine.ranks run base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
-dry_run: engine loading engine.ranks models models.quantized models.attention run engine.config contracts
-    models.families clock base
+dry_run: engine loading engine.ranks models sequence_parallel models.quantized models.attention run engine.config
+    contracts models.families clock base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks models models.tensors layout contracts models.families base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout

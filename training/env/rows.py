@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from training.inference.talk import columns_of
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import parse_json
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
@@ -21,7 +21,7 @@ def rows_of(given: str | None, data: DataArguments, most: int, seed: int) -> lis
     given: the value of --row; None: the first `most` rows of the data, or an empty one without data.
     """
     if given is not None:
-        return [whole_row(_columns_of(given))]
+        return [whole_row(columns_of(given, "--row"))]
     if not data.source.data_path:
         return [whole_row({})]
     rows = list(islice(_rows_of_data(data, seed), most))
@@ -35,16 +35,6 @@ def whole_row(columns: Mapping[str, Any]) -> Row:
     prompt = str(columns.get("prompt", ""))
     fixed = {"messages": [{"role": "user", "content": prompt}], "prompt": prompt, "ground_truth": None}
     return {**fixed, **columns}
-
-
-def _columns_of(given: str) -> Row:
-    try:
-        columns = parse_json(given)
-    except ValueError:
-        columns = None
-    if not isinstance(columns, dict):
-        raise ThreestepError(f'--row expects a JSON object such as {{"ground_truth": "42"}}, got {given:.80}')
-    return columns
 
 
 def _rows_of_data(data: DataArguments, seed: int) -> Any:

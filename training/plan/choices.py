@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from training.plan.drawing_flags import DRAWINGS, EngineLoad, WayOfDrawing, drawing_flags
+from training.utils.dry_run.device import PlannedDevice
 
 Settings = dict[str, Any]
 _BATCHES = (1, 4, 16)  # in which a rank draws its responses
@@ -28,6 +29,10 @@ class Wanted:
     host_bytes: int
     common: Settings
     drawn: EngineLoad | None = None
+
+    @property
+    def gpu(self) -> PlannedDevice:
+        return PlannedDevice(True, self.gpu_bytes)
 
 
 class Choice(NamedTuple):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from training.utils.dry_run.estimate import Estimate
     from training.utils.dry_run.table import MemoryLine
 
-ALLOWANCE = 0.9  # of a GPU: CUDA's context, collectives' buffers and fragmentation take the rest (docs/scale.md)
 GIB = 2**30
 Estimates = Callable[[Settings], "Estimate"]
 
@@ -66,7 +65,7 @@ def _with_each_drawing(choice: Choice, wanted: Wanted, estimates: Estimates) -> 
 
 def fits(memory: MemoryLine, wanted: Wanted) -> bool:
     """Return whether a rank has room for it."""
-    return memory.device_bytes <= ALLOWANCE * wanted.gpu_bytes and memory.host_bytes <= wanted.host_bytes
+    return wanted.gpu.leaves_room(memory.device_bytes) and memory.host_bytes <= wanted.host_bytes
 
 
 def best_of(tried: list[Tried], wanted: Wanted, most: int = 3) -> list[Tried]:
@@ -87,7 +86,7 @@ def missing(tried: list[Tried], wanted: Wanted) -> str:
     where = f"{wanted.ranks} x {wanted.device}"
     if not tried:
         return f"no way of drawing fits {where}: give more --gpus, ones with more memory, or shorter sequences"
-    room, host = ALLOWANCE * wanted.gpu_bytes, wanted.host_bytes
+    room, host = wanted.gpu.room_bytes, wanted.host_bytes
     closest = min(tried, key=lambda one: max(one.memory.device_bytes / room, one.memory.host_bytes / host))
     needs = ((closest.memory.device_bytes, room, "GPU"), (closest.memory.host_bytes, host, "host"))
     lacks = [

@@ -48,9 +48,9 @@ _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponent
 
 def dry_run(flags: PpoFlags, components: Components) -> None:
     """Print what a run of step 3 would be."""
-    ranks, estimate = ranks_of_dry_run(flags.run.num_ranks), estimated(flags, components, ModelCounts())
+    ranks, counts = ranks_of_dry_run(flags.run.num_ranks), kept_counts()
+    estimate = estimated(flags, components, counts)
     print_estimate(estimate, "training.step3_ppo.main", flags.run, resolved_settings(flags), ranks=ranks)
-    counts = kept_counts()
 
     def shared_by(size: int) -> Estimate:
         return estimated(flags._replace(ppo=replace(flags.ppo, sequence_parallel_size=size)), components, counts)

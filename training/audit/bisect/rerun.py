@@ -21,6 +21,7 @@ import psutil
 import training
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object
+from training.utils.run.launch import outside_of_ranks
 from training.utils.run.run_folder import DIGESTS
 
 if TYPE_CHECKING:
@@ -184,8 +185,7 @@ def starter(python: str | None, code: str | None = None, threads: int | None = N
 
     def start(words: Sequence[str], ranks: int, output: Path) -> Running:
         command = [python or sys.executable, package, _LAUNCH, *words]
-        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-        environment |= {"THREESTEP_RANKS": str(ranks)}
+        environment = {**outside_of_ranks(os.environ), "THREESTEP_RANKS": str(ranks)}
         environment |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         with open(output, "wb") as file:
             return _Process(

@@ -99,8 +99,7 @@ def checked_components(flags: PpoFlags) -> Components:
         ppo.sequence_parallel_size,
         {
             "--reuse_forwards": ppo.reuse_forwards,
-            "--record_steps": bool(flags.run.record_steps),
-            "--explain_steps": bool(flags.run.explain_steps),
+            **flags.run.recording,
             **flags.guests.reading_whole_rows,
         },
     )

@@ -33,7 +33,6 @@ class Work:
     moved_bytes: read and written by all other operators, each alone; fused_bytes: if a compiler fuses those between two
     matmuls.
     launches: operators that do something.
-    element_bytes: of a matmul's numbers.
     """
 
     matmuls: Counter[Matmul] = field(default_factory=Counter)
@@ -41,7 +40,6 @@ class Work:
     moved_bytes: float = 0.0
     fused_bytes: float = 0.0
     launches: float = 0.0
-    element_bytes: int = 2
 
     @property
     def matmul_flops(self) -> float:
@@ -58,7 +56,6 @@ class Work:
             self.moved_bytes + times * other.moved_bytes,
             self.fused_bytes + times * other.fused_bytes,
             self.launches + times * other.launches,
-            self.element_bytes,
         )
 
 

@@ -19,9 +19,14 @@ class PlannedDevice:
     is_cuda: bool
     memory_bytes: int | None = None
 
+    @property
+    def room_bytes(self) -> float:
+        """The most that tensors may take beside what is no tensor; without bound if the memory is unknown."""
+        return float("inf") if self.memory_bytes is None else (1 - _ALLOWANCE) * self.memory_bytes
+
     def leaves_room(self, most_bytes: int) -> bool:
-        """Return whether tensors of `most_bytes` fit beside what is no tensor; True if the memory is unknown."""
-        return self.memory_bytes is None or most_bytes <= (1 - _ALLOWANCE) * self.memory_bytes
+        """Return whether tensors of `most_bytes` fit."""
+        return most_bytes <= self.room_bytes
 
     def verdict(self, most_bytes: int) -> str | None:
         """A sentence on whether tensors of `most_bytes` fit; None if the device's memory is unknown."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +83,6 @@ def training_work(model: PreTrainedModel, rows: int, tokens: int, targets: int) 
     meta device. Layers of one kind do the same: two of them run, and stand for all."""
     base: Any = model.base_model
     layers = decoder_layers(base)
-    size = next(base.parameters()).element_size()
     if len(layers) < 3 or len({layer_kind(layer) for layer in layers}) > 1:
         forward, backward = _body(model, rows, tokens, len(layers))
     else:
@@ -92,8 +90,7 @@ def training_work(model: PreTrainedModel, rows: int, tokens: int, targets: int) 
         forward, backward = (
             first.plus(second.plus(first, -1), len(layers) - 1) for first, second in zip(one, two, strict=True)
         )
-    head = _head(model, targets)
-    return TrainingWork(*(replace(work, element_bytes=size) for work in (forward, backward, head)))
+    return TrainingWork(forward, backward, _head(model, targets))
 
 
 def _body(model: Any, rows: int, tokens: int, length: int) -> tuple[Work, Work]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from training.utils.base.console import log_on_main
 from training.utils.dry_run.table import MemoryLine, Moment, most_at_once
+from training.utils.sequence_parallel.checks import FLAG
 
 if TYPE_CHECKING:
     from training.utils.dry_run.device import PlannedDevice
     from training.utils.dry_run.estimate import Estimate
 
-FLAG = "--sequence_parallel_size"
 # Of so many ranks that share a row: what is held, and what is held for a while.
 Memory = Callable[[int], tuple[Sequence[MemoryLine], Sequence[Moment]]]
 
@@ -21,7 +21,7 @@ def print_advice(given: int, estimate: Estimate, shared_by: Callable[[int], Esti
     """Print `advised_sharing` of a dry run. shared_by: its estimate with so many ranks that share a row."""
 
     def memory_of(size: int) -> tuple[Sequence[MemoryLine], Sequence[Moment]]:
-        other = shared_by(size)
+        other = estimate if size == given else shared_by(size)
         return other.held, other.moments
 
     sentence = advised_sharing(given, estimate.sharing, memory_of, estimate.device)

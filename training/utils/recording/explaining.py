@@ -11,10 +11,10 @@ from pathlib import Path
 import training
 from training.utils.base.console import log
 from training.utils.recording.schema import DESCRIPTION
+from training.utils.run.launch import outside_of_ranks
 
 EXPLAINED, PAGE = "explained", "explained.html"
 _PROGRAM = "training.explain"
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def explain_at_end(run: Path, steps: Sequence[int]) -> None:
@@ -37,10 +37,11 @@ def _update(record: Path) -> int:
 
 def _explain(record: Path, out: Path) -> str:
     """Return why there is no page; empty if there is one."""
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
     words = [sys.executable, str(Path(training.__file__).parent), _PROGRAM, str(record), "--out", str(out)]
     try:
-        found = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        found = subprocess.run(
+            words, env=outside_of_ranks(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
     except OSError as problem:
         return str(problem)
     return (found.stderr.strip().splitlines() or ["it ended without a word"])[-1] if found.returncode else ""

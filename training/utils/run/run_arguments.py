@@ -111,12 +111,17 @@ class RunArguments:
     def traces(self) -> Traces:
         return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
 
+    @property
+    def recording(self) -> dict[str, bool]:
+        """The flags that record steps, and whether they ask for some."""
+        return {"--record_steps": bool(self.record_steps), "--explain_steps": bool(self.explain_steps)}
+
     def check_records(self, mistakes: Mistakes, parallel_thinking: bool) -> None:
         """Note --record_steps with rows that a record cannot hold."""
-        for name in ("record_steps", "explain_steps"):
+        for name, asks in self.recording.items():
             mistakes.require(
-                not (getattr(self, name) and parallel_thinking),
-                f"--{name} expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
+                not (asks and parallel_thinking),
+                f"{name} expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
                 "by side; leave one of them out",
             )
 

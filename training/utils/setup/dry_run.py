@@ -18,6 +18,7 @@ from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.sequence_parallel.checks import check_model, sizes_for
 from training.utils.sequence_parallel.group import check_divides
 from training.utils.setup.media import kept_features_line, planned_media
+from training.utils.setup.setup import ranks_in_words
 
 if TYPE_CHECKING:
     from training.utils.setup.flags import OneModelFlags
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
 
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
-    ranks = ranks_of_dry_run(flags.run.num_ranks)
-    estimate = estimated(flags, scalar, responses, ModelCounts())
+    ranks, counts = ranks_of_dry_run(flags.run.num_ranks), kept_counts()
+    estimate = estimated(flags, scalar, responses, counts)
     print_estimate(estimate, flags.step.program, flags.run, flags.settings, ranks=ranks)
-    counts = kept_counts()
 
     def shared_by(size: int) -> Estimate:
         engine = replace(flags.engine, sequence_parallel_size=size)
@@ -60,7 +60,7 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
     planned = plan_training(built, forward, model, settings, ranks=ranks, device=device, count=counts.activations)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
     sequences_per_step = sequences * (ranks // sharing) * engine.gradient_accumulation_steps
-    dealt = f"{ranks} ranks" if sharing == 1 else f"{ranks // sharing} groups of {sharing} ranks"
+    dealt = ranks_in_words(ranks, sharing)
     one = "one rank" if sharing == 1 else "one group"
     batches = (
         f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "

@@ -103,8 +103,7 @@ def _check_model_flags(flags: OneModelFlags) -> None:
         flags.engine.sequence_parallel_size,
         {
             "--torch_compile": flags.model.torch_compile,
-            "--record_steps": bool(flags.run.record_steps),
-            "--explain_steps": bool(flags.run.explain_steps),
+            **flags.run.recording,
             **flags.guests.reading_whole_rows,
         },
     )

@@ -124,8 +124,10 @@ def run_one_model(
                 media,
             )
             result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.of_step)
-        said = f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s"
-        closing = f"{said}; the model is in {run.folder.model}{result.signs}"
+        closing = (
+            f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s; the model is in "
+            f"{run.folder.model}{result.signs}"
+        )
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
 
 

@@ -86,9 +86,10 @@ def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, 
     sequences = engine.per_device_train_batch_size * ranks.groups * engine.gradient_accumulation_steps
     steps = steps_in(rows, engine.num_train_epochs, sequences)
     if steps == 0:
+        dealt = ranks_in_words(ranks.world_size, ranks.sequence.size)
         raise ThreestepError(
             f"an optimizer step takes {sequences} sequences (--per_device_train_batch_size "
-            f"{engine.per_device_train_batch_size} x {ranks_in_words(ranks)} x --gradient_accumulation_steps "
+            f"{engine.per_device_train_batch_size} x {dealt} x --gradient_accumulation_steps "
             f"{engine.gradient_accumulation_steps}) and {engine.num_train_epochs:g} epochs of {rows} training rows do "
             "not fill one; lower the batch or add rows or epochs"
         )
@@ -97,10 +98,9 @@ def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, 
     return steps, sequences
 
 
-def ranks_in_words(ranks: Ranks) -> str:
-    """Among how many rows are dealt: ranks, or groups of them."""
-    size = ranks.sequence.size
-    return f"{ranks.world_size} ranks" if size == 1 else f"{ranks.groups} groups of {size} ranks"
+def ranks_in_words(ranks: int, sharing: int) -> str:
+    """Among how many rows are dealt: ranks, or groups of `sharing` of them."""
+    return f"{ranks} ranks" if sharing == 1 else f"{ranks // sharing} groups of {sharing} ranks"
 
 
 def may_pack(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.documents import UNKNOWN
 
 _SUFFIX = 9  # of a request's name inside vLLM: "-" and 8 characters
 
@@ -51,7 +52,7 @@ class ExpertCapture:
         if not self._of_layer:  # nothing was computed
             return result
         first = next(iter(self._of_layer.values()))
-        experts_tLK = torch.full((len(first), self._layers, first.shape[1]), -1, dtype=torch.int16)
+        experts_tLK = torch.full((len(first), self._layers, first.shape[1]), UNKNOWN, dtype=torch.int16)
         for layer, own_tK in self._of_layer.items():
             experts_tLK[:, layer] = own_tK.to(torch.int16)
         at, starts = 0, runner.input_batch.num_computed_tokens_cpu
@@ -65,7 +66,7 @@ class ExpertCapture:
         """Return int16 [T, L, K] of a request that is over, and forget them."""
         parts = self._of_name.pop(name)
         tokens = max(start + len(part) for start, part in parts)
-        found_TLK = torch.full((tokens, *parts[0][1].shape[1:]), -1, dtype=torch.int16)
+        found_TLK = torch.full((tokens, *parts[0][1].shape[1:]), UNKNOWN, dtype=torch.int16)
         for start, part in parts:  # in the order in which they were computed
             found_TLK[start : start + len(part)] = part
         return found_TLK
