@@ -99,15 +99,13 @@ def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> E
         moments.append(Moment(f"in the {role}'s optimizer step", stepping.lines))
     sentences = [f"{role}: {sentence}" for role, planned in trained.items() for sentence in planned.sentences]
     beside, held_beside, moments_beside = flags.guests.planned(actor, roles.engine("actor"), ranks, device)
-    engine = components.rollout_engine
-    together = engine.ranks_together(flags.settings_of_engine(engine))
     readers = {"actor": actor, "critic": critic, "reward model": scorer, **_reference(actor, components)}
     return Estimate(
         [*sentences, *beside, _batches(ppo, forward, longest, ranks)],
         [*held, *held_beside],
         [*moments, *moments_beside],
         device,
-        partial(rollout_parts, flags, readers, forward, counts.work, ranks=ranks, together=together),
+        partial(rollout_parts, flags, readers, forward, counts.work, ranks=ranks, engine=components.rollout_engine),
         ppo.max_train_steps,
         sharing,
         unit="rollout",

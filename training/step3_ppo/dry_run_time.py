@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.clock.devices import Device
     from training.utils.clock.work import TrainingWork
+    from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.dry_run.plan import LargestForward
 
-_BY_THE_HOST = ("hf", "hybrid")  # rollout engines whose operators the host launches one by one
 _TRAINED = ("actor", "critic")
 
 
@@ -30,15 +30,15 @@ def rollout_parts(
     count: Callable[..., TrainingWork],
     *,
     ranks: int,
-    together: int,
+    engine: type[RolloutEngine],
 ) -> Parts | None:
     """Seconds of one rollout with its updates; None on a device of unknown speed. roles: models on meta that read every
-    sequence, or None. count: a model's work. together: ranks that draw by one engine."""
+    sequence, or None. count: a model's work. engine: that draws."""
     ppo, device = flags.ppo, clock_device(flags.run.device, flags.roles.dtype, flags.ppo.sequence_parallel_size)
     if device is None:
         return None
     forwards = -(-ppo.sequences_per_rollout // ppo.per_device_training_batch_size)
-    parts: Parts = _drawing(flags, roles["actor"], device, count, ranks=ranks, together=together)
+    parts: Parts = _drawing(flags, roles["actor"], device, count, ranks=ranks, engine=engine)
     for role, model in roles.items():
         if model is None:
             continue
@@ -60,7 +60,13 @@ def _forward_seconds(work: TrainingWork, dtype: str, device: Device) -> float:
 
 
 def _drawing(
-    flags: PpoFlags, actor: Any, device: Device, count: Callable[..., TrainingWork], *, ranks: int, together: int
+    flags: PpoFlags,
+    actor: Any,
+    device: Device,
+    count: Callable[..., TrainingWork],
+    *,
+    ranks: int,
+    engine: type[RolloutEngine],
 ) -> Parts:
     """Seconds of drawing a rollout: the prompts' forward, the steps of decoding, and weights on their way to it."""
     ppo, roles = flags.ppo, flags.roles
@@ -68,7 +74,8 @@ def _drawing(
     prompt, answer = flags.data.rows.max_prompt_seq_len, ppo.max_answer_seq_len
     weights = sum(part.numel() for part in actor.parameters())
     read = count(actor, prompts, prompt, prompts)
-    launches = read.forward.launches if ppo.rollout_engine in _BY_THE_HOST else 0
+    launches = read.forward.launches if engine.launched_by_host else 0
+    together = engine.ranks_together(flags.settings_of_engine(engine))
     sequences, config = prompts * ppo.num_samples_per_prompt, actor.config.get_text_config()
     a_token = cache_bytes(config, 1, 1, size) / together
     decoding = DecodePlan(weights / together, size, a_token, sequences * together, prompt, answer, launches)

@@ -291,6 +291,7 @@ class RolloutEngine(ABC):
     supports_rollouts_ahead: whether `roll_out` may run in a thread while training goes on, by weights that are kept.
     records_experts: whether `record_experts` may be called.
     meets_other_ranks: whether `lent` meets the other ranks by a group of its own, so that all may draw ahead.
+    launched_by_host: the host launches each operator of a decoding step by itself.
     logprobs_are_trained_models: sampled log-probabilities come from the trained model's own forward; False if another
         implementation computes them, whose rounding differs.
     for_training_only: chat and evaluation cannot use it.
@@ -309,6 +310,7 @@ class RolloutEngine(ABC):
     supports_rollouts_ahead: ClassVar[bool] = False
     records_experts: ClassVar[bool] = False
     meets_other_ranks: ClassVar[bool] = False
+    launched_by_host: ClassVar[bool] = False
     logprobs_are_trained_models: ClassVar[bool] = True
     for_training_only: ClassVar[bool] = False
     arguments: ClassVar[type | None] = None

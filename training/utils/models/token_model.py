@@ -133,15 +133,16 @@ class ScalarModel(nn.Module):
         if own is not None:
             positions = own.local_m
         if self._head_is_linear:
-            scores_m = head(_hidden(self.model, inputs).index_select(0, positions)).squeeze(-1).float()
-            return scores_m if own is None else own.whole(scores_m)
-        scores: list[torch.Tensor] = []  # [N, T, 1]
-        hook = head.register_forward_hook(lambda module, inputs, output: scores.append(output))
-        try:
-            self.model(**inputs)
-        finally:
-            hook.remove()
-        scores_m = scores[0].flatten(0, 1).index_select(0, positions).squeeze(-1).float()
+            scores_m1 = head(_hidden(self.model, inputs).index_select(0, positions))
+        else:
+            found: list[torch.Tensor] = []  # [N, T, 1]
+            hook = head.register_forward_hook(lambda module, inputs, output: found.append(output))
+            try:
+                self.model(**inputs)
+            finally:
+                hook.remove()
+            scores_m1 = found[0].flatten(0, 1).index_select(0, positions)
+        scores_m: torch.Tensor = scores_m1.squeeze(-1).float()
         return scores_m if own is None else own.whole(scores_m)
 
 

@@ -70,6 +70,7 @@ class TransformersRollout(RolloutEngine):
     supports_media = True
     supports_rollouts_ahead = True
     records_experts = True
+    launched_by_host = True
     arguments = HfArguments
     _prefill_tokens: int | None = PREFILL_TOKENS
     _longest_tokens: int | None = None  # of a prompt with its response

@@ -52,6 +52,7 @@ class HybridRollout(RolloutEngine):
     supports_bad_words = False
     supports_environment = False
     for_training_only = True
+    launched_by_host = True
 
     def __init__(self, decode: Decode | None = None) -> None:
         try:
