@@ -29,7 +29,7 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has them
 autodoc_inherit_docstrings = False  # of nn.Module and others: written for other readers
-autodoc_mock_imports = ["vllm", "gradio", "wandb", "trackio", "mlflow"]
+autodoc_mock_imports = ["vllm", "gradio", "wandb", "trackio", "mlflow", "verifiers", "httpx"]
 python_maximum_signature_line_length = 100
 add_module_names = False
 

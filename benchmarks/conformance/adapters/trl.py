@@ -86,65 +86,54 @@ def sft(case: SftCase) -> Seen:
     return seen
 
 
-def dpo(case: PairCase) -> Seen:
+def _preferences(kind: str, case: PairCase | MarkedCase, own: dict[str, Any], reference_seed: int) -> Seen:
+    """Train by the trainer of preferences of that name, such as `DPO`. own: settings beside those of every case, left
+    out where the release does not know them."""
     import trl
     from datasets import Dataset
 
-    tokenizer = make_tokenizer()
-    known = inspect.signature(trl.DPOConfig).parameters
+    tokenizer, config = make_tokenizer(), getattr(trl, f"{kind}Config")
+    known = inspect.signature(config).parameters
     settings = {
         **PLAIN,
         "output_dir": tempfile.mkdtemp(),
         "per_device_train_batch_size": case.micro_batch,
         "gradient_accumulation_steps": case.accumulation,
-        "max_steps": case.steps,
-        "num_train_epochs": 1,
         "save_strategy": "no",
         "beta": case.beta,
-        "loss_type": [case.loss] if "loss_weights" in known else case.loss,
-        "label_smoothing": case.smoothing,
         "max_length": 256,
+        **own,
     }
-    settings = {name: value for name, value in settings.items() if name in known}
     with watched() as seen:
-        trainer = trl.DPOTrainer(
+        trainer = getattr(trl, f"{kind}Trainer")(
             model=make_model(tokenizer),
-            ref_model=make_model(tokenizer, seed=1),
-            args=trl.DPOConfig(**settings),
+            ref_model=make_model(tokenizer, seed=reference_seed),
+            args=config(**{name: value for name, value in settings.items() if name in known}),
             train_dataset=Dataset.from_list(case.rows),
             processing_class=tokenizer,
         )
         trainer.train()
+    return seen
+
+
+def dpo(case: PairCase) -> Seen:
+    import trl
+
+    has_several = "loss_weights" in inspect.signature(trl.DPOConfig).parameters
+    own = {
+        "max_steps": case.steps,
+        "num_train_epochs": 1,
+        "loss_type": [case.loss] if has_several else case.loss,
+        "label_smoothing": case.smoothing,
+    }
+    seen = _preferences("DPO", case, own, reference_seed=1)
     seen.pairs = [[pair for inputs in step for pair in pairs_of(inputs)] for step in seen.inputs]
     return seen
 
 
 def kto(case: MarkedCase) -> Seen:
     """The reference is a model by which z is above 0: at 0 it would be the same in every layout."""
-    import trl
-    from datasets import Dataset
-
-    tokenizer = make_tokenizer()
-    settings = {
-        **PLAIN,
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": case.micro_batch,
-        "gradient_accumulation_steps": case.accumulation,
-        "max_steps": 1,
-        "save_strategy": "no",
-        "learning_rate": case.rate,
-        "beta": case.beta,
-        "max_length": 256,
-    }
-    with watched() as seen:
-        trainer = trl.KTOTrainer(
-            model=make_model(tokenizer),
-            ref_model=make_model(tokenizer, seed=2),
-            args=trl.KTOConfig(**settings),
-            train_dataset=Dataset.from_list(case.rows),
-            processing_class=tokenizer,
-        )
-        trainer.train()
+    seen = _preferences("KTO", case, {"max_steps": 1, "learning_rate": case.rate}, reference_seed=2)
     seen.reference_seed = 2
     for inputs in seen.inputs[0]:
         rows = zip(_rows(inputs, ""), inputs["label"].tolist(), strict=True)
