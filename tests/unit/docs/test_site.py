@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import command_lines, pages
+from tests.support.imports import imports
 from threestep.command import PROGRAMS
 from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
 from training.utils.flags.step import known_steps
@@ -39,6 +40,20 @@ def test_every_page_has_its_place_in_the_order_of_reading():
     listed = {(ROOT / "docs" / target).resolve() for target in pages.links(text)}
     missing = [name for name, path in gathered.sources().items() if name != "index.md" and path not in listed]
     assert missing == []
+
+
+def test_what_the_modules_import_is_installed_or_mocked():
+    """Autodoc imports every module of training: a package of no extra that one needs would fail the build."""
+    mocked = re.search(r"^autodoc_mock_imports = \[(.*)\]$", (SITE / "conf.py").read_text(), re.MULTILINE).group(1)
+    known = {"training", "threestep", *sys.stdlib_module_names, *re.findall(r'"(\w+)"', mocked)}
+    missing = {
+        package
+        for path in (ROOT / "training").rglob("*.py")
+        for found in imports(".".join(path.relative_to(ROOT).with_suffix("").parts), path.read_text())
+        if found.eager and (package := found.module.split(".")[0]) not in known
+        if importlib.util.find_spec(package) is None
+    }
+    assert missing == set(), "name it in autodoc_mock_imports of docs/site/conf.py"
 
 
 def test_contents_have_a_section_for_each_that_lists_pages():
