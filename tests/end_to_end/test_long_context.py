@@ -62,7 +62,6 @@ def test_two_ranks_share_rows_and_one_goes_on_alone(place: Path, start: Path):
     [
         ([*SHARED, 2], 1, "--sequence_parallel_size expects a divisor of the 1 ranks (1), got 2"),
         ([*SHARED, 2, "--torch_compile", "true"], 2, "--sequence_parallel_size 2 cannot go with --torch_compile yet"),
-        ([*SHARED, 2, "--mtp_num_layers", 1], 2, "cannot go with --mtp_num_layers 1 yet"),
         ([*SHARED, 2, "--record_steps", 1], 2, "cannot go with --record_steps yet"),
     ],
 )

@@ -61,6 +61,26 @@ class Case:
         return f"{self.family}_scalar" if self.kind == "reward" else self.family
 
 
+# Cases named shared_... have each row on both ranks.
+SHARED = {
+    "shared_qwen2_z2_all": Case("qwen2_vl", 2, micro=2, freeze_vision_tower=False),
+    "shared_qwen2_5_z3_all": Case("qwen2_5_vl", 3, freeze_vision_tower=False, gradient_checkpointing=True),
+    "shared_qwen3_z3_all": Case("qwen3_vl", 3, freeze_vision_tower=False),
+    "shared_gemma3_z2_padded": Case("gemma3", 2, packed=False, freeze_vision_tower=False),
+    "shared_gemma3_z0": Case("gemma3", 0),
+    "shared_llava_z3_kept": Case("llava", 3, freeze_projector=True),
+    "shared_llava_next_z2": Case("llava_next", 2),
+    "shared_llava_onevision_z2": Case("llava_onevision", 2),
+    "shared_idefics3_z2_kept": Case("idefics3", 2, kept_mb=1),
+    "shared_smolvlm_z0_all": Case("smolvlm", 0, freeze_vision_tower=False),
+    "shared_internvl_z2_all": Case("internvl", 2, freeze_vision_tower=False),
+    "shared_dpo_qwen2_z3_all": Case("qwen2_vl", 3, freeze_vision_tower=False, kind="dpo"),
+    "shared_kto_lora_qwen2_z2": Case("qwen2_vl", 2, lora_dim=LORA_DIM, kind="kto"),
+    "shared_reward_qwen2_5_z3_all": Case("qwen2_5_vl", 3, freeze_vision_tower=False, kind="reward"),
+    "shared_reward_gemma3_z2_all": Case("gemma3", 2, freeze_vision_tower=False, kind="reward"),
+    "shared_grpo_qwen2_z3_all": Case("qwen2_vl", 3, micro=1, freeze_vision_tower=False, kind="grpo"),
+    "shared_ppo_gemma3_z2_padded": Case("gemma3", 2, micro=2, packed=False, kind="ppo"),
+}
 # The micro-batches of one row leave some rank without an image where the other has one.
 CASES = {
     1: {
@@ -132,6 +152,7 @@ for cases in CASES.values():
     for family, stage in product(FAMILY_NAMES, (0, 2, 3)):
         if not any((case.family, case.zero_stage, case.kind) == (family, stage, "sft") for case in cases.values()):
             cases[f"{family}_z{stage}_each"] = Case(family, stage, micro=1, freeze_vision_tower="llava" in family)
+CASES[2] |= SHARED
 ORDINARY: dict[int, tuple[str, ...]] = {
     1: (),
     2: (
@@ -142,16 +163,18 @@ ORDINARY: dict[int, tuple[str, ...]] = {
         "ppo_llava_z2_kept",
         "reward_qwen2_5_z3_all",
         "reward_lora_qwen2_z2",
+        "shared_qwen2_z2_all",
     ),
 }
 
 
 def main(models: Path, out: Path, names: list[str]) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.ranks.startup import started_process_group
+    from training.utils.engine.ranks.startup import sharing_rows, started_process_group
 
     with started_process_group() as ranks:
-        report({name: run_case(name, models, out, ranks) for name in names})
+        shared = sharing_rows(ranks, ranks.world_size)
+        report({name: run_case(name, models, out, shared if name in SHARED else ranks) for name in names})
 
 
 def rows_of(family: Any) -> list[Any]:
@@ -313,7 +336,7 @@ def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any,
     )
     seed_everything(SEED, ranks.rank)
     model = load_under(settings, ranks, lambda dtype: load(case, models, dtype, images))
-    wrapped = (ScalarModel if case.kind == "reward" else PolicyModel)(model)
+    wrapped = (ScalarModel if case.kind == "reward" else PolicyModel)(model, sequence=ranks.sequence)
     return TrainingEngine(wrapped, settings, ranks, STEPS), model
 
 

@@ -18,26 +18,29 @@ DEPTHS = 2
 COEF = 0.3
 HEAD_SEED = 11
 # (micro, ZeRO stage, packed), by ranks; PER_STEP sequences in all, so that 1 and 2 are several micro-batches. JOINT:
-# the model learns from the head's loss too.
+# the model learns from the head's loss too. Cases named shared_... have each row on both ranks.
 CASES = {
     1: {"z0": (6, 0, True), "z3_parts": (2, 3, True), "padded": (2, 0, False), "z2_parts": (1, 2, True)},
-    2: {"z0_parts": (1, 0, True), "z3": (3, 3, True), "z2_parts": (2, 2, True), "padded_z3": (1, 3, False)},
+    2: {"z0_parts": (1, 0, True), "z3": (3, 3, True), "z2_parts": (2, 2, True), "padded_z3": (1, 3, False)}
+    | {"shared_z0": (6, 0, True), "shared_z2_padded": (2, 2, False), "shared_z3": (2, 3, True)},
 }
 JOINT = {
     1: {"joint": (2, 0, True), "joint_padded": (6, 2, False), "joint_z3": (2, 3, True)},
-    2: {"joint_z3": (1, 3, True), "joint_z2": (2, 2, True), "joint_z1": (3, 1, False), "joint_z0": (2, 0, True)},
+    2: {"joint_z3": (1, 3, True), "joint_z2": (2, 2, True), "joint_z1": (3, 1, False), "joint_z0": (2, 0, True)}
+    | {"shared_joint_z0": (6, 0, True), "shared_joint_z1": (2, 1, False), "shared_joint_z3": (2, 3, True)},
 }
-ORDINARY = {1: ("z3_parts", "padded", "joint"), 2: ("z0_parts", "z3", "joint_z3")}
+ORDINARY = {1: ("z3_parts", "padded", "joint"), 2: ("z0_parts", "z3", "joint_z3", "shared_z3", "shared_joint_z3")}
 
 
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.ranks.startup import started_process_group
+    from training.utils.engine.ranks.startup import sharing_rows, started_process_group
 
     with started_process_group() as ranks:
         size = ranks.world_size
         names = (*CASES[size], *JOINT[size]) if is_long else ORDINARY[size]
-        report({name: run_case(name, models, out, ranks) for name in names})
+        shared = sharing_rows(ranks, size)
+        report({name: run_case(name, models, out, shared if "shared" in name else ranks) for name in names})
 
 
 def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Launched on two or four ranks: engine_program's cases, each row over `size` ranks (`--sequence_parallel_size`).
 
-Arguments and report: as engine_program's.
+Arguments and report: as engine_program's; and "refused", what the check at the start says of a wrong exchange.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from tests.invariants.engine_program import LORA_DIM, Case, regularized
 
@@ -22,7 +24,7 @@ class SlicedCase:
 
 # Which run unless it is the long form, on two ranks.
 ORDINARY = """
-    packed_dpo_z3 packed_ranking_z2 padded_sft_z1 shared_sft regularized
+    packed_dpo_z3 packed_ranking_z2 padded_sft_z1 shared_sft regularized balanced_sft_z3
 """.split()
 
 
@@ -41,6 +43,7 @@ def cases(world_size: int) -> list[SlicedCase]:
         replace(packed, name="packed_in_turns", micro=1, checkpointing=True, zero_stage=3),
         replace(packed, name="untied", model="untied", zero_stage=2),
         replace(packed, name="offload", offload=True, zero_stage=2),
+        replace(packed, name="offload_z3", offload=True, zero_stage=3),
         replace(packed, name="bf16", dtype="bf16", zero_stage=2),
         replace(packed, name="shared_sft", rows="conversations", shared=4),
         replace(packed, name="shared_dpo", rows="conversations", shared=4, kind="dpo", zero_stage=2),
@@ -51,6 +54,20 @@ def cases(world_size: int) -> list[SlicedCase]:
         regularized("regularized_lora", 2, lora_dim=LORA_DIM, checkpointing=True, packed=True, micro=6),
     ]
     found += [replace(packed, name=family, model=family) for family in ("qwen3", "gpt2", "opt", "gemma3_text")]
+    mixtures = (("sft", "", 0), ("dpo", "", 1), ("ranking", "_scalar", 2), ("sft", "", 3))
+    several = replace(packed, micro=2)  # micro-batches, whose load is counted before the first backward
+    found += [
+        replace(several, name=f"balanced_{kind}_z{stage}", kind=kind, model=f"mixture{form}", zero_stage=stage)
+        for kind, form, stage in mixtures
+    ]
+    mixture = replace(packed, model="mixture")
+    found += [
+        replace(mixture, name="balanced_at_once", zero_stage=3),
+        replace(mixture, name="balanced_padded", packed=False, micro=2, checkpointing=True),
+        replace(mixture, name="balanced_wide", model="mixture_wide", zero_stage=3),
+        replace(mixture, name="balanced_shared", rows="conversations", shared=4, zero_stage=2),
+        replace(mixture, name="balanced_lora", lora_dim=LORA_DIM, lora_part="self_attn", checkpointing=True),
+    ]
     sizes = [size for size in (2, 4) if world_size % size == 0]
     return [
         SlicedCase(size, replace(case, name=case.name if size == world_size else f"{case.name}_two_groups"))
@@ -73,7 +90,27 @@ def main(models: Path, out: Path, is_long: bool) -> None:
     with started_process_group() as ranks:
         for each in wanted(ranks.world_size, is_long):
             found[each.case.name] = run_case(each.case, models, out, sharing_rows(ranks, each.size))
+        found["refused"] = refused(models, sharing_rows(ranks, ranks.world_size))
     report(found)
+
+
+def refused(models: Path, ranks: Any) -> str:
+    """Return the sentence of a run in which the output of each head is taken for the next one's."""
+    from tests.invariants.engine_program import LONGEST, make_engine
+    from training.utils.base.errors import ThreestepError
+    from training.utils.sequence_parallel import attention
+    from training.utils.setup.setup import may_pack
+
+    engine, model = make_engine(Case("refused"), models, ranks)
+    whole = attention.slices_of_rows
+    try:
+        with mock.patch.object(attention, "slices_of_rows", lambda *given: whole(*given).roll(1, 2)):
+            may_pack(False, model, engine, lambda rows: engine(rows).logprobs_M, longest_tokens=LONGEST, log=print)
+    except ThreestepError as refusal:
+        return str(refusal)
+    finally:
+        ranks.leaving.close()
+    return ""
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.invariants import engine_program, sliced_program
+from tests.invariants import engine_program, sliced_program, test_mixture_exact
 from tests.invariants.engine_program import Case
 from tests.invariants.test_engine_exact import (
     accuracies,
@@ -30,8 +30,14 @@ def marked(world_size: int, case: Case) -> Any:
     return pytest.param(world_size, case, id=f"{world_size}-{case.name}", marks=marks)
 
 
+def is_balanced(case: Case) -> bool:
+    """A mixture of experts with its balancing loss."""
+    return case.model.startswith("mixture") and case.router_coef is None
+
+
 EVERY = [(size, each.case) for size in (2, 4) for each in sliced_program.cases(size)]
-CASES = [marked(size, case) for size, case in EVERY if not case.z_loss_coef]
+CASES = [marked(size, case) for size, case in EVERY if not case.z_loss_coef and not is_balanced(case)]
+BALANCED = [marked(size, case) for size, case in EVERY if is_balanced(case)]
 REGULARIZED = [marked(size, case) for size, case in EVERY if case.z_loss_coef]
 
 
@@ -59,6 +65,13 @@ def test_rows_over_several_ranks_train_as_plain_pytorch(launched, models, world_
         assert got["chosen"]["count"] == 5
 
 
+@pytest.mark.parametrize("world_size, case", BALANCED)
+def test_routers_over_several_ranks_balance_over_whole_rows(launched, models, world_size: int, case: Case):
+    """The load is of every token once, whichever rank has it; the loss, its figures and weights of plain PyTorch."""
+    out, reports = launched("sliced_program", world_size)
+    test_mixture_exact.check(case, models, out, reports[0][case.name])
+
+
 @pytest.mark.parametrize("world_size, case", REGULARIZED)
 def test_noise_and_z_loss_over_several_ranks(launched, models, world_size: int, case: Case):
     """Noise is made for whole rows; log^2 Z is of every target."""
@@ -73,6 +86,15 @@ def test_noise_and_z_loss_over_several_ranks(launched, models, world_size: int, 
     assert losses == pytest.approx(want.losses, abs=5e-6)
     tolerance, along = (1e-4, 1e-5) if case.lora_dim else (1e-5, 1e-6)
     assert_weights_equal(loaded(out / case.name), weights, start, tolerance, along)
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_the_check_at_the_start_reads_slices(launched, world_size: int):
+    """A wrong exchange ends a run: its numbers are not those of the model's own forward."""
+    _, reports = launched("sliced_program", world_size)
+    for each in reports:
+        sentence = f"--sequence_parallel_size {world_size}: LlamaForCausalLM cannot be trained: padded rows differ by"
+        assert each["refused"].startswith(sentence)
 
 
 def test_one_rank_alone_knows_no_groups(models):

@@ -33,7 +33,7 @@ data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
 layout: contracts base
-sequence_parallel: base
+sequence_parallel: contracts models.families base
 models.tensors: contracts
 report.trackers: contracts flags base
 run: contracts flags compat clock base
@@ -72,11 +72,11 @@ checkpoints: engine engine.ranks report models.adapters run report.trackers mode
 dry_run: engine loading engine.ranks models sequence_parallel models.quantized models.attention run engine.config
     contracts models.families clock base
 rewards.rules: rewards.calling data.sources.made base
-routers: engine engine.ranks models models.tensors layout contracts models.families base
+routers: engine engine.ranks models models.tensors sequence_parallel layout contracts models.families base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
     contracts models.families images base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
-    engine.config contracts flags base
+    sequence_parallel engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
 rewards.asking: rewards.calling run rewards.names base
 distillation: dry_run engine loading rewards.asking engine.ranks models models.tensors engine.config contracts flags

@@ -23,7 +23,7 @@ from training.utils.loading.configurations import check_positions, check_trains,
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
-from training.utils.sequence_parallel.checks import check_beside, check_texts
+from training.utils.sequence_parallel.checks import check_beside
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -297,7 +297,6 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
     if images is None:
         return
-    check_texts(images, flags.ppo.sequence_parallel_size)
     mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
     mistakes.require(
         engine.supports_media or ppo.rollout_replay is not None,

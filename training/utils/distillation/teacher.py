@@ -76,7 +76,7 @@ class Teacher:
         # The student's pad token may be one that the teacher lacks; no token sees it.
         known = replace(rows, input_ids_NT=rows.input_ids_NT.clamp(max=self.head_rows - 1))
 
-        def predicting(policy: PolicyModel, _: TokenRows, hidden_LH: torch.Tensor) -> torch.Tensor:
+        def predicting(policy: PolicyModel, _: TokenRows, hidden_LH: torch.Tensor, part: None) -> torch.Tensor:
             return hidden_LH.index_select(0, predictor_U)
 
         states_UH: torch.Tensor = self.frozen(known.without_targets(), after_trunk=predicting).beside

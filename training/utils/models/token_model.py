@@ -19,12 +19,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from training.utils.contracts.documents import UNKNOWN
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
+from training.utils.models.families.parts import language_part
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_MB, AtHead, TargetHead, TokenLogprobs, read_logits
 from training.utils.sequence_parallel.attention import slice_attention
 from training.utils.sequence_parallel.group import ALONE, SequenceGroup
-from training.utils.sequence_parallel.slices import OwnedPositions, RowSlice, sliced_inputs
+from training.utils.sequence_parallel.slices import ROW_SLICE, OwnedPositions, RowSlice, cut_by, sliced_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,13 +84,13 @@ class PolicyModel(nn.Module):
         *,
         with_logits: bool = False,
         with_collisions: bool = False,
-        after_trunk: Callable[[PolicyModel, TokenRows, torch.Tensor], Any] | None = None,
+        after_trunk: Callable[[PolicyModel, TokenRows, torch.Tensor, RowSlice | None], Any] | None = None,
         compare: Callable[[TokenRows, float], AtHead] | None = None,
     ) -> TokenLogprobs:
         """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory.
-        after_trunk: makes `beside` of this model, the rows and the trunk's states [L, H]; not called where the output
-        layer is not linear. compare: given the rows and the temperature, before the trunk; what it returns makes
-        `compared` where the output layer is whole."""
+        after_trunk: makes `beside` of this model, the rows, the trunk's states [L, H] and the slices that these are of,
+        None of whole rows; not called where the output layer is not linear. compare: given the rows and the
+        temperature, before the trunk; what it returns makes `compared` where the output layer is whole."""
         asked = (temperature, with_entropy)
         at_head = None if compare is None else compare(rows, temperature)
         target_ids_U, predictor_U, read_M = rows.reads()  # what several sequences share is read once
@@ -100,12 +102,12 @@ class PolicyModel(nn.Module):
             hidden_LH = _hidden(self.model, inputs)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
             more = {"with_logits": with_logits, "with_collisions": with_collisions, "at_head": at_head}
-            read = _of_group(self._target_head(hidden_UH, target_ids_U, *asked, **more), own).listed(read_M)
-            return read if after_trunk is None else read._replace(beside=after_trunk(self, rows, hidden_LH))
+            read = of_group(self._target_head(hidden_UH, target_ids_U, *asked, **more), own).listed(read_M)
+            return read if after_trunk is None else read._replace(beside=after_trunk(self, rows, hidden_LH, part))
         logits_NTV = self.model(**inputs).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
         read = read_logits(logits_UV, target_ids_U, *asked, with_collisions=with_collisions)
-        return _of_group(read if with_logits else read._replace(logits_MV=None), own).listed(read_M)
+        return of_group(read if with_logits else read._replace(logits_MV=None), own).listed(read_M)
 
     @property
     def target_head(self) -> TargetHead | None:
@@ -164,8 +166,24 @@ def _inputs(
         inputs["inputs_embeds"] = embeddings + functional.pad(noise, (0, 0, 0, filling))
     if sequence.size == 1:
         return inputs, None
+    return _sliced(model, rows, inputs, sequence)
+
+
+def _sliced(
+    model: PreTrainedModel, rows: TokenRows, inputs: dict[str, Any], sequence: SequenceGroup
+) -> tuple[dict[str, Any], RowSlice]:
+    """The arguments for this rank's slices of `rows`, of those for whole rows."""
     slice_attention(text_attention(model))
-    return sliced_inputs(inputs, sequence)
+    experts_NTLK = inputs.pop(EXPERTS, None)
+    if rows.media is None:
+        inputs, part = sliced_inputs(inputs, sequence)
+    else:
+        cut_by(language_part(model))
+        part = RowSlice(sequence, inputs["input_ids"].shape[1], inputs["attention_mask"], at_language=True)
+        inputs[ROW_SLICE] = part
+    if experts_NTLK is not None:
+        inputs[EXPERTS] = part.cut_slots(experts_NTLK.flatten(0, 1), UNKNOWN).unsqueeze(0)
+    return inputs, part
 
 
 def _hidden(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -173,7 +191,7 @@ def _hidden(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
     return model.base_model(**inputs)[0].flatten(0, 1)
 
 
-def _of_group(read: TokenLogprobs, own: OwnedPositions | None) -> TokenLogprobs:
+def of_group(read: TokenLogprobs, own: OwnedPositions | None) -> TokenLogprobs:
     """The numbers of all targets, from those of this rank's slices; `own` None: they are all."""
     if own is None:
         return read

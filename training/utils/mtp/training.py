@@ -23,7 +23,7 @@ from training.utils.engine.training_engine import whole_weights
 from training.utils.mtp.folder import FOLDER, save_head
 from training.utils.mtp.head import new_head
 from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
-from training.utils.mtp.reading import INSIDE, read_ahead, read_states
+from training.utils.mtp.reading import INSIDE, read_ahead, read_depths, read_states
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,12 +62,8 @@ class HeadTraining:
 
     def read(self, states: TrunkStates, entries: Sequence[MtpEntries]) -> list[TokenLogprobs]:
         """Return what each depth says of its targets; inside `output_layer_whole` alone."""
-        hidden = self.engine(states.hidden_LH, states.embeddings_LH, tuple(entries))
-        layer = self._output_layer
-        return [
-            layer.read_alone(hidden_MH, entry.rows.target_ids_M)
-            for hidden_MH, entry in zip(hidden, entries, strict=True)
-        ]
+        hidden = self.engine(states.hidden_LH, states.embeddings_LH, tuple(entries), states.part)
+        return read_depths(hidden, entries, states.part, self._output_layer.read_alone)
 
     def output_layer_whole(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model's output layer is whole on every rank, until the backward too is over. A collective under

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.sequence_parallel.slices import ROW_SLICE, RowSlice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -158,7 +159,7 @@ def _named(config: Any, names: Sequence[str]) -> Any:
 
 class RouterRecord:
     """The router logits of the last forward of a model's trunk that had gradients, or that ran inside
-    `without_gradients`.
+    `without_gradients`. part: the slices that they are of; None of whole rows.
 
     The trunk is asked for them by `output_router_logits`; it is the model's `base_model`, so that no other output
     changes, and gradient checkpointing does not run it twice.
@@ -167,6 +168,7 @@ class RouterRecord:
     def __init__(self, model: PreTrainedModel) -> None:
         self._always = False
         self._last: tuple[torch.Tensor, ...] | None = None
+        self.part: RowSlice | None = None
         model.base_model.register_forward_pre_hook(self._ask, with_kwargs=True)
         model.base_model.register_forward_hook(self._keep)
 
@@ -189,7 +191,10 @@ class RouterRecord:
         return self._always or torch.is_grad_enabled()
 
     def _ask(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        return (args, {**kwargs, "output_router_logits": True}) if self._is_on() else None
+        if not self._is_on():
+            return None
+        self.part = kwargs.get(ROW_SLICE)
+        return args, {**kwargs, "output_router_logits": True}
 
     def _keep(self, module: Any, args: Any, output: Any) -> None:
         if self._is_on():

@@ -53,8 +53,10 @@ class RouterLoss(Guest):
         return StepRouterLoss(self, self.load(rows, forward) if len(rows) > 1 else None)
 
     def sums(self, rows: TokenRows) -> RouterSums:
-        """Sums of the last forward, which was that of `rows`."""
-        return router_sums(self.record.take(), rows.copies_NT().flatten(), self.balance.top_k)
+        """Sums of the last forward, which was that of `rows`; where ranks share these, of this rank's slices."""
+        copies_t, part = rows.copies_NT().flatten(), self.record.part
+        own_t = copies_t if part is None else part.cut_slots(copies_t)
+        return router_sums(self.record.take(), own_t, self.balance.top_k)
 
     def load(self, rows: Sequence[TokenRows], forward: Callable[[int, TokenRows], Any]) -> RouterSums:
         """The load of all micro-batches on all ranks. Dropout draws here what it will draw in training."""

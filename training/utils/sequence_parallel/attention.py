@@ -34,15 +34,15 @@ def slice_attention(name: str) -> None:
             "family's own; use --attn_implementation sdpa, or leave --sequence_parallel_size out"
         )
     if not isinstance(function, SlicedAttention):
-        AttentionInterface.register(name, SlicedAttention(function))
+        AttentionInterface.register(name, SlicedAttention(function, takes_mask=not name.startswith("flash")))
 
 
 class SlicedAttention:
     """transformers' attention function: return ([N, t, A, D], None) of slices, from a call of `whole` on whole rows
-    with A/P heads. Its mask is the rows', not the one that it is given."""
+    with A/P heads. Its mask is the rows', not the one that it is given. takes_mask: of windows, too."""
 
-    def __init__(self, whole: Callable[..., Any]) -> None:
-        self.whole = whole
+    def __init__(self, whole: Callable[..., Any], takes_mask: bool = True) -> None:
+        self.whole, self.takes_mask = whole, takes_mask
 
     def __call__(
         self,
@@ -67,7 +67,8 @@ class SlicedAttention:
             others["s_aux"] = others["s_aux"].chunk(group.size)[group.place]
         parts = (query_NAtD, shareable(key_NKtD, group), shareable(value_NKtD, group))
         query, key, value = rows_of_heads(parts, part.width, group)
-        output, _ = self.whole(_with_groups(module, query, key), query, key, value, part.mask, **others)
+        mask = part.mask_of_layer(others.get("sliding_window"), query.device) if self.takes_mask else part.mask
+        output, _ = self.whole(_with_groups(module, query, key), query, key, value, mask, **others)
         return slices_of_rows(output, part.length, group), None
 
 

@@ -26,14 +26,6 @@ def check_beside(mistakes: Mistakes, size: int, others: Mapping[str, bool]) -> N
         )
 
 
-def check_texts(media: Any, size: int) -> None:
-    """ThreestepError for rows that are not of text alone. media: of the rows; None if they have none."""
-    if media is not None and size > 1:
-        raise ThreestepError(
-            f"{FLAG} {size} is of rows of text alone, and rows of the data have {media.name}; leave {FLAG} out"
-        )
-
-
 def check_model(model: PreTrainedModel, size: int, longest_tokens: int) -> None:
     """ThreestepError if the rows of a transformers model cannot be shared out over `size` ranks.
 
@@ -66,7 +58,10 @@ def sizes_for(model: PreTrainedModel, ranks: int, longest_tokens: int) -> list[i
 def _why_not(model: PreTrainedModel, text_config: Any, longest_tokens: int) -> str | None:
     from torch import nn
 
-    convolves = any(isinstance(module, (nn.Conv1d, nn.Conv2d)) for module in model.modules())
+    from training.utils.contracts.token_rows import MOST_MASK_BYTES
+    from training.utils.models.families.parts import language_part
+
+    convolves = any(isinstance(module, (nn.Conv1d, nn.Conv2d)) for module in language_part(model).modules())
     if getattr(model, "_is_stateful", False) or convolves or not getattr(text_config, "num_attention_heads", None):
         return "has state-space or convolution layers, which read their neighbours in the row"
     others = sorted({*(getattr(text_config, "layer_types", None) or ())} - {*_ATTENTION})
@@ -75,6 +70,10 @@ def _why_not(model: PreTrainedModel, text_config: Any, longest_tokens: int) -> s
     if not getattr(model, "_supports_attention_backend", False):
         return "passes no arguments on to its attention"
     window = getattr(text_config, "sliding_window", None)
-    if window is not None and getattr(text_config, "use_sliding_window", True) and window < longest_tokens:
-        return f"has a sliding window of {window} tokens, shorter than the sequences ({longest_tokens} tokens)"
+    windowed = window is not None and getattr(text_config, "use_sliding_window", True) and window < longest_tokens
+    if windowed and longest_tokens**2 > MOST_MASK_BYTES:
+        return (
+            f"has a sliding window of {window} tokens, whose mask for sequences of {longest_tokens:,} tokens takes "
+            f"{longest_tokens**2 / 1e9:.0f} GB"
+        )
     return None

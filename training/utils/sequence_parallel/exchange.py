@@ -66,6 +66,12 @@ def summed_over_group(values: torch.Tensor, group: SequenceGroup) -> torch.Tenso
     return total
 
 
+def brought_to_group(values: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    """Return the sum over the group's ranks, of which each uses what it needs: the gradient is the sum of theirs."""
+    total: torch.Tensor = _Bring.apply(values, group.group)
+    return total
+
+
 class _Exchange(torch.autograd.Function):
     """Part r of [P, ...] goes to rank r; part s of the result is from rank s."""
 
@@ -91,10 +97,27 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
-        total = values.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+        return _all_reduce(values, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grads[0], None
+
+
+class _Bring(torch.autograd.Function):
+    """See `brought_to_group`."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return _all_reduce(values, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _all_reduce(grads[0], ctx.group), None
+
+
+def _all_reduce(values: torch.Tensor, group: Any) -> torch.Tensor:
+    total = values.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total

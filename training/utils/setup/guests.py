@@ -60,12 +60,7 @@ class GuestSettings:
     @property
     def reading_whole_rows(self) -> dict[str, bool]:
         """Flags of guests that read whole rows on one rank, and whether they ask for one."""
-        return {
-            f"--router_aux_loss_coef {self.router_aux_loss_coef or 0:g}": bool(self.router_aux_loss_coef),
-            f"--mtp_num_layers {self.mtp.layers}": self.mtp.layers > 0,
-            f"--replay_routers {self.replay}": self.records_experts,
-            **({self.teacher.flag: True} if self.teacher.is_there else {}),
-        }
+        return {self.teacher.flag: True} if self.teacher.is_there else {}
 
     def check_words(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """ThreestepError if another model would read other words than this tokenizer writes; before models load."""
@@ -114,12 +109,6 @@ class GuestSettings:
         from training.utils.setup.setup import load_under
 
         losses = router_losses(models, self.router_aux_loss_coef)
-        sharing = models[0][0].ranks.sequence.size
-        if sharing > 1 and any(losses):
-            raise ThreestepError(
-                f"--sequence_parallel_size {sharing}: the balancing loss of the model's routers counts whole rows on "
-                "one rank; give --router_aux_loss_coef 0, or leave --sequence_parallel_size out"
-            )
         head = open_head(self.mtp, path, *models[0], total_steps=total_steps, seed=seed)
         student = models[0][0]
         teacher = open_teacher(self.teacher, student, lambda settings, load: load_under(settings, student.ranks, load))

@@ -22,7 +22,6 @@ from training.utils.images.run.planned_images import kept_features_line, planned
 from training.utils.images.run.reward_pictures import media_for_rewards
 from training.utils.images.run.row_images import check_beside_images, kept_for_readers, run_media, with_kept_features
 from training.utils.images.run.sample_pictures import SamplePictures, keep_media
-from training.utils.sequence_parallel.checks import check_texts
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, ReadsMedia
@@ -47,7 +46,6 @@ def checked_media(flags: OneModelFlags, rows: PhaseData, kind: RowKind) -> RowIm
     images = run_media(chain(rows.train, rows.eval), rows.seen, kind.document)
     if images is not None:
         check_beside_images(flags.settings)
-        check_texts(images, flags.engine.sequence_parallel_size)
     return images
 
 

@@ -125,12 +125,17 @@ def may_pack(
 
     name, device, was_training = type(model).__name__, engine.ranks.device, engine.module.training
     engine.eval()
+    sharing_rows = engine.ranks.sequence.size
     try:
         check_padded(model, read, device)
         reason = None
         if not padded or needs_segments is not None:
             sharing = sharing or needs_segments is not None
             reason = why_not_packed(model, read, longest_tokens, device, sharing=sharing)
+    except ThreestepError as problem:
+        if sharing_rows == 1:
+            raise
+        raise ThreestepError(f"--sequence_parallel_size {sharing_rows}: {problem}; one rank a row may do") from problem
     finally:
         engine.train(was_training)
     for note in notes_on(model):

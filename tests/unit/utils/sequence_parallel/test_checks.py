@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.families.configs import tiny_config
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.sequence_parallel.attention import slice_attention
-from training.utils.sequence_parallel.checks import check_beside, check_model, check_texts
+from training.utils.sequence_parallel.checks import check_beside, check_model, sizes_for
 
 TINY: dict[str, Any] = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "intermediate_size": 8}
 
@@ -33,33 +33,41 @@ def test_heads_that_cannot():
     check_model(model, 1, 32)
 
 
+OF_STATES = """mamba mamba2 falcon_mamba jamba bamba lfm2 lfm2_moe falcon_h1 rwkv recurrent_gemma zamba zamba2
+    nemotron_h granitemoehybrid qwen3_next xlstm kimi_linear olmo_hybrid""".split()
+
+
+@pytest.mark.parametrize("family", OF_STATES)
+def test_states_and_convolutions_are_not_shared_out(family: str):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config(family))
+    name = type(model).__name__
+    with pytest.raises(ThreestepError, match=f"--sequence_parallel_size 2: {name} has .*, which read their neighbours"):
+        check_model(model, 2, 32)
+    assert sizes_for(model, 8, 32) == [1]
+
+
 @pytest.mark.parametrize(
-    "family, changes, reason",
+    "family, reason",
     [
-        ("mamba", {"state_size": 4}, "MambaForCausalLM has state-space or convolution layers"),
-        (
-            "lfm2",
-            {"num_attention_heads": 2, "layer_types": ["conv", "full_attention"]},
-            "state-space or convolution layers",
-        ),
-        ("bloom", {"n_head": 2}, "BloomForCausalLM passes no arguments on to its attention"),
-        (
-            "mistral",
-            {"num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 16},
-            "has a sliding window of 16 tokens, shorter than the sequences",
-        ),
+        ("bloom", "BloomForCausalLM passes no arguments on to its attention"),
+        ("minimax", "has layers of linear_attention, whose rows are not shared out"),
+        ("llama4_text", "has layers of chunked_attention, whose rows are not shared out"),
+        ("deepseek_v32", "has layers of indexed_attention, whose rows are not shared out"),
     ],
 )
-def test_families_whose_rows_are_not_shared_out(family: str, changes: dict[str, Any], reason: str):
+def test_families_whose_rows_are_not_shared_out(family: str, reason: str):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config(family))
     with pytest.raises(ThreestepError, match=f"--sequence_parallel_size 2: .*{reason}.*; leave"):
-        check_model(model_of(family, **changes), 2, 32)
-
-
-def test_layers_of_another_kind():
-    model = model_of("llama", num_attention_heads=2, num_key_value_heads=2)
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ThreestepError, match="has layers of linear_attention, whose rows are not shared out"):
         check_model(model, 2, 32)
+
+
+def test_a_window_whose_mask_no_rank_would_hold():
+    model = model_of("mistral", num_attention_heads=2, num_key_value_heads=2, sliding_window=16)
+    check_model(model, 2, 32_768)
+    with pytest.raises(ThreestepError, match=r"has a sliding window of 16 tokens, whose mask for sequences of 131,072"):
+        check_model(model, 2, 131_072)
 
 
 def test_flags_that_do_not_go_with_it():
@@ -69,13 +77,6 @@ def test_flags_that_do_not_go_with_it():
     check_beside(mistakes, 2, {"--torch_compile": True, "--record_steps": False})
     with pytest.raises(ThreestepError, match=r"--sequence_parallel_size 2 cannot go with --torch_compile yet"):
         mistakes.raise_if_any()
-
-
-def test_rows_with_more_than_text():
-    check_texts(None, 2)
-    check_texts(SimpleNamespace(name="images"), 1)
-    with pytest.raises(ThreestepError, match="is of rows of text alone, and rows of the data have images"):
-        check_texts(SimpleNamespace(name="images"), 2)
 
 
 def test_attention_of_the_familys_own():

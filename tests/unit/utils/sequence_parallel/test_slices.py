@@ -23,6 +23,14 @@ def test_embeddings_are_cut_along_the_row():
     assert RowSlice(SequenceGroup(2, 1), 3).cut(row_NTE).tolist() == [[[4, 5], [0, 0]], [[10, 11], [0, 0]]]
 
 
+def test_slots_of_all_rows_are_cut_row_by_row():
+    """Two rows of three on two ranks; and one of seven, its last block filled up to eight."""
+    slots_L = torch.tensor([1, 2, 3, 4, 5, 6])
+    slices = [RowSlice(SequenceGroup(2, place), 3).cut_slots(slots_L, -1).tolist() for place in range(2)]
+    assert slices == [[1, 2, 4, 5], [3, -1, 6, -1]]
+    assert RowSlice(SequenceGroup(2, 1), 8).cut_slots(torch.arange(7), -1).tolist() == [4, 5, 6, -1]
+
+
 def test_every_position_belongs_to_one_rank():
     """Two rows of seven on three ranks: flat position 7 is the second row's first token, in slices of three."""
     positions_M = torch.tensor([0, 2, 3, 6, 7, 12, 13])
