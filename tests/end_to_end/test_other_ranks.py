@@ -1,7 +1,10 @@
-"""A run goes on on another number of ranks and other ZeRO stages as if nothing had happened, but for rounding."""
+"""A run goes on on another number of ranks, other ZeRO stages and with rows over other numbers of ranks, as if nothing
+had happened, but for rounding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,24 +13,34 @@ from safetensors.torch import load_file
 
 from tests.end_to_end.compared import figures
 from tests.end_to_end.conftest import run_module
-from tests.end_to_end.other_ranks_program import CHAINS, STEPS
+from tests.end_to_end.other_ranks_program import CHAINS, LONG, STEPS, Chain
 from training.utils.checkpoints.folder import damage
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 
 @pytest.fixture(scope="module")
-def runs(place: Path) -> Path:
-    folder = place / "other_ranks"
-    folder.mkdir()
-    done = run_module("tests.end_to_end.other_ranks_program", [folder])
-    assert done.code == 0, done.words
-    return folder
+def runs(place: Path) -> Callable[..., Path]:
+    """runs(*names) -> the folder of these chains of LONG, or of CHAINS, each launched once."""
+
+    @cache
+    def found(*names: str) -> Path:
+        folder = place / "_".join(["other_ranks", *names])
+        folder.mkdir()
+        done = run_module("tests.end_to_end.other_ranks_program", [folder, *names])
+        assert done.code == 0, done.words
+        return folder
+
+    return found
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.name)
-def test_it_goes_on_within_rounding(runs, chain):
-    unbroken, moved = runs / chain.name, runs / f"{chain.name}_moved"
+EVERY = [*CHAINS, *(pytest.param(chain, marks=pytest.mark.long) for chain in LONG)]
+
+
+@pytest.mark.parametrize("chain", EVERY, ids=lambda chain: chain.name)
+def test_it_goes_on_within_rounding(runs, chain: Chain):
+    folder = runs(*([chain.name] if chain in LONG else []))
+    unbroken, moved = folder / chain.name, folder / f"{chain.name}_moved"
     mine, other = (figures(folder) for folder in (unbroken, moved))
     assert [line["step"] for line in mine] == [line["step"] for line in other]
     assert max(line["step"] for line in mine) == STEPS
@@ -37,11 +50,12 @@ def test_it_goes_on_within_rounding(runs, chain):
         for name in sorted(name for name in one.keys() & two.keys() if "/rank_tokens_" not in name):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), (one["step"], name)
     models = sorted(path.parent.name for path in unbroken.glob("*/model.safetensors"))
-    assert models == (["critic", "model", "model_ema"] if chain.name == "ppo" else ["model"])
+    has_critic = chain.program == "ppo" and "grpo" not in chain.more
+    assert models == (["critic", "model", "model_ema"] if has_critic else ["model"])
     if chain.name == "drawn":
         names = ("replaced", "kept_equal", "dropped")
         assert min(sum(line.get(f"dynamic_sampling/{name}", 0) for line in mine) for name in names) > 0
-    else:
+    if "--mtp_num_layers" in chain.more:
         models.append("model/mtp")  # the head: of a loss of its own beside PPO, of one loss with SFT
     for model in models:
         first, second = (load_file(folder / model / "model.safetensors") for folder in (unbroken, moved))
@@ -54,7 +68,7 @@ def test_it_goes_on_within_rounding(runs, chain):
 def test_damage_in_any_file_of_a_checkpoint_is_seen(runs):
     """Of two ranks, four engines' files and a moving average; tests/unit/utils/run/test_checkpoints.py has every byte
     of a manifest."""
-    whole = runs / "ppo_moved" / "checkpoints" / "step_000001"
+    whole = runs() / "ppo_moved" / "checkpoints" / "step_000001"
     assert damage(whole) is None
     names = sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file())
     assert any(name.startswith("critic/") for name in names) and "average_1.safetensors" in names
@@ -71,6 +85,6 @@ def test_damage_in_any_file_of_a_checkpoint_is_seen(runs):
 
 
 def test_it_says_what_it_does(runs):
-    said = (runs / "sft_1.txt").read_text()
-    step = runs / "sft_moved" / "checkpoints" / "step_000001"
+    said = (runs() / "sft_1.txt").read_text()
+    step = runs() / "sft_moved" / "checkpoints" / "step_000001"
     assert f"{step} was written on 2 ranks, --zero_stage 2, and is converted for 1 rank, --zero_stage 3" in said

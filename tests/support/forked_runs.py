@@ -102,16 +102,19 @@ class LateRollout(TransformersRollout):
 """
 
 
-def make_files(place: Path, rows: int = 240, delay_seconds: float = 0.0) -> Files:
+def make_files(place: Path, rows: int = 240, delay_seconds: float = 0.0, heads: int = 2) -> Files:
     """A tiny model, a reward model of random weights, pairs and texts; an environment whose answers take up to so
-    long, and an engine whose rollouts do."""
+    long, and an engine whose rollouts do. heads: of attention."""
     import torch
-    from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
+    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
 
     from tests.end_to_end.conftest import SENTENCES, pair_rows, save_start
 
     start = save_start(place / "start")
     torch.manual_seed(1)
+    if heads != 2:
+        shape = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 64 // heads}
+        LlamaForCausalLM(AutoConfig.from_pretrained(start, **shape)).save_pretrained(start)
     LlamaForSequenceClassification(AutoConfig.from_pretrained(start, num_labels=1)).save_pretrained(place / "scorer")
     AutoTokenizer.from_pretrained(start).save_pretrained(place / "scorer")
     pairs, texts = place / "pairs.jsonl", place / "texts.jsonl"
