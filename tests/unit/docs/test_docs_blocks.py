@@ -24,6 +24,10 @@ RUN_ELSEWHERE = {
     ("docs/add_a_step.md", "main.py"),
     ("docs/after_training.md", "answer.py"),  # tests/end_to_end/test_serve.py
     ("docs/after_training.md", "ask.py"),
+    (
+        "docs/environments.md",
+        "my_maze.py",
+    ),  # needs OpenEnv's maze; like test_openenv.py
 }
 BLOCKS = [
     (page_name(path), block)

@@ -31,7 +31,9 @@ def installed_environments() -> dict[str, EntryPoint]:
 def name_of(address: str) -> str:
     """The environment's name, as rows have it in their column."""
     name = address.rpartition(":")[2]
-    return Path(name).stem if address.startswith(PREFIX) else name
+    path = Path(name)
+    module = path.parent if path.name == "__init__.py" else path
+    return module.stem if address.startswith(PREFIX) else name
 
 
 def check_environment(address: str) -> None:

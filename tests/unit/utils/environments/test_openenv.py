@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import pytest
 
@@ -33,7 +35,6 @@ def test_without_the_package():
 @pytest.fixture
 def served() -> Iterator[str]:
     """The address of a server with an environment that has a tool, and counts to three by actions."""
-    import uvicorn
     from fastmcp import FastMCP
     from openenv.core.env_server.http_server import create_fastapi_app
     from openenv.core.env_server.mcp_environment import MCPEnvironment
@@ -69,10 +70,17 @@ def served() -> Iterator[str]:
         def state(self):
             return State()
 
+    with serving(create_fastapi_app(Counting, Action, Seen, max_concurrent_envs=4)) as url:
+        yield url
+
+
+@contextmanager
+def serving(app) -> Iterator[str]:
+    import uvicorn
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = create_fastapi_app(Counting, Action, Seen, max_concurrent_envs=4)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -82,6 +90,62 @@ def served() -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
     thread.join(10)
+
+
+class Climbing(NamedTuple):
+    """An environment with types of its own, of whose server two sessions may be open."""
+
+    url: str
+    client: type
+    move: type
+
+
+@pytest.fixture
+def climbing() -> Iterator[Climbing]:
+    from openenv.core.client_types import StepResult
+    from openenv.core.env_client import EnvClient
+    from openenv.core.env_server.http_server import create_fastapi_app
+    from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.types import Action, Observation, State
+    from pydantic import Field
+
+    class Move(Action):
+        by: int = Field(ge=1, le=2)
+
+    class Height(Observation):
+        height: int = 0
+
+    class Stairs(Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self):
+            super().__init__()
+            self.height = 0
+
+        def reset(self, seed=None, episode_id=None):
+            self.height = 0
+            return Height(height=0, done=False, reward=0.0)
+
+        def step(self, action, timeout_s=None, **more):
+            self.height += action.by
+            return Height(height=self.height, done=self.height >= 4, reward=float(action.by))
+
+        @property
+        def state(self):
+            return State()
+
+    class StairsClient(EnvClient):
+        def _step_payload(self, action):
+            return {"by": action.by}
+
+        def _parse_result(self, payload):
+            return StepResult(Height(**payload["observation"]), payload.get("reward"), payload.get("done", False))
+
+        def _parse_state(self, payload):
+            return State(**payload)
+
+    with serving(create_fastapi_app(Stairs, Move, Height, max_concurrent_envs=2)) as url:
+        yield Climbing(url, StairsClient, Move)
 
 
 @needs_openenv
@@ -139,6 +203,98 @@ def test_actions_are_made_of_what_the_model_says(served):
 
 
 @needs_openenv
-def test_a_server_has_an_address():
-    with pytest.raises(ThreestepError, match="OpenEnvironment expects the address of a server as its url, got none"):
-        OpenEnvironment()
+def test_actions_and_observations_of_the_environments_own_types(climbing):
+    class Acting(OpenEnvironment):
+        url, client, expected = climbing.url, climbing.client, "Say 1 or 2."
+
+        def action(self, message):
+            return climbing.move(by=int(message.content)) if message.content.isdigit() else None
+
+    async def play():
+        environment = Acting()
+        await environment.reset(ROW)
+        replies = [await environment.step(said(text)) for text in ("2", "up", "7", "2")]
+        await environment.close()
+        return replies
+
+    up, no_action, invalid, last = asyncio.run(play())
+    assert up.messages == [{"role": "user", "content": '{"height": 2}'}] and up.reward == 2
+    assert no_action.messages[0]["content"] == "Say 1 or 2." and no_action.figures == {"no_actions": 1.0}
+    assert invalid.messages[0]["content"].startswith("Say 1 or 2. 1 validation error for Move")
+    assert invalid.figures == {"invalid_actions": 1.0} and not invalid.done
+    assert (last.messages, last.reward, last.done) == ([], 2.0, True)  # neither of the two moved
+
+
+@needs_openenv
+def test_the_server_refuses_an_action_and_a_session_too_many(climbing):
+    class Acting(OpenEnvironment):
+        url = climbing.url
+
+        def action(self, message):
+            return {"by": message.content}
+
+    async def play():
+        environments = [Acting() for _ in range(3)]
+        for environment in environments[:2]:
+            await environment.reset(ROW)
+        with pytest.raises(ThreestepError, match="has no session left for another conversation: it has to allow"):
+            await environments[2].reset(ROW)
+        replies = [await environments[0].step(said(text)) for text in ("7", "1")]
+        for environment in environments:
+            await environment.close()
+        return replies
+
+    refused, moved = asyncio.run(play())
+    assert refused.messages == [{"role": "user", "content": "This is no action. Invalid message"}]
+    assert refused.figures == {"invalid_actions": 1.0} and moved.reward == 1
+
+
+@needs_openenv
+def test_one_container_serves_all_conversations(served):
+    from openenv.core.containers.runtime import ContainerProvider
+
+    started = []
+
+    class Running(ContainerProvider):
+        """A launcher whose container runs already."""
+
+        def start_container(self, image, port=None, env_vars=None, **more):
+            started.append(image)
+            return served
+
+        def stop_container(self):
+            started.append("stopped")
+
+        def wait_for_ready(self, base_url, timeout_s=30.0):
+            started.append(base_url)
+
+    class Calling(OpenEnvironment):
+        container = "counting:latest"
+
+        def provider(self):
+            return Running()
+
+    async def play():
+        openings = await asyncio.gather(*(environment.reset(ROW) for environment in both))
+        for environment in both:
+            await environment.close()
+        return openings
+
+    both = Calling(), Calling()
+    assert started == []  # a class that is looked at starts nothing
+    openings = asyncio.run(play())
+    assert [opening.tools[0]["function"]["name"] for opening in openings] == ["add", "add"]
+    assert started == ["counting:latest", served]
+
+
+@needs_openenv
+@pytest.mark.parametrize(("address", "container", "got"), [("", "", "neither"), ("http://127.0.0.1:1", "a:b", "both")])
+def test_a_server_has_an_address_or_a_container(address, container, got):
+    class Acting(OpenEnvironment):
+        pass
+
+    Acting.url, Acting.container = address, container
+    with pytest.raises(
+        ThreestepError, match=f"Acting expects the address of a server as its url, or a container, got {got}"
+    ):
+        Acting()

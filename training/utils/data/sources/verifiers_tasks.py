@@ -101,23 +101,25 @@ def _settings_of(name: str, flag: str) -> dict[str, Any]:
     if not name.endswith(".py"):
         return {"taskset": {"id": name}}
     path = Path(name).expanduser().resolve()
-    _import_by_stem(path, flag)
-    return {"taskset": {"id": path.stem}}
+    return {"taskset": {"id": _import_by_stem(path, flag)}}
 
 
-def _import_by_stem(path: Path, flag: str) -> None:
-    """Import a file by its own name, as verifiers' loader does, and its tool servers, which are other processes."""
+def _import_by_stem(path: Path, flag: str) -> str:
+    """Import a file by its name, or its folder's for `__init__.py`, as verifiers' loader does, and its tool servers,
+    which are other processes. Return the name."""
+    module = path.parent if path.name == "__init__.py" else path
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(path.parent) not in folders:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, folders), str(path.parent)])
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    found = getattr(importlib.import_module(path.stem), "__file__", None)
+    if str(module.parent) not in folders:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, folders), str(module.parent)])
+    if str(module.parent) not in sys.path:
+        sys.path.append(str(module.parent))
+    found = getattr(importlib.import_module(module.stem), "__file__", None)
     if found is None or Path(found).resolve() != path:
         raise ThreestepError(
             f"{flag} expects a file whose name no other module has, as verifiers imports it by that, got '{path}' "
             f"beside {found or 'a module of Python'}; give it another name"
         )
+    return module.stem
 
 
 class VerifiersTasks(PromptRawDataset):

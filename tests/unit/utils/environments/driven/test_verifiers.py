@@ -124,6 +124,13 @@ def test_one_turn_and_weighted_rewards(opened):
 
 
 @needs_verifiers
+def test_a_package_by_its_init(opened, tmp_path):
+    (tmp_path / "vf_word_package").mkdir()
+    environments, rows = opened("vf_word_package/__init__", WORDS)
+    assert environments.names == ("vf_word_package",) and len(rows) == 4
+
+
+@needs_verifiers
 def test_an_error_of_a_reward_is_a_failure(opened):
     environments, rows = opened("vf_broken_words", WORDS)
     warned = []
