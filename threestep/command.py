@@ -49,6 +49,7 @@ PROGRAMS = {
     "chat": Program("training.chat", "talk with one model, or with two side by side"),
     "serve": Program("training.serve", "one model for programs, as an endpoint in OpenAI's form"),
     "serve-reward": Program("training.serve_reward", "a reward model for programs, over HTTP"),
+    "serve-training": Program("training.serve_training", "LoRA for loops of others: a server of the Tinker API"),
     "evaluate": Program(
         "training.evaluate",
         "win rate, reward, GSM8K or perplexity of a model; a reward model on a benchmark",

@@ -60,12 +60,8 @@ class ServeArguments(ServedModelFlags):
     )
     port: int = flag_of(EndpointArguments)
     api_key_file: str | None = flag_of(EndpointArguments)
-    max_rows: int | None = flag(
-        None,
-        f"Answers that are drawn together; default: {_ROWS}, or an engine's own number.",
-        "responses >= 1",
-    )
-    max_waiting: int = flag(256, "Answers that wait to be drawn; a request for more is refused.", "responses >= 1")
+    max_rows: int | None = flag_of(EndpointArguments)
+    max_waiting: int = flag_of(EndpointArguments)
     max_body_mb: int = flag_of(EndpointArguments)
     grace_seconds: float = flag(
         20.0, "Time for answers that are being drawn when the server is asked to end.", "seconds >= 0"

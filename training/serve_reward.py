@@ -20,7 +20,7 @@ from training.utils.base.console import note
 from training.utils.base.keys import KEY_VARIABLE
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag, flag_of
+from training.utils.flags.flags import flag_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments
@@ -42,12 +42,7 @@ class ServeRewardArguments(ServedModelFlags):
         ModelArguments, "A reward model's folder or hub name (required); may come first, without the flag."
     )
     served_name: str | None = flag_of(EndpointArguments)
-    host: str = flag(
-        ADDRESS,
-        "Address to listen on: this machine's alone, or one of its others, such as 0.0.0.0 for all. What is sent there "
-        "can be read on the way.",
-        "address",
-    )
+    host: str = flag_of(EndpointArguments)
     port: int = flag_of(EndpointArguments, "Port on --host; 0 takes a free one.", default=8001)
     api_key_file: str | None = flag_of(EndpointArguments)
     max_body_mb: int = flag_of(EndpointArguments, default=16)

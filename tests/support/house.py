@@ -49,6 +49,7 @@ MAY_PRINT = (
     "training.explain.__main__",  # python -m training.explain
     "training.inspect.__main__",  # python -m training.inspect
     "training.plan.__main__",  # python -m training.plan
+    "training.serve_training.__main__",  # python -m training.serve_training
     "training.utils.run.program",
     "training.utils.run.launch",
     "training.utils.data.cache.__main__",  # python -m training.utils.data.cache list | verify | prune

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from training.utils.base.keys import KEY_VARIABLE, given_key
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.flags import flag, settings_of
+from training.utils.serving.door import ADDRESS
 
 if TYPE_CHECKING:
     from training.inference.endpoint.keyed_server import KeyedServer
@@ -36,6 +37,18 @@ class EndpointArguments:
         None, f"File with the key that requests must have; default: {KEY_VARIABLE}, or a new one, which is printed.",
         "file",
     )  # fmt: skip
+    host: str = flag(
+        ADDRESS,
+        "Address to listen on: this machine's alone, or one of its others, such as 0.0.0.0 for all. What is sent there "
+        "can be read on the way.",
+        "address",
+    )
+    max_rows: int | None = flag(
+        None,
+        "Answers that are drawn together; default: 32, or an engine's own number.",
+        "responses >= 1",
+    )
+    max_waiting: int = flag(256, "Answers that wait to be drawn; a request for more is refused.", "responses >= 1")
     max_body_mb: int = flag(4, "Largest body of a request.", "MB >= 1")
 
 

@@ -66,6 +66,12 @@ class KeyedHandler(BaseHTTPRequestHandler):
     timeout = _STUCK_SECONDS
     server_version, sys_version = "Threestep", ""
     server: KeyedServer
+    key_form = "Authorization: Bearer KEY"
+
+    def given_key(self) -> str:
+        """Return the key of the request, "" without one."""
+        kind, _, key = self.headers.get("Authorization", "").partition(" ")
+        return key.strip() if kind.lower() == "bearer" else ""
 
     def get(self, path: str) -> None:
         """Answer a GET; RefusedRequest for one that is not answered."""
@@ -93,11 +99,10 @@ class KeyedHandler(BaseHTTPRequestHandler):
         """Let those in who have the key; send refusals in OpenAI's form."""
         self._count(1)
         try:
-            kind, _, key = self.headers.get("Authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not self.server.is_key(key.strip()):
+            if not self.server.is_key(self.given_key()):
                 self.close_connection = True  # the body is not read
                 raise RefusedRequest(
-                    "this server expects the key that it printed when it started, as 'Authorization: Bearer KEY'",
+                    f"this server expects the key that it printed when it started, as '{self.key_form}'",
                     401,
                     code="invalid_api_key",
                 )
@@ -142,10 +147,13 @@ class KeyedHandler(BaseHTTPRequestHandler):
             raise RefusedRequest("the server failed, and its log says why", 500) from problem
 
     def send(self, status: int, body: dict[str, Any]) -> None:
-        """Send a whole answer."""
-        text = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        """Send a whole answer in JSON."""
+        self.send_bytes(status, "application/json", json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
+
+    def send_bytes(self, status: int, kind: str, text: bytes) -> None:
+        """Send a whole answer. kind: its content type."""
         self.send_response(status)
-        self.send_headers("application/json", [("Content-Length", str(len(text)))])
+        self.send_headers(kind, [("Content-Length", str(len(text)))])
         if status == 401:
             self.send_header("WWW-Authenticate", "Bearer")
         if status in (429, 503):

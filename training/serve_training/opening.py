@@ -1,0 +1,144 @@
+"""From flags to a service that answers, and the thread that computes for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from training.inference.model import load_chat_model, start_alone
+from training.serve_training.adapters import AdaptedModel
+from training.serve_training.forward import Forwards
+from training.serve_training.sampling import Sampler
+from training.serve_training.service import ServedBase, TrainingService
+from training.serve_training.store import Store
+from training.serve_training.trainer import Trainer
+from training.serve_training.wire import RequestBounds, forward_answer, messages
+from training.utils.base.console import note
+from training.utils.data.build.arguments import DataArguments
+from training.utils.generation.decoding.decode_check import why_not_in_turns
+from training.utils.models.layout_check import check_padded
+from training.utils.models.own_forward import own_forward_of
+from training.utils.models.token_model import PolicyModel
+
+if TYPE_CHECKING:
+    from training.serve_training.desk import Desk
+    from training.serve_training.records import LoraSpec
+
+_DRAWING_SECONDS = 0.05  # between two looks for training requests
+_GATHERING_SECONDS = 0.002
+_IDLE_SECONDS = 0.5
+_GAPS_SECONDS = 30.0
+
+
+class ServerLimits(NamedTuple):
+    """tokens: of a micro-batch. rows: drawn together. waiting: sequences that wait."""
+
+    tokens: int
+    rows: int
+    waiting: int
+
+
+class Computing:
+    """The thread that computes: one, so that a client's requests are done in their order."""
+
+    def __init__(self, desk: Desk, trainer: Trainer, sampler: Sampler) -> None:
+        self._desk, self._trainer, self._sampler = desk, trainer, sampler
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="computing", daemon=True)
+
+    def start(self) -> None:
+        """Begin to compute."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End behind the present turn. What was not done is on disk."""
+        self._closed = True
+        self._desk.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        looked = time.monotonic()
+        while not self._closed:
+            arrivals = self._desk.arrivals
+            try:
+                did_some = self._trainer.turn()
+                did_some |= self._sampler.turn(_DRAWING_SECONDS)
+                if time.monotonic() - looked > _GAPS_SECONDS:
+                    looked = time.monotonic()
+                    self._desk.fail_gaps()
+            except Exception as problem:  # noqa: BLE001 - such as a full disk: tried again, and no answer until then
+                traceback.print_exception(problem)
+                time.sleep(1.0)
+                continue
+            if not did_some:
+                self._desk.sleep(arrivals, _GATHERING_SECONDS if self._trainer.is_gathering else _IDLE_SECONDS)
+
+
+def open_service(
+    path: str, name: str, output_dir: str, *, dtype: str | None, limits: ServerLimits
+) -> tuple[TrainingService, Computing]:
+    """Load a base model and the state of earlier clients. ThreestepError where the model cannot be read or trained."""
+    messages()
+    ranks = start_alone()
+    chat_model = load_chat_model(path, dtype, DataArguments(), ranks.device, with_media=False)
+    model: Any = chat_model.model
+    read = PolicyModel(model)
+    check_padded(model, lambda rows: read(rows).logprobs_M, ranks.device)
+    tokenizer = str(Path(path).resolve()) if Path(path).is_dir() else path
+    base = {"name": name, "dtype": str(model.dtype).removeprefix("torch.")}
+    bounds = RequestBounds(model.config.get_text_config().vocab_size, chat_model.positions)
+    return service_of(
+        model,
+        Store(Path(output_dir), base),
+        limits,
+        tokenizer=tokenizer,
+        name=name,
+        bounds=bounds,
+        decode=chat_model.tokenizer.decode,
+        ends=frozenset(chat_model.chat_ends),
+    )
+
+
+def service_of(
+    model: Any,
+    store: Store,
+    limits: ServerLimits,
+    *,
+    tokenizer: str,
+    name: str,
+    bounds: RequestBounds,
+    decode: Any,
+    ends: frozenset[int],
+) -> tuple[TrainingService, Computing]:
+    """The same of a model that is loaded."""
+    adapted = AdaptedModel(model)
+    forwards = Forwards(adapted, 0, limits.tokens)
+    own = own_forward_of(model)
+    assert own is not None, "its weights are whole"
+    reason = why_not_in_turns(model, own, False)
+    if reason is not None:
+        note(f"{name}: no sequences are drawn from it: {reason}")
+    sampler = Sampler(adapted, forwards, decode, ends, most_rows=limits.rows, no_batches=reason)
+
+    def new_weights(spec: LoraSpec) -> torch.Tensor:
+        return adapted.layout(spec).new(spec.seed, adapted.dtype).to(model.device)
+
+    move = partial(torch.Tensor.to, device=model.device)
+    base = ServedBase(name, tokenizer, bounds, limits.waiting, adapted.layout, new_weights, move)
+    service = TrainingService(base, store, sampler)
+    trainer = Trainer(
+        service.desk,
+        forwards,
+        store,
+        base=name,
+        written=forward_answer,
+        open_sampler=service.open_sampler,
+        move=move,
+    )
+    return service, Computing(service.desk, trainer, sampler)

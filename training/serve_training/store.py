@@ -1,0 +1,294 @@
+"""State of clients on disk, so that a server that is killed goes on where it was.
+
+    OUTPUT_DIR/base.json                       the base model, which a restart has to have again
+    OUTPUT_DIR/sessions/SESSION/session.json
+    .../sampler_2.json                         a sampling session: its weights
+    .../train_0/client.json                    a training client: its adapters' description
+    .../train_0/state.safetensors              weights, moments and gradient behind the request `seq` in its metadata
+    .../train_0/requests/00000012.pb           requests that were accepted and are not in the state
+    .../train_0/results/00000012.pb            answers, the last ones of which are kept
+    .../train_0/weights/NAME/                  of save_state: the same file
+    .../train_0/sampler_weights/NAME/          of save_weights_for_sampler: a folder as PEFT writes it
+
+A file is written beside its place and renamed, so that it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from training.serve_training.client_state import ClientState
+from training.serve_training.records import LoraSpec, WrongRequest
+from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import publish_folder, remove, replace_file
+
+if TYPE_CHECKING:
+    from training.serve_training.adapters import AdapterLayout
+
+KEPT_RESULTS = 512  # of a client: a result that was not fetched while so many others came is gone
+KEPT_SNAPSHOTS = 32  # of a client: unnamed weights for sampling
+STATE, SAMPLER = "weights", "sampler_weights"  # folders of checkpoints, and words of their addresses
+_SNAPSHOT = "snapshot-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_ADDRESS = re.compile(rf"tinker://([0-9a-f]{{32}}):train:([0-9]{{1,9}})/({STATE}|{SAMPLER})/({_NAME.pattern})")
+_MOMENTS = ("first", "second")
+_PREFIX = "base_model.model."  # of PEFT's names
+
+
+class StoredMessage(NamedTuple):
+    """A request or an answer. kind: of the request. is_proto: the body is protobuf, otherwise JSON."""
+
+    body: bytes
+    is_proto: bool
+    kind: str = ""
+
+
+class ClientFolder:
+    """The files of one training client."""
+
+    def __init__(self, folder: Path, model_id: str) -> None:
+        self.folder, self.model_id = folder, model_id
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / "client.json").is_file()
+
+    def create(self, spec: LoraSpec, state: ClientState, answer: Mapping[str, Any]) -> None:
+        """Write the client's first state, the answer to its creation, and last its description."""
+        for part in ("requests", "results"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
+        self.write_state(state, 0, answer)
+        self.write_result(0, StoredMessage(json.dumps(dict(answer)).encode(), is_proto=False))
+        replace_file(self.folder / "client.json", json.dumps(asdict(spec)))
+
+    def spec(self) -> LoraSpec:
+        """Read the description."""
+        return _spec_of(json.loads((self.folder / "client.json").read_text("utf-8")))
+
+    def write_state(self, state: ClientState, seq: int, answer: Mapping[str, Any] | None = None) -> None:
+        """Write the state behind request `seq`, with the answer to it where nothing else repeats that, and forget the
+        requests that it contains."""
+        beside = self.folder / f".state.{os.getpid()}"
+        _save_state(beside, state, {"seq": str(seq), "answer": json.dumps(answer)})
+        os.replace(beside, self.folder / "state.safetensors")
+        for number, path in self._numbered("requests"):
+            if number <= seq:
+                remove(path)
+
+    def read_state(self) -> tuple[ClientState, int, Mapping[str, Any] | None]:
+        """Return the state, the number of its last request, and the answer to it."""
+        state, notes = _load_state(self.folder / "state.safetensors", with_moments=True)
+        return state, int(notes["seq"]), json.loads(notes["answer"])
+
+    def write_request(self, seq: int, message: StoredMessage) -> None:
+        """Keep a request until the state contains it."""
+        replace_file(self._path("requests", seq, f"{message.kind}.{_ending(message)}"), message.body)
+
+    def requests(self) -> dict[int, StoredMessage]:
+        """Return all that are kept, by their numbers, ascending."""
+        found = {}
+        for seq, path in self._numbered("requests"):
+            _, kind, ending = path.name.split(".")
+            found[seq] = StoredMessage(path.read_bytes(), ending == "pb", kind)
+        return dict(sorted(found.items()))
+
+    def write_result(self, seq: int, message: StoredMessage) -> None:
+        """Keep an answer, and forget old ones."""
+        replace_file(self._path("results", seq, _ending(message)), message.body)
+        for ending in ("pb", "json"):
+            remove(self._path("results", seq - KEPT_RESULTS, ending))
+
+    def result(self, seq: int) -> StoredMessage | None:
+        """Return an answer; None if there is none, or none any more."""
+        for is_proto, ending in ((True, "pb"), (False, "json")):
+            try:
+                return StoredMessage(self._path("results", seq, ending).read_bytes(), is_proto)
+            except FileNotFoundError:
+                continue
+        return None
+
+    def _path(self, part: str, seq: int, ending: str) -> Path:
+        return self.folder / part / f"{seq:08d}.{ending}"
+
+    def _numbered(self, part: str) -> list[tuple[int, Path]]:
+        paths = (self.folder / part).iterdir() if (self.folder / part).is_dir() else ()
+        return [(int(path.name.split(".")[0]), path) for path in paths if path.name[:1].isdigit()]
+
+    # --- checkpoints
+
+    def save_checkpoint(self, name: str, state: ClientState, seq: int, overwrite: bool) -> str:
+        """Write weights and moments under a name; return the address. WrongRequest for a name that is taken."""
+        spec = self.spec()
+
+        def write(beside: Path) -> None:
+            kept = replace(state, gradient_P=None)
+            _save_state(beside / "state.safetensors", kept, {"seq": str(seq), "answer": "null"})
+
+        return self._publish(STATE, name, {"seq": seq, "spec": asdict(spec)}, overwrite=overwrite, write=write)
+
+    def save_adapters(
+        self, name: str | None, weights_P: torch.Tensor, layout: AdapterLayout, *, seq: int, base: str
+    ) -> str:
+        """Write adapters as PEFT does; return the address. name None: an unnamed one, of which the last ones are
+        kept."""
+        spec = self.spec()
+
+        def write(beside: Path) -> None:
+            tensors = {}
+            for layer, (down_1RI, up_1OR) in layout.pieces(weights_P.detach().cpu().unsqueeze(0)).items():
+                tensors[f"{_PREFIX}{layer}.lora_A.weight"] = down_1RI[0].contiguous()
+                tensors[f"{_PREFIX}{layer}.lora_B.weight"] = up_1OR[0].contiguous()
+            save_file(tensors, beside / "adapter_model.safetensors", metadata={"format": "pt"})
+            description = {
+                "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": layout.rank,
+                "lora_alpha": layout.scale * layout.rank, "lora_dropout": 0.0, "bias": "none",
+                "fan_in_fan_out": False, "target_modules": [layer.name for layer in layout.layers],
+            }  # fmt: skip
+            (beside / "adapter_config.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
+
+        if name is not None:
+            return self._publish(SAMPLER, name, {"seq": seq, "spec": asdict(spec)}, overwrite=True, write=write)
+        address = self._publish(
+            SAMPLER, f"{_SNAPSHOT}{seq:08d}", {"seq": seq, "spec": asdict(spec)}, overwrite=True, write=write
+        )
+        for path in sorted((self.folder / SAMPLER).glob(f"{_SNAPSHOT}*"))[:-KEPT_SNAPSHOTS]:
+            remove(path)
+        return address
+
+    def _publish(self, part: str, name: str, about: dict[str, Any], *, overwrite: bool, write: Any) -> str:
+        if _NAME.fullmatch(name) is None:
+            raise WrongRequest(
+                f"a checkpoint's name expects letters, digits, '.', '_' and '-', at most 200, got '{name:.60}'"
+            )
+        folder = self.folder / part / name
+        if folder.exists() and not overwrite:
+            known = json.loads((folder / "checkpoint.json").read_text("utf-8"))
+            if known != json.loads(json.dumps(about)):  # else it is this request's own, from before a restart
+                raise WrongRequest(f"there is a checkpoint '{name}' already; give another name, or overwrite=True")
+        else:
+            beside = folder.parent / f".{name}.{os.getpid()}"
+            remove(beside)
+            beside.mkdir(parents=True)
+            write(beside)
+            (beside / "checkpoint.json").write_text(json.dumps(about), encoding="utf-8")
+            publish_folder(beside, folder)
+        return f"tinker://{self.model_id}/{part}/{name}"
+
+
+class Store:
+    """The folder of a server."""
+
+    def __init__(self, folder: Path, base: Mapping[str, str]) -> None:
+        """base: what has to be the same when the server starts again. ThreestepError if it is not."""
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "base.json"
+        if not path.is_file():
+            replace_file(path, json.dumps(dict(base)))
+        known = json.loads(path.read_text("utf-8"))
+        for name, value in base.items():
+            if known.get(name) != value:
+                raise ThreestepError(
+                    f"'{folder}' holds clients of {name} '{known.get(name)}', got '{value}'; start the server with "
+                    "that again, or give another --output_dir"
+                )
+
+    def open_session(self, session: str, about: Mapping[str, Any]) -> None:
+        """Write a session."""
+        folder = self._folder / "sessions" / session
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / "session.json", json.dumps(dict(about)))
+
+    def has_session(self, session: str) -> bool:
+        return (self._folder / "sessions" / session / "session.json").is_file()
+
+    def client(self, session: str, number: int) -> ClientFolder:
+        """Return the folder of a training client, which may not exist yet."""
+        return ClientFolder(self._folder / "sessions" / session / f"train_{number}", f"{session}:train:{number}")
+
+    def clients(self) -> list[tuple[str, int]]:
+        """Return session and number of all training clients."""
+        found = (self._folder / "sessions").glob("*/train_*/client.json")
+        return [(path.parents[1].name, int(path.parent.name.removeprefix("train_"))) for path in found]
+
+    def write_sampler(self, session: str, number: int, weights: Mapping[str, Any]) -> None:
+        """Write a sampling session."""
+        replace_file(self._folder / "sessions" / session / f"sampler_{number}.json", json.dumps(dict(weights)))
+
+    def sampler(self, session: str, number: int) -> dict[str, Any] | None:
+        """Read a sampling session; None if there is none."""
+        try:
+            text = (self._folder / "sessions" / session / f"sampler_{number}.json").read_text("utf-8")
+        except FileNotFoundError:
+            return None
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def checkpoint(self, address: str) -> tuple[Path, LoraSpec]:
+        """Return the folder of a checkpoint and the description of its adapters. WrongRequest if there is none."""
+        found = _ADDRESS.fullmatch(address)
+        if found is not None:
+            session, number, part, name = found.groups()
+            folder = self.client(session, int(number)).folder / part / name
+            about = folder / "checkpoint.json"
+            if about.is_file():
+                return folder, _spec_of(json.loads(about.read_text("utf-8"))["spec"])
+        raise WrongRequest(f"there are no weights '{address:.200}' here; give an address that a save returned")
+
+
+def load_checkpoint(folder: Path, layout: AdapterLayout) -> ClientState:
+    """Read the state of a checkpoint. One for sampling has no moments: they begin at 0."""
+    if (folder / "state.safetensors").is_file():
+        return _load_state(folder / "state.safetensors", with_moments=True)[0]
+    return ClientState.new(load_adapters(folder, layout))
+
+
+def load_adapters(folder: Path, layout: AdapterLayout) -> torch.Tensor:
+    """Read the weights of a checkpoint, [P]."""
+    if (folder / "state.safetensors").is_file():
+        return _load_state(folder / "state.safetensors", with_moments=False)[0].weights_P
+    with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+        return torch.cat(
+            [
+                file.get_tensor(f"{_PREFIX}{layer.name}.lora_{side}.weight").flatten()
+                for layer in layout.layers
+                for side in "AB"
+            ]
+        )
+
+
+def _spec_of(known: Mapping[str, Any]) -> LoraSpec:
+    return LoraSpec(known["rank"], known["seed"], tuple(known["parts"]))
+
+
+def _ending(message: StoredMessage) -> str:
+    return "pb" if message.is_proto else "json"
+
+
+def _save_state(path: Path, state: ClientState, notes: dict[str, str]) -> None:
+    tensors = {"weights": state.weights_P, "first": state.first_P, "second": state.second_P}
+    if state.gradient_P is not None:
+        tensors["gradient"] = state.gradient_P
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, path, metadata={**notes, "steps": str(state.steps)})
+
+
+def _load_state(path: Path, with_moments: bool) -> tuple[ClientState, dict[str, str]]:
+    with safe_open(path, "pt") as file:
+        notes, names = file.metadata(), set(file.keys())
+        weights_P = file.get_tensor("weights")
+        if not with_moments:
+            return ClientState.new(weights_P), notes
+        first_P, second_P = (file.get_tensor(name) for name in _MOMENTS)
+        gradient_P = file.get_tensor("gradient") if "gradient" in names else None
+    return ClientState(weights_P, first_P, second_P, gradient_P, int(notes["steps"])), notes
