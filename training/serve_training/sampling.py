@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -186,9 +187,10 @@ class Sampler:
             return
         logprobs_TV = self._forwards.read(job.weights.weights_P, job.weights.layout, ids)[:-1]
         first = 0 if read.last is None else max(0, len(ids) - 1 - read.last)
-        own = logprobs_TV.gather(-1, torch.tensor(ids[1:], device=logprobs_TV.device).unsqueeze(1)).squeeze(1).tolist()
+        next_T1 = torch.tensor(ids[1:], dtype=torch.int64, device=logprobs_TV.device).unsqueeze(1)
+        own = logprobs_TV.gather(-1, next_T1).squeeze(1).tolist()
         logprobs = [math.nan] * (first + 1) + own[first:]
-        top = None
+        top: list[list[tuple[int, float]]] | None = None
         if read.top:
             values_TK, ids_TK = logprobs_TV[first:].topk(min(read.top, logprobs_TV.shape[-1]), dim=-1)
             pairs = zip(ids_TK.tolist(), values_TK.tolist(), strict=True)
@@ -215,7 +217,7 @@ class Sampler:
             batch = self._batches.get(weights.shape)
             if batch is None:
                 batch = self._batches[weights.shape] = _AdaptedRows(self._adapted, weights.layout)
-            self._guarded(batch, lines, lambda batch=batch, lines=lines, weights=weights: batch.join(lines, weights))
+            self._guarded(batch, lines, partial(batch.join, lines, weights))
 
     def _draw(self, batch: _AdaptedRows) -> None:
         for _ in range(_STEPS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,7 @@ class Trainer:
     def _alone(self, client: TrainingClient, job: Job) -> None:
         order = job.order
         has_new_weights = isinstance(order, (AdamOrder, LoadOrder))
+        answer: Mapping[str, object]
         try:
             if order is None:
                 raise WrongRequest(job.problem)
