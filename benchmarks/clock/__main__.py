@@ -4,7 +4,7 @@
 
 One constant was chosen by looking at rows, the share of their rates that kernels reach in a training step. Each row is
 judged with the median of the rows of all other sources, not with its own. Prints every ratio, how many are within 30 %,
-and how often the faster of two settings is the faster one. docs/clock.md explains the misses.
+and how often the faster of two settings is the faster one; then seconds of steps of RL. docs/clock.md explains misses.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from benchmarks.clock.predicted import predicted_parts, predicted_rate
+from benchmarks.clock.rl_predicted import rollout_parts_of
+from benchmarks.clock.rl_rows import published_rollouts
 from benchmarks.clock.rows import Row, published_rows
+
+if TYPE_CHECKING:
+    from benchmarks.clock.rl_rows import RolloutRow
+    from training.utils.clock.training_step import Parts
 
 WITHIN = 0.30
 _ALIKE = 0.05  # published speeds that differ by less are no choice
@@ -30,12 +37,27 @@ def main() -> None:
     rates = [predicted_rate(row, shares[row.source]) for row in rows]
     for row, rate in zip(rows, rates, strict=True):
         parts = predicted_parts(row, shares[row.source])
-        most = sorted(parts.items(), key=lambda part: -part[1])[:3]
-        shown = ", ".join(f"{name} {spent / sum(parts.values()):.0%}" for name, spent in most)
-        print(f"{row.name:52} {row.published:8,.0f} {rate:8,.0f} {rate / row.published:5.2f}  {shown}")
+        print(f"{row.name:52} {row.published:8,.0f} {rate:8,.0f} {rate / row.published:5.2f}  {_most(parts)}")
     close = sum(abs(rate / row.published - 1) <= WITHIN for row, rate in zip(rows, rates, strict=True))
     right, choices = ranked(rows, rates)
     print(f"within {WITHIN:.0%}: {close} of {len(rows)} rows; the faster of two: right in {right} of {choices}")
+    print_rollouts(published_rollouts(), share_without(rows, "none of the sources"))
+
+
+def print_rollouts(rows: Sequence[RolloutRow], share: float) -> None:
+    """Print steps of RL, published and predicted seconds, with the share of all sources of training."""
+    close = 0
+    for row in rows:
+        parts = rollout_parts_of(row, share)
+        seconds = sum(parts.values())
+        close += abs(seconds / row.seconds - 1) <= WITHIN
+        print(f"{row.name:52} {row.seconds:8,.1f} {seconds:8,.1f} {seconds / row.seconds:5.2f}  {_most(parts)}")
+    print(f"within {WITHIN:.0%}: {close} of {len(rows)} steps of RL")
+
+
+def _most(parts: Parts) -> str:
+    most = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    return ", ".join(f"{name} {spent / sum(parts.values()):.0%}" for name, spent in most)
 
 
 def share_without(rows: Sequence[Row], source: str) -> float:

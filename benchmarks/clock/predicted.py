@@ -24,9 +24,15 @@ _MPT = {"70b": (8192, 80, 64), "30b": (7168, 48, 56), "13b": (5120, 40, 40), "7b
         "125m": (768, 12, 12)}  # fmt: skip
 _LLAMA = {"llama3-8b": (4096, 32, 32, 8, 14336, 128256), "llama3-70b": (8192, 80, 64, 8, 28672, 128256),
           "llama3.2-3b": (3072, 28, 24, 8, 8192, 128256)}  # fmt: skip
-_QWEN = {"qwen2.5-7b": (3584, 28, 28, 4, 18944, 152064), "qwen2.5-32b": (5120, 64, 40, 8, 27648, 152064)}
+_QWEN = {"qwen2.5-7b": (3584, 28, 28, 4, 18944, 152064), "qwen2.5-32b": (5120, 64, 40, 8, 27648, 152064),
+         "qwen3-32b": (5120, 64, 64, 8, 25600, 151936)}  # fmt: skip
 _NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
           "vocab_size")  # fmt: skip
+_OPT = {"350m": (1024, 24, 16), "6.7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 48, 56),
+        "66b": (9216, 64, 72), "175b": (12288, 96, 96)}  # fmt: skip
+_MIXTURES = {"qwen3-30b-a3b": (2048, 48, 32, 4, 768, 151936, 128, 8, 128),
+             "qwen3-235b-a22b": (4096, 94, 64, 4, 1536, 151936, 128, 8, 128)}  # fmt: skip
+_MIXTURE_NAMES = (*_NAMES[:4], "moe_intermediate_size", "vocab_size", "num_experts", "num_experts_per_tok", "head_dim")
 LORA_RANK = 16
 # FlashAttention 1: 30 to 50 and 25 to 35 % of an A100's peak (arXiv 2307.08691, section 1), taken in their middle. On
 # an H100 as many times more as FlashAttention-2: 0.35 x 989 / (0.73 x 312).
@@ -53,7 +59,7 @@ def predicted_parts(row: Row, running_share: float) -> Parts:
         compiles="C" in row.settings,
     )
     device = device_of(row)
-    parts = step_parts(TrainingWork(*(_split(part, split) for part in work)), plan, device, running_share)
+    parts = step_parts(TrainingWork(*(split_work(part, split) for part in work)), plan, device, running_share)
     if split > 1:  # two sums of a layer's outputs in each forward, backward and recomputation
         passed = 2.0 * row.rows * row.tokens * model.config.hidden_size
         sums = layers * 2 * (2 + plan.recomputed)
@@ -87,13 +93,20 @@ def device_of(row: Row) -> Device:
 @cache
 def model_of(name: str, adapters: bool) -> Any:
     """A model of the shape `name` on the meta device; MPT is a GPT-NeoX of its shape, which has rotary positions."""
-    if name.startswith("mpt-"):
+    if name.startswith("opt-"):
+        width, layers, heads = _OPT[name.removeprefix("opt-")]
+        family, shape = "opt", dict(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+                                    ffn_dim=4 * width, vocab_size=50272, word_embed_proj_dim=width)  # fmt: skip
+    elif name in _MIXTURES:
+        family, shape = "qwen3_moe", dict(zip(_MIXTURE_NAMES, _MIXTURES[name], strict=True))
+    elif name.startswith("mpt-"):
         width, layers, heads = _MPT[name.removeprefix("mpt-")]
         family, shape = "gpt_neox", dict(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
                                          intermediate_size=4 * width, vocab_size=50368)  # fmt: skip
     else:
-        family, sizes = ("llama", _LLAMA[name]) if name in _LLAMA else ("qwen2", _QWEN[name])
+        family, sizes = ("llama", _LLAMA[name]) if name in _LLAMA else (name[:5], _QWEN[name])
         shape = dict(zip(_NAMES, sizes, strict=True))
+        shape |= {"head_dim": 128} if family == "qwen3" else {}
     config = AutoConfig.for_model(family, **shape, tie_word_embeddings=name == "llama3.2-3b")
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
@@ -104,7 +117,7 @@ def model_of(name: str, adapters: bool) -> Any:
     return model
 
 
-def _split(work: Work, ways: int) -> Work:
+def split_work(work: Work, ways: int) -> Work:
     """The work of one of so many GPUs that share each matmul's columns."""
     if ways == 1:
         return work

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.plan.failure_flags import FailureArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, nearest_names
 from training.utils.clock.devices import DEVICES
@@ -37,6 +38,7 @@ from training.utils.run.run_paths import make_output_dir
 
 if TYPE_CHECKING:
     from training.plan.choices import Settings, Wanted
+    from training.plan.failures import Losses
     from training.utils.dry_run.estimate import Estimate, ModelCounts
     from training.utils.flags.step import Step
 
@@ -89,16 +91,17 @@ class PlanArguments:
         )
 
 
-GROUPS = (PlanArguments,)
+GROUPS = (PlanArguments, FailureArguments)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, search, print, write."""
-    (flags,) = parse_arguments(GROUPS, argv, __doc__ or "")
+    flags, failing = parse_arguments(GROUPS, argv, __doc__ or "")
     make_output_dir(flags.output_dir)
     from training.plan.curve import GPUS, points
+    from training.plan.failures import WholeRun, losses
     from training.plan.search import best_of
-    from training.plan.text import Terms, as_yaml, best_lines, curve_lines
+    from training.plan.text import Terms, as_yaml, best_lines, curve_lines, losses_line
     from training.utils.dry_run.estimate import kept_counts
 
     step = next(step for step in known_steps().values() if step.kind == flags.step)
@@ -115,11 +118,20 @@ def main(argv: Sequence[str]) -> None:
         f"sequences of {sum(wanted.tokens):,} tokens a {terms.unit}: {len(tried):,} settings tried, {fitting:,} fit"
     )
     print("\n".join(best_lines(best, tried, wanted.ranks, terms)))
+    size = saved_bytes(wanted.common[next(iter(step.inputs))], counts, 2 if is_rollout else 1)
+
+    def lost(ranks: int, seconds: float) -> Losses:
+        return losses(WholeRun(flags.max_train_steps, seconds, ranks, size), failing.reliability)
+
+    of_best = lost(wanted.ranks, best[0].seconds)
+    print(losses_line(of_best, terms, best[0].seconds, wanted.ranks))
+    saving = {"save_every": of_best.every} if of_best.every < flags.max_train_steps else {}
+    chosen = best[0]._replace(settings={**best[0].settings, **saving})
     path = Path(flags.output_dir) / FILE
-    path.write_text(as_yaml(best[0], f"threestep {flags.step} --config {path} --num_ranks {wanted.ranks}"), "utf-8")
+    path.write_text(as_yaml(chosen, f"threestep {flags.step} --config {path} --num_ranks {wanted.ranks}"), "utf-8")
     note(f"written: {path}")
     if flags.curve:
-        print("\n".join(curve_lines(points(wanted, GPUS, find), terms)))
+        print("\n".join(curve_lines(points(wanted, GPUS, find, lost), terms)))
 
 
 def wanted_of(flags: PlanArguments, step: Step, counts: ModelCounts) -> Wanted:
@@ -144,6 +156,17 @@ def wanted_of(flags: PlanArguments, step: Step, counts: ModelCounts) -> Wanted:
         {"output_dir": folder, **dict.fromkeys(step.inputs, model), "data_path": flags.data_path or ["embedded"]},
     )
     return _with_drawing(wanted, model, counts) if len(step.inputs) > 1 else wanted
+
+
+def saved_bytes(model: str, counts: ModelCounts, trains: int) -> float:
+    """Bytes of a checkpoint of so many models of one shape."""
+    import torch
+
+    from training.plan.failures import SAVED_BYTES
+    from training.utils.models.settings import ModelSettings
+
+    built = counts.model(ModelSettings(model), torch.bfloat16)
+    return SAVED_BYTES * trains * sum(part.numel() for part in built.parameters())
 
 
 def _with_drawing(wanted: Wanted, model: str, counts: ModelCounts) -> Wanted:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import yaml
 
 from training.plan.choices import Choice
-from training.plan.curve import Point, limit
+from training.plan.curve import BITES, Point, bites, limit
 from training.plan.search import GIB, Tried
 
 if TYPE_CHECKING:
+    from training.plan.failures import Losses
     from training.utils.clock.training_step import Parts
 
 _MOST_PARTS = 3  # that a sentence names
@@ -108,7 +109,8 @@ def curve_lines(points: Sequence[Point], terms: Terms) -> list[str]:
     if not found:
         return []
     cheapest = min(found, key=lambda point: point.device_seconds)
-    lines = [f"cost by the number of GPUs, {terms.units:,} {terms.unit}s of the same batch:"]
+    run = f"{terms.units:,} {terms.unit}s of the same batch"
+    lines = [f"cost by the number of GPUs, {run}, with slow nodes and failures:"]
     for point in points:
         start = f"  {point.ranks:5,} x {terms.device}: "
         if point.best is None:
@@ -116,7 +118,22 @@ def curve_lines(points: Sequence[Point], terms: Terms) -> list[str]:
         else:
             cost = terms.cost(point.best.seconds, point.ranks)
             lines.append(f"{start}{cost}; {point.best.choice.words}; {limit(point, cheapest)}")
+    begin = [f"{name} from {ranks:,} GPUs on" for name, ranks in bites(found, cheapest).items()]
+    larger = next((point for point in points if point.ranks > found[-1].ranks), None)
+    begin += [] if larger is None else [f"from {larger.ranks:,} on {larger.why_none}"]
+    if begin:
+        lines.append(f"  limits, each where it first adds {BITES:.0%} to the cost: {'; '.join(begin)}")
     return lines
+
+
+def losses_line(lost: Losses, terms: Terms, seconds: float, ranks: int) -> str:
+    """The sentence on failures and checkpoints of a run; seconds: of a unit without them."""
+    every = f"every {lost.every:,} {terms.unit}s" if lost.every < terms.units else "none before the end"
+    cost = terms.cost(seconds * (1 + lost.slowed + lost.stopped), ranks)
+    return (
+        f"checkpoints: {every}, {lost.save:,.0f} s each; a failure every {lost.between_failures / 3600:,.1f} hours. "
+        f"Slow nodes add {lost.slowed:.1%}, saves, failures and restarts {lost.stopped:.1%}: {cost}"
+    )
 
 
 def as_yaml(best: Tried, command: str) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.clock.rollout import DecodePlan, decode_seconds, sum_seconds
 from training.utils.clock.roofline import RUNNING_SHARE, work_seconds
-from training.utils.clock.traffic import gather_seconds
+from training.utils.clock.traffic import exposed_gather_seconds, gather_seconds
 from training.utils.clock.training_step import Parts, step_parts
-from training.utils.dry_run.activations import cache_bytes
+from training.utils.dry_run.activations import cache_bytes, decoder_layers
 from training.utils.dry_run.clock import clock_device, step_plan
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES
 
@@ -44,7 +44,9 @@ def rollout_parts(
             continue
         work = count(model, forward.rows, flags.longest_tokens, forward.targets)
         if not (ppo.reuse_forwards and role in _TRAINED):
-            parts[f"scores of the {role}"] = forwards * _forward_seconds(work, flags.roles.dtype, device)
+            computed = _forward_seconds(work, flags.roles.dtype, device)
+            waits = _sharded_seconds(flags, role, model, computed, ranks=ranks, device=device)
+            parts[f"scores of the {role}"] = forwards * (computed + waits)
         if role in _TRAINED:
             settings, steps = flags.roles.engine(role), ppo.gradient_accumulation_steps
             plan = step_plan(model, flags.roles.model(role), settings, ranks=ranks, micro_steps=steps)
@@ -57,6 +59,19 @@ def _forward_seconds(work: TrainingWork, dtype: str, device: Device) -> float:
     """A forward without a backward; of the head's three products, one."""
     body, head = (work_seconds(part, device, dtype=dtype).device for part in (work.forward, work.head))
     return (body + head / 3) / RUNNING_SHARE
+
+
+def _sharded_seconds(flags: PpoFlags, role: str, model: Any, computed: float, *, ranks: int, device: Device) -> float:
+    """Seconds that a forward of a role waits for its shards with ZeRO-3: the reference's as the actor's, the reward
+    model's as the critic's. Offloaded ones first go through the host's link."""
+    trained = "actor" if role in ("actor", "reference") else "critic"
+    if flags.roles.engine(trained).zero_stage != 3:
+        return 0.0
+    size = ELEMENT_BYTES[flags.roles.dtype] * sum(part.numel() for part in model.parameters())
+    layers = max(1, len(decoder_layers(model.base_model)))
+    waits = exposed_gather_seconds(size, ranks, device, layers=layers, computed=computed)
+    offloads = role != trained and flags.roles.frozen_engine(trained).offload
+    return max(waits, size / ranks / (1e9 * device.links.host) - computed) if offloads else waits
 
 
 def _drawing(

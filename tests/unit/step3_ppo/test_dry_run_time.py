@@ -44,6 +44,17 @@ def test_what_is_not_done_takes_no_time(parts):
     assert "weights to the rollout" not in found and "scores of the actor" in found
 
 
+def test_scores_of_sharded_roles_wait_for_their_weights(parts):
+    """By hand: 16 ranks in two nodes gather three layers with 15 hops of 6 us each; the first layer's are waited for,
+    and the others are longer than a forward of so small a model."""
+    whole, sharded = (
+        parts("--num_ranks", "16", "--actor_zero_stage", stage, "--critic_zero_stage", stage) for stage in "03"
+    )
+    for role in ("actor", "reference", "critic", "reward model"):
+        name = f"scores of the {role}"
+        assert 15 * 6e-6 < sharded[name] - whole[name] < 3 * 15 * 6e-6 + 2e-4
+
+
 def test_epochs_repeat_the_updates(parts):
     once, twice = parts(), parts("--ppo_epochs", "2")
     assert twice["actor: launches by the host"] == pytest.approx(2 * once["actor: launches by the host"], rel=1e-2)

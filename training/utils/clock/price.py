@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ERROR = "43 of 48 published speeds of training were within 30 % of this estimate (docs/clock.md)"
+ROLLOUT_ERROR = ", and 5 of 18 whole steps of RL; the others took longer"
 
 
 class Bill(NamedTuple):
@@ -29,7 +30,7 @@ def time_lines(parts: dict[str, float], device: str, bill: Bill) -> list[str]:
     cost = ""
     if bill.price_per_hour is not None:
         cost = f", {hours * bill.ranks * bill.price_per_hour:,.2f} in money at {bill.price_per_hour:g} an hour and rank"
-    uncompared = "" if bill.unit == "step" else f", none of which is of a whole {bill.unit}"
+    uncompared = "" if bill.unit == "step" else ROLLOUT_ERROR
     return [
         "\n".join([title, *rows]),
         f"{steps:,} {bill.unit}s: {hours:,.2f} hours, {hours * bill.ranks:,.1f} of devices{cost}{bounded}",

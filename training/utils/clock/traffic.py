@@ -47,6 +47,14 @@ def gather_seconds(total_bytes: float, ranks: int, device: Device, messages: int
     return messages * (ranks - 1) * hop + max(within, between)
 
 
+def exposed_gather_seconds(total_bytes: float, ranks: int, device: Device, *, layers: int, computed: float) -> float:
+    """Seconds that a forward of `computed` seconds waits for its gathers, layer by layer: nothing is computed during
+    the first, and the others hide behind computation."""
+    gathered = gather_seconds(total_bytes, ranks, device, layers)
+    first = gathered / layers
+    return first + max(0.0, gathered - first - computed)
+
+
 def zero_traffic(weight_bytes: float, gradient_bytes: float, stage: int) -> Traffic:
     """Bytes that DeepSpeed 0.19 moves. Gradients are reduced in every micro-step from stage 2 on, once in a step below
     (stage_1_and_2.py: reduce_ready_partitions_and_remove_grads). Stage 3 gathers weights for the forward and for the

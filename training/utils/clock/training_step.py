@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.utils.clock.roofline import RUNNING_SHARE, WorkSeconds, memory_rate, work_seconds
-from training.utils.clock.traffic import gather_seconds, zero_traffic
+from training.utils.clock.traffic import exposed_gather_seconds, gather_seconds, zero_traffic
 
 if TYPE_CHECKING:
     from training.utils.clock.devices import Device
@@ -80,10 +80,9 @@ def _traffic(plan: StepPlan, device: Device, forward: float, backward: float) ->
     def gather(part: float) -> float:
         return gather_seconds(part, plan.ranks, device, plan.layers)
 
-    before = gather(traffic.gathered_forward)
+    before = exposed_gather_seconds(traffic.gathered_forward, plan.ranks, device, layers=plan.layers, computed=forward)
     during = gather(traffic.gathered_backward) + gather(traffic.reduced)
-    first = before / plan.layers  # of the first layer nothing is computed meanwhile
-    in_micro_steps = plan.micro_steps * (first + max(0.0, before - first - forward) + max(0.0, during - backward))
+    in_micro_steps = plan.micro_steps * (before + max(0.0, during - backward))
     once = max(0.0, gather(traffic.reduced_once) - backward) + gather(traffic.at_the_end)
     return in_micro_steps + once
 
