@@ -13,7 +13,11 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import torch
+
 from training.utils.generation.vllm.weights import BitSums
+from training.utils.generation.vllm_server.experts import packed_experts
+from training.utils.generation.vllm_server.groups import End, Place, WeightGroup
 from training.utils.generation.vllm_server.protocol import PROTOCOL
 from training.utils.generation.vllm_server.stream import read, received, sums_of, with_adapters
 
@@ -36,7 +40,9 @@ class FakeServer:
         self.kept: tuple[list[Any], dict[str, int]] | None = None
         self.base: dict[str, Any] = {}
         self.drawn: list[list[int]] = []  # the prompt of each response
-        self.resets = self.transfers = 0
+        self.experts: dict[str, Any] = {}  # of responses that are not taken yet
+        self.resets = self.transfers = self.meetings = self.by_group = 0
+        self.group: WeightGroup | None = None
         self._server = _Quiet((host, port), _handler(self))
         self._server.daemon_threads = True
         self._server.block_on_close = False
@@ -60,13 +66,26 @@ class FakeServer:
         return {"weight_version": self.version}
 
     def on_collective_rpc(self, body: Any) -> Any:
-        assert body == {"method": "threestep_prepare"}
+        if body["method"] == "threestep_experts":
+            return {"results": [self.experts.pop(body["args"][0], None)]}
+        assert body["method"] == "threestep_prepare" and body["kwargs"] in ({}, {"records_experts": True})
         own = {"protocol": PROTOCOL, "vllm": "0.32.0", "tempers": True, "dtype": "float32", "longest_tokens": 64}
-        own |= {"config": {}, "architectures": ["LlamaForCausalLM"], "tokenizer": False, "workers": 1}
+        own |= {
+            "config": {},
+            "architectures": ["LlamaForCausalLM"],
+            "tokenizer": False,
+            "end": End("cpu", "", "")._asdict(),
+        }
         return {"results": [{**own, **self.says}]}
 
     def on_detokenize(self, body: Any) -> Any:
         return {"prompt": " ".join(f"t{token}" for token in body["tokens"])}
+
+    def on_init_weight_transfer_engine(self, body: Any) -> Any:
+        assert not self.faults.get("refuse_group"), "no network"
+        self.group = WeightGroup(Place(**body["init_info"]), 1, torch.device("cpu"))
+        self.meetings += 1
+        return {}
 
     def on_start_weight_update(self, body: Any) -> Any:
         assert not self.updating, "already active"
@@ -83,13 +102,16 @@ class FakeServer:
             connection.sendall(where["secret"].encode())
             connection.recv(1000)
             connection.close()
+            if self.group is not None:
+                self.group.close()
             self.stop()
             raise OSError("killed")
-        self.kept = (
-            read(where["path"])
-            if "path" in where
-            else received(where["host"], where["port"], where["secret"], where["seconds"])
-        )
+        if "path" in where:
+            self.kept = read(where["path"])
+        else:
+            group = self.group if where["by_group"] else None
+            self.kept = received(where["host"], where["port"], where["secret"], where["seconds"], group=group)
+        self.by_group += where.get("by_group", False)
         self.updating = True
         return {}
 
@@ -120,6 +142,13 @@ class FakeServer:
         time.sleep(self.faults.get("slow", 0.0))
         self.drawn.append(body["token_ids"])
         choice = drawn_choice(body, self.weights)
+        if name := body.get("request_id"):
+            assert body["cache_salt"] == name
+            self.experts[name] = packed_experts(experts_of([*body["token_ids"], *choice["token_ids"]]))
+            if self.faults.get("experts") == "short":
+                self.experts[name] = packed_experts(experts_of(body["token_ids"]))
+            elif self.faults.get("experts") == "none":
+                self.experts.clear()
         choice["weight_versions"] = [{"version": self.version, "start": 0, "end": len(choice["token_ids"])}]
         return {"choices": [spoilt(choice, self.faults.get("nonsense"))]}
 
@@ -139,6 +168,11 @@ def drawn_choice(body: Mapping[str, Any], weights: int) -> dict[str, Any]:
         reason = "stop" if ids[-1] in sampling["stop_token_ids"] else "length"
     content = [{"token_id": token, "logprob": -(token + 1) / 100} for token in ids]
     return {"index": 0, "finish_reason": reason, "token_ids": ids, "logprobs": {"content": content}}
+
+
+def experts_of(ids: list[int]) -> torch.Tensor:
+    """Return int16 [T, 2, 1] of tokens, of which the last has none."""
+    return torch.tensor([[[token % 4], [token % 3]] for token in ids[:-1]], dtype=torch.int16)
 
 
 def spoilt(choice: dict[str, Any], kind: str | None) -> dict[str, Any]:

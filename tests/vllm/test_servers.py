@@ -122,6 +122,22 @@ def test_log_probabilities_follow_the_new_weights(servers, folder, family):
             assert got["sent"] == UPDATES and got["sent_again"] == 1, (case, got)
 
 
+def test_weights_go_by_a_group_as_over_tcp(servers, drawing, family, capsys):
+    """Of the trainer and both servers' workers, which have groups of their own; NCCL takes the same path."""
+    given = VllmServerArguments(",".join(server.address for server in servers), SECONDS, rollout_weights_by="gloo")
+    engine = VllmServerRollout(spelt, given, 64)
+    engine.check(None, None)
+    actor = Lent()
+    actor.model = tiny_causal_lm(family, seed=9, **SHAPES[family])
+    for _ in range(2):
+        assert responses(draw((engine, actor), GREEDY)) == responses(roll(actor.model, GREEDY))
+        actor.step()
+    assert [group.device.type for group in engine._roster._groups.values()] == ["cpu", "cpu"]
+    assert "by gloo (--rollout_weights_by)" in capsys.readouterr().out
+    drawing[1].step()
+    assert responses(draw(drawing, GREEDY)) == responses(roll(drawing[1].model, GREEDY)), "and over TCP again"
+
+
 def test_nothing_answers_without_the_key(servers):
     address = servers[0].address
     for path in ("/collective_rpc", "/update_weights", "/weight_info", "/v1/models"):

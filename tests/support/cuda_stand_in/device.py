@@ -143,7 +143,7 @@ def _patch_cuda(cuda: Any) -> None:
         setattr(cuda, name, zero)
     properties = SimpleNamespace(
         name="a pretended GPU", major=9, minor=0, total_memory=80 * _GIGABYTE, multi_processor_count=132,
-        shared_memory_per_block_optin=0, warp_size=32,
+        shared_memory_per_block_optin=0, warp_size=32, uuid="pretended",
     )  # fmt: skip
     cuda.is_available = cuda.is_initialized = cuda.is_bf16_supported = lambda *_, **__: True
     cuda._initialized = True

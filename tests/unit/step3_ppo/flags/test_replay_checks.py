@@ -18,8 +18,7 @@ def flags_of(**given):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"rollout_engine": "vllm_server"}, "does not record them; give hf or vllm"),
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; give hf or vllm"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; give hf, vllm or vllm_server"),
         ({"tools": "a.py:B"}, "--environment, --tools draw turn by turn, and turns record no experts"),
         ({"parallel_thinking": True}, "--parallel_thinking draws paths side by side, which record no experts"),
         ({"speculate": "1", "speculate_by": "ngram"}, "--speculate 1 verifies several tokens at once"),
@@ -39,3 +38,4 @@ def test_a_dump_says_whether_it_has_experts():
     assert deciding_flags(flags_of()) == {"experts": True}
     assert deciding_flags(flags_of(replay_routers="none")) == {}
     checked_components(flags_of())
+    checked_components(flags_of(rollout_engine="vllm_server", vllm_servers="http://127.0.0.1:8000"))

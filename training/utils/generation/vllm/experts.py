@@ -22,15 +22,18 @@ _SUFFIX = 9  # of a request's name inside vLLM: "-" and 8 characters
 
 
 class ExpertCapture:
-    """The experts of all requests of an engine in this process and on a CPU."""
+    """The experts of the requests of a worker in this process and on a CPU."""
 
-    def __init__(self, llm: Any) -> None:
+    def __init__(self, begin: str = "") -> None:
+        """begin: of the names of the requests that are noted."""
+        self._begin = begin
         self._of_layer: dict[int, torch.Tensor] = {}
         self._layers = 0
         self._of_name: dict[str, list[tuple[int, torch.Tensor]]] = {}
-        llm.collective_rpc(self._attach)
+        self._taken: set[str] = set()  # of requests that may still be computed
 
-    def _attach(self, worker: Any) -> None:
+    def attach(self, worker: Any) -> None:
+        """Note what vLLM's worker computes from now on. ThreestepError where its experts cannot be read."""
         from vllm.model_executor.layers.fused_moe.layer import MoERunner
 
         runner = worker.model_runner
@@ -56,15 +59,21 @@ class ExpertCapture:
         for layer, own_tK in self._of_layer.items():
             experts_tLK[:, layer] = own_tK.to(torch.int16)
         at, starts = 0, runner.input_batch.num_computed_tokens_cpu
+        self._taken.intersection_update(name[:-_SUFFIX] for name in runner.input_batch.req_ids)
         for place, name in enumerate(runner.input_batch.req_ids):
             count = scheduled.num_scheduled_tokens[name]
-            self._of_name.setdefault(name[:-_SUFFIX], []).append((int(starts[place]), experts_tLK[at : at + count]))
+            if name.startswith(self._begin) and name[:-_SUFFIX] not in self._taken:
+                own_tLK = experts_tLK[at : at + count]
+                self._of_name.setdefault(name[:-_SUFFIX], []).append((int(starts[place]), own_tLK))
             at += count
         return result
 
-    def take(self, name: str) -> torch.Tensor:
-        """Return int16 [T, L, K] of a request that is over, and forget them."""
-        parts = self._of_name.pop(name)
+    def take(self, name: str) -> torch.Tensor | None:
+        """Return int16 [T, L, K] of a request that is over, and forget them; None of one that is not known."""
+        self._taken.add(name)
+        parts = self._of_name.pop(name, None)
+        if parts is None:
+            return None
         tokens = max(start + len(part) for start, part in parts)
         found_TLK = torch.full((tokens, *parts[0][1].shape[1:]), UNKNOWN, dtype=torch.int16)
         for start, part in parts:  # in the order in which they were computed
@@ -74,6 +83,7 @@ class ExpertCapture:
     def forget(self) -> None:
         """Forget requests that nobody waits for."""
         self._of_name.clear()
+        self._taken.clear()
 
 
 def returned_experts(part: Any) -> torch.Tensor:

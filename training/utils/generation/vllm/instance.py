@@ -176,7 +176,8 @@ class VllmInstance:
         # EngineCore.shutdown).
         llm.llm_engine.engine_core._finalizer.detach()
         if self.records_experts and not torch.cuda.is_available():
-            self.experts = ExpertCapture(llm)
+            self.experts = ExpertCapture()
+            llm.collective_rpc(self.experts.attach)
         gc.unfreeze()  # vLLM hides all objects of this process from the garbage collector
         return llm
 

@@ -23,6 +23,13 @@ from training.utils.generation.vllm.experts import repack_experts
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
+_RENAMED = {
+    "MixtralForCausalLM": {
+        ".mlp.experts.gate_up_proj": ".block_sparse_moe.experts.w13",
+        ".mlp.experts.down_proj": ".block_sparse_moe.experts.w2",
+        ".mlp.gate.": ".block_sparse_moe.gate.",
+    }
+}
 # vLLM's `reload_weights`: its configuration, the model, the weights, no folder, names of a checkpoint.
 Reload = Callable[[Any, Any, Iterator[tuple[str, torch.Tensor]], None, bool], None]
 
@@ -61,6 +68,7 @@ def send_weights(
     them, so these are copied. check: compare the sums of both sides; ThreestepError if they differ.
     """
     sent, arrived = BitSums(), BitSums()
+    [architecture, *_] = llm.apply_model(lambda model: type(model).__name__)
 
     def stream() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in tensors:
@@ -71,7 +79,7 @@ def send_weights(
 
     if check:
         llm.apply_model(lambda model: watch(model, arrived))
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream()})
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_for_vllm(architecture, stream())})
     if check:
         llm.apply_model(lambda model: unwatch(model, arrived))
     llm.apply_model(repack_tied)
@@ -82,6 +90,18 @@ def send_weights(
             f"vLLM holds other weights than it was sent, in {', '.join(differing)}: it reads checkpoints of this "
             "architecture differently than transformers stores them; use --rollout_engine hf"
         )
+
+
+def named_for_vllm(
+    architecture: str, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights under names that vLLM's model reads. It reads those of Mixtral's mixtures as checkpoints have
+    them (vllm 0.32, models/mixtral.py), and transformers 5 has others in memory."""
+    renamed = _RENAMED.get(architecture, {})
+    for name, tensor in tensors:
+        for own, other in renamed.items():
+            name = name.replace(own, other)
+        yield name, tensor
 
 
 def send_draft(llm: Any, reload: Reload, tensors: Mapping[str, torch.Tensor], check: bool) -> None:

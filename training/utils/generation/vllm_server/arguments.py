@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.flags.flags import flag
 from training.utils.generation.vllm_server.addresses import listed_servers
+from training.utils.generation.vllm_server.protocol import GLOO, NCCL, TCP
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 ADAPTER, MERGED = "adapter", "merged"
+WAYS = (TCP, GLOO, NCCL)
 
 
 @dataclass
@@ -41,6 +43,13 @@ class VllmServerArguments:
         "folder",
         may_change=True,
     )
+    rollout_weights_by: str | None = flag(
+        None,
+        "Weights go to rollout servers by this, without a folder for them; default: nccl (from GPU to GPU) to those "
+        "where both ends have GPUs and one version of NCCL, otherwise tcp.",
+        choices=WAYS,
+        may_change=True,
+    )
     rollout_lora: str | None = flag(
         None,
         "A run that trains adapters alone sends these (adapter: servers keep the weights below, and add them) "
@@ -52,5 +61,10 @@ class VllmServerArguments:
     def validate(self, mistakes: Mistakes) -> None:
         if self.rollout_lora is not None:
             mistakes.require_one_of("--rollout_lora", self.rollout_lora, (ADAPTER, MERGED))
+        mistakes.require(
+            self.rollout_weights_by is None or self.rollout_weights_folder is None,
+            f"--rollout_weights_by {self.rollout_weights_by} and --rollout_weights_folder are two ways of weights; "
+            "leave one of them out",
+        )
         if self.vllm_servers is not None:
             mistakes.note(listed_servers, self.vllm_servers)

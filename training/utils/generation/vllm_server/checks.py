@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
+from training.utils.generation.vllm_server.groups import End
 from training.utils.generation.vllm_server.protocol import PROTOCOL
 
 VLLM_VERSION = "0.32"
@@ -21,25 +22,26 @@ _START = "start it by scripts/serve.sh"
 @dataclass(frozen=True)
 class WantedServer:
     """config: of the model, as a dictionary. dtype: torch's name. longest_tokens: of a prompt with its response.
-    decode: of the tokenizer; None leaves it out of the comparison."""
+    decode: of the tokenizer; None leaves it out of the comparison. experts: it is to record those of each token."""
 
     architecture: str
     config: Mapping[str, Any]
     dtype: str
     longest_tokens: int
     decode: Callable[[Sequence[int]], str] | None
+    experts: bool = False
 
 
-def prepared_workers(client: ServerClient, wanted: WantedServer, seconds: float) -> int:
-    """Make a server ready to draw; return the number of its workers. ServerFailure if it is not the one wanted, with a
+def prepared_workers(client: ServerClient, wanted: WantedServer, seconds: float) -> list[End]:
+    """Make a server ready to draw; return what its workers are. ServerFailure if it is not the one wanted, with a
     sentence."""
-    found = _abilities(client, seconds)
+    found, *others = _abilities(client, wanted, seconds)
     reason = why_not(found, wanted)
     if reason is None and found.get("tokenizer") and wanted.decode is not None:
         reason = _why_not_tokenizer(client, wanted, seconds)
     if reason is not None:
         raise ServerFailure(reason)
-    return int(found["workers"])
+    return [End(**each["end"]) for each in (found, *others)]
 
 
 def why_not(found: Mapping[str, Any], wanted: WantedServer) -> str | None:
@@ -63,20 +65,24 @@ def why_not(found: Mapping[str, Any], wanted: WantedServer) -> str | None:
             f"it takes {found.get('longest_tokens')} tokens, and a prompt with its response has up to "
             f"{wanted.longest_tokens}; start it with --max-model-len {wanted.longest_tokens}"
         )
+    if wanted.experts and found.get("no_experts") is not None:
+        return f"--replay_routers needs the experts of each token: {found['no_experts']}; use --rollout_engine vllm"
     return None
 
 
-def _abilities(client: ServerClient, seconds: float) -> Mapping[str, Any]:
+def _abilities(client: ServerClient, wanted: WantedServer, seconds: float) -> list[Mapping[str, Any]]:
+    """Return what each worker says of itself."""
+    words = {"records_experts": True} if wanted.experts else {}
     try:
-        answer = client.post("/collective_rpc", {"method": "threestep_prepare"}, seconds)
+        answer = client.post("/collective_rpc", {"method": "threestep_prepare", "kwargs": words}, seconds)
     except ServerFailure as problem:
         if problem.is_passing or "key" in str(problem) or "within" in str(problem):
             raise
         raise ServerFailure(f"it was not started for training ({problem}); {_START}") from problem
     results = answer.get("results") if isinstance(answer, dict) else None
-    if not (isinstance(results, list) and results and isinstance(results[0], dict)):
+    if not (isinstance(results, list) and results and all(isinstance(each, dict) for each in results)):
         raise ServerFailure(f"it does not say what it serves; {_START}")
-    return results[0]
+    return results
 
 
 def _other_fields(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

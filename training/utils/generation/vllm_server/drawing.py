@@ -7,14 +7,18 @@ much of a prompt is computed again.
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import ServerShare, joined_shares
 from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
+from training.utils.generation.vllm_server.experts import taken_experts
+from training.utils.generation.vllm_server.protocol import EXPERTS_OF
 from training.utils.generation.vllm_server.requests import GENERATE, RequestSettings, request_of, turn_of
 
 if TYPE_CHECKING:
@@ -117,7 +121,16 @@ class ServerDrawing:
         raise AssertionError
 
     def _once(self, client: ServerClient, turn: NextTurn, asked: RequestSettings) -> DrawnTurn:
-        body = request_of(turn, asked)
+        if not asked.experts:
+            return self._answered(client, turn, asked, request_of(turn, asked))
+        name = EXPERTS_OF + secrets.token_hex(8)
+        drawn = self._answered(client, turn, asked, request_of(turn, asked, name))
+        read = len(turn.ids) + len(drawn.ids) - 1
+        return replace(drawn, experts_TLK=taken_experts(client, name, read, self._seconds))
+
+    def _answered(
+        self, client: ServerClient, turn: NextTurn, asked: RequestSettings, body: dict[str, Any]
+    ) -> DrawnTurn:
         if asked.stop is None:
             return turn_of(turn, asked, [client.post(GENERATE, body, self._seconds)])
         events = client.events(GENERATE, body, self._seconds)

@@ -24,6 +24,7 @@ from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     Decode,
     Drawing,
+    ExpertRecord,
     PlannedActor,
     PlannedMemory,
     RolloutEngine,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rollout_engine import Lender
+    from training.utils.generation.vllm_server.groups import Way
     from training.utils.models.own_forward import OwnForward
 
 
@@ -72,6 +74,7 @@ class VllmServerRollout(RolloutEngine):
     for_training_only = True
     arguments = VllmServerArguments
     takes_weights = True
+    records_experts = True
 
     def __init__(self, decode: Decode | None, flags: VllmServerArguments, longest_tokens: int) -> None:
         """longest_tokens: of a prompt with its response."""
@@ -87,6 +90,7 @@ class VllmServerRollout(RolloutEngine):
         self._version, self._vocabulary = "", 0
         self._serving = 0
         self._homes = itertools.count()  # where the prompts of each call begin
+        self._experts = False
         self._figures: dict[str, float] = {}
 
     @classmethod
@@ -112,6 +116,9 @@ class VllmServerRollout(RolloutEngine):
     ) -> list[str]:
         self._ranks = OwnRanks()
         return []
+
+    def record_experts(self, record: ExpertRecord) -> None:
+        self._experts = True
 
     @contextlib.contextmanager
     def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
@@ -154,7 +161,12 @@ class VllmServerRollout(RolloutEngine):
     def _wanted(self, model: PreTrainedModel) -> WantedServer:
         dtype = str(model.dtype).removeprefix("torch.")
         return WantedServer(
-            type(model).__name__, model.config.to_dict(), dtype, self.longest_tokens, decode=self._decode
+            type(model).__name__,
+            model.config.to_dict(),
+            dtype,
+            self.longest_tokens,
+            decode=self._decode,
+            experts=self._experts,
         )
 
     def _send(self, actor: Lender, version: str, with_base: bool) -> None:
@@ -181,6 +193,10 @@ class VllmServerRollout(RolloutEngine):
     def _add(self, name: str, value: float) -> None:
         self._figures[name] = self._figures.get(name, 0.0) + value
 
+    def ways(self) -> dict[str, Way]:
+        """Return how weights went to each server."""
+        return self._roster.ways
+
     def figures(self) -> dict[str, float]:
         figures, self._figures = self._figures, {}
         always = {"time/weights_to_servers": 0.0, "rollout/weight_megabytes_sent": 0.0}
@@ -198,7 +214,7 @@ class VllmServerRollout(RolloutEngine):
         self._check_lengths(turns, most)
         first = next(self._homes)
         drawn = self._drawn(turns, [first + place // samples for place in range(len(turns))], request.sampling)
-        responses = [Response(each.ids, each.logprobs, each.ended) for each in drawn]
+        responses = [Response(each.ids, each.logprobs, each.ended, each.experts_TLK) for each in drawn]
         seconds = time.perf_counter() - started
         rollout = Rollout.of_responses(request.repeated(), responses, request.sampling.pad_token_id, seconds)
         check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
@@ -211,7 +227,13 @@ class VllmServerRollout(RolloutEngine):
     def _drawn(self, turns: Sequence[NextTurn], homes: Sequence[int], sampling: Sampling) -> list[DrawnTurn]:
         """homes: turns with equal numbers go to one server; each rank, and each call, begins with another one."""
         assert self._drawing is not None and self._ranks is not None, "the model is lent first"
-        asked = RequestSettings(sampling, self._version, self._vocabulary, stop_strings(sampling, self._decode))
+        asked = RequestSettings(
+            sampling,
+            self._version,
+            self._vocabulary,
+            stop_strings(sampling, self._decode),
+            experts=self._experts,
+        )
         return self._drawing.draw(turns, [home + self._ranks.rank for home in homes], asked)
 
     def _check_lengths(self, turns: Sequence[NextTurn], most: int) -> None:

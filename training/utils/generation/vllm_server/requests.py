@@ -26,7 +26,7 @@ class RequestSettings:
     """Settings of the requests of a rollout.
 
     version: of the weights that draw. model: the name that requests give; None for the server's own weights.
-    vocabulary: tokens that the model can draw. stop: None without stop strings.
+    vocabulary: tokens that the model can draw. stop: None without stop strings. experts: come with each response.
     """
 
     sampling: Sampling
@@ -34,10 +34,13 @@ class RequestSettings:
     vocabulary: int
     stop: StopStrings | None = None
     model: str | None = None
+    experts: bool = False
 
 
-def request_of(turn: NextTurn, asked: RequestSettings) -> dict[str, Any]:
-    """Return the body of a request; the same settings and seed as those of the engine that runs beside training."""
+def request_of(turn: NextTurn, asked: RequestSettings, name: str | None = None) -> dict[str, Any]:
+    """Return the body of a request; the same settings and seed as those of the engine that runs beside training.
+    name: of a request whose experts are recorded: every token of it is computed, and none found in the prefix cache.
+    """
     sampling = asked.sampling
     ends = sorted(token for token in sampling.end_token_ids if 0 <= token < asked.vocabulary)
     body: dict[str, Any] = {
@@ -59,6 +62,8 @@ def request_of(turn: NextTurn, asked: RequestSettings) -> dict[str, Any]:
         body["model"] = asked.model
     if asked.stop is not None:
         body["stream"] = True
+    if name is not None:
+        body |= {"request_id": name, "cache_salt": name}
     return body
 
 

@@ -4,23 +4,26 @@ weights that draw next."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.vllm_server.addresses import is_file, listed_servers
 from training.utils.generation.vllm_server.checks import WantedServer, prepared_workers
 from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
 from training.utils.generation.vllm_server.drawing import no_server, weights_of
-from training.utils.generation.vllm_server.sending import send_weights
+from training.utils.generation.vllm_server.groups import Way, chosen_way, met, own_device, own_end
+from training.utils.generation.vllm_server.protocol import TCP
+from training.utils.generation.vllm_server.sending import Target, send_weights
 
 if TYPE_CHECKING:
-    import torch
-
     from training.utils.contracts.rollout_engine import LowRank
     from training.utils.generation.vllm_server.arguments import VllmServerArguments
     from training.utils.generation.vllm_server.drawing import FailedServer
+    from training.utils.generation.vllm_server.groups import End, WeightGroup
     from training.utils.generation.vllm_server.sending import Sent
 
 _SECONDS_TO_ANSWER = 30.0  # whether it is there
@@ -28,10 +31,10 @@ _PAUSE_SECONDS = 1.0  # between two looks for servers that are still starting
 
 
 class _SeenServer(NamedTuple):
-    """A server that was looked at. workers: 0 of one that is not to be used. has_weights: those that draw next."""
+    """A server that was looked at. workers: empty of one that is not to be used. has_weights: those that draw next."""
 
     client: ServerClient
-    workers: int
+    workers: Sequence[End]
     has_weights: bool
     reason: str = ""
     is_passing: bool = False
@@ -48,7 +51,12 @@ class Roster:
             flags.rollout_weights_folder,
         )
         self._key, self._log = key, log
-        self._workers: dict[str, int] = {}  # of servers that have been looked at closely
+        self._by = flags.rollout_weights_by
+        self._workers: dict[str, Sequence[End]] = {}  # of servers that have been looked at closely
+        self.ways: dict[str, Way] = {}  # of their weights, by address
+        self._groups: dict[str, WeightGroup] = {}
+        self._logged: dict[str, Way] = {}
+        self._device = torch.device("cpu")
         self._version: dict[str, str] = {}  # of the weights that servers were sent
         self._has_base: set[str] = set()  # the weights below the adapters
         self._out: dict[str, str] = {}
@@ -60,6 +68,7 @@ class Roster:
     def look(self, wanted: WantedServer, version: str, failed: Iterable[FailedServer]) -> bool:
         """Look at all servers; return whether some need the weights `version`. failed: servers that ranks have left
         out. ThreestepError if none is there."""
+        self._device = own_device()  # which another thread's current one need not be
         for each in failed:
             self._version.pop(each.address, None)
             self._out[each.address] = each.reason
@@ -85,7 +94,10 @@ class Roster:
         self, parts: Iterable[tuple[str, torch.Tensor | LowRank]], dtype: torch.dtype, version: str, base: str = ""
     ) -> Sent:
         """Send the weights to those that need them. base: see `StreamUpdate`."""
-        targets = [(client, self._workers[client.address]) for client in self._stale]
+        with ThreadPoolExecutor(max(len(self._stale), 1)) as pool:
+            targets = list(pool.map(self._target, self._stale))
+        if self._folder is None:
+            self._log_ways()
         sent = send_weights(targets, parts, dtype, version, seconds=self._seconds, base=base, folder=self._folder)
         for client in self._stale:
             reason = sent.failures.get(client.address)
@@ -99,9 +111,40 @@ class Roster:
             else:
                 self._has_base.discard(client.address)
                 self._version.pop(client.address, None)
-                self._workers.pop(client.address, None)
-                self._note(_SeenServer(client, 0, False, f"weights: {reason}"))
+                self._forget(client.address)
+                self._note(_SeenServer(client, (), False, f"weights: {reason}"))
         return sent
+
+    def _target(self, client: ServerClient) -> Target:
+        """Return where weights go, with a group where they go by one, which is met if it is not there yet."""
+        address = client.address
+        workers, way = self._workers[address], self.ways[address]
+        if way.by == TCP or self._folder is not None:
+            return Target(client, len(workers))
+        if address not in self._groups:
+            try:
+                self._groups[address] = met(client, len(workers), way.by, self._device, seconds=self._seconds)
+            except (ServerFailure, OSError) as problem:
+                self.ways[address] = Way(TCP, f"not by {way.by}, as {problem}")
+        return Target(client, len(workers), self._groups.get(address))
+
+    def _log_ways(self) -> None:
+        """Log how weights go to servers that are new, a sentence for all that are alike."""
+        of_way: dict[Way, list[str]] = {}
+        for client in self._stale:
+            way = self.ways[client.address]
+            if self._logged.get(client.address) != way:
+                self._logged[client.address] = way
+                of_way.setdefault(way, []).append(client.address)
+        for way, addresses in of_way.items():
+            self._log(f"weights go to {', '.join(addresses)} by {way.by} ({way.why})")
+
+    def _forget(self, address: str) -> None:
+        """Forget what a server was, which may be another one when it is back."""
+        self._workers.pop(address, None)
+        group = self._groups.pop(address, None)
+        if group is not None:
+            group.close()
 
     def ready(self) -> list[str]:
         """Return the addresses of the servers that have the weights, in the order in which they are listed.
@@ -143,9 +186,12 @@ class Roster:
             if client.address not in self._workers or weights != self._version.get(client.address):
                 # New, or started again since.
                 self._has_base.discard(client.address)
-                self._workers[client.address] = prepared_workers(client, wanted, seconds)
+                self._forget(client.address)
+                workers = prepared_workers(client, wanted, seconds)
+                self.ways[client.address] = chosen_way(self._by, own_end(self._device), workers)
+                self._workers[client.address] = workers
         except ServerFailure as problem:
-            return _SeenServer(client, 0, False, str(problem), problem.is_passing)
+            return _SeenServer(client, (), False, str(problem), problem.is_passing)
         has_weights = weights == version == self._version.get(client.address)
         return _SeenServer(client, self._workers[client.address], has_weights)
 

@@ -1,6 +1,6 @@
 """Weights to servers: the trainer's side of `stream`, by vLLM's interface for weight transfer.
 
-Over TCP, or by a file in a folder that they share.
+Over TCP, by a group of the trainer and a server's workers (NCCL between GPUs), or by a file in a folder of both.
 
 All servers take the weights as they are gathered, tensor by tensor. Each keeps them apart until it has them all and has
 compared their sums; then those that have put them in place serve by them. A server that fails does not hold up the
@@ -20,21 +20,31 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import LowRank
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.client import ServerClient, ServerFailure
-from training.utils.generation.vllm_server.stream import SECRET_CHARACTERS, Frame, end_frame, framed
+from training.utils.generation.vllm_server.stream import SECRET_CHARACTERS, Frame, data_of, end_frame, framed, header_of
 
 if TYPE_CHECKING:
     import torch
+
+    from training.utils.generation.vllm_server.groups import WeightGroup
 
 _A_DAY = 86400.0  # as long as it takes to gather weights: silence is what ends a transfer
 _A_MINUTE = 60.0
 _POLL_SECONDS = 0.05
 _SECONDS_OF_SECRET = 5.0
+
+
+class Target(NamedTuple):
+    """A server with so many workers. group: with them, by which tensors go; None where they go over TCP."""
+
+    client: ServerClient
+    workers: int
+    group: WeightGroup | None = None
 
 
 @dataclass
@@ -51,6 +61,7 @@ class _Receiver:
 
     client: ServerClient
     workers: int
+    group: WeightGroup | None = None
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_CHARACTERS // 2))
     connections: list[socket.socket] = field(default_factory=list)
     request: threading.Thread | None = None
@@ -68,6 +79,9 @@ class _Receiver:
         self.failure = self.failure or sentence
         self.close()
 
+        if self.group is not None:
+            self.group.close()
+
     def close(self) -> None:
         for connection in self.connections:
             connection.close()
@@ -82,7 +96,8 @@ class _Receiver:
             return self.fail(str(problem))
         # It waits while others do not take theirs in time, which are then left out.
         patience = 2.0 * seconds + _A_MINUTE
-        self._ask({"host": host, "port": port, "secret": self.secret, "seconds": patience, "base": base})
+        where = {"host": host, "port": port, "secret": self.secret, "seconds": patience, "base": base}
+        self._ask({**where, "by_group": self.group is not None})
 
     def read(self, path: Path, seconds: float, base: str) -> None:
         """Have the server read a file."""
@@ -102,14 +117,23 @@ class _Receiver:
         except ServerFailure as problem:
             self.fail(str(problem))
 
-    def send(self, *parts: bytes | memoryview) -> None:
+    def send(self, header: bytes, data: torch.Tensor | None = None, seconds: float = 0.0) -> None:
+        """data: uint8, where this server's group has its tensors, or on the CPU."""
         try:
             for connection in self.connections:
-                for part in parts:
-                    connection.sendall(part)
+                connection.sendall(header)
+            if data is None:
+                return
+            if self.group is not None:
+                self.group.broadcast(data, seconds)
+                return
+            for connection in self.connections:
+                connection.sendall(data.numpy().data)
         except OSError as problem:
             reason = "took no weights for too long" if isinstance(problem, TimeoutError) else "broke off the transfer"
             self.fail(f"it {reason} ({problem.strerror or type(problem).__name__})")
+        except RuntimeError as problem:  # a group's
+            self.fail(f"it broke off the transfer, or took no weights for too long ({type(problem).__name__})")
 
     def finish(self, version: str, seconds: float) -> None:
         """Have the server put the weights in place, and forget what it computed by the old ones."""
@@ -129,7 +153,7 @@ class _Receiver:
 
 
 def send_weights(
-    servers: Sequence[tuple[ServerClient, int]],
+    servers: Sequence[Target],
     parts: Iterable[tuple[str, torch.Tensor | LowRank]],
     dtype: torch.dtype,
     version: str,
@@ -138,12 +162,12 @@ def send_weights(
     base: str = "",
     folder: str | None = None,
 ) -> Sent:
-    """Send every part to servers with so many workers; those that end without a failure serve by them, as `version`.
+    """Send every part to servers; those that end without a failure serve by them, as `version`.
 
     dtype: of the servers' weights. seconds: that a server may take for any part of it. base: see `StreamUpdate`.
     folder: where a file takes them; None sends them over TCP.
     """
-    receivers = [_Receiver(client, workers) for client, workers in servers]
+    receivers = [_Receiver(*target) for target in servers]
     if folder is not None:
         return _by_file(
             receivers, _frames(parts, dtype), Path(folder) / f"{version}.weights", seconds=seconds, base=base
@@ -162,14 +186,19 @@ def send_weights(
             list(pool.map(lambda each: each.begin(port_at, seconds, base), receivers))
             _accept(receivers, list(ports.values()), seconds)
             sums = BitSums()
-            for frame in _frames(parts, dtype):
+            for frame in _frames(parts, dtype, _device_of(receivers)):
                 going = [each for each in receivers if each.is_going]
                 if not going:
                     break
                 sums.add(frame.name, frame.tensor)
-                header, payload = framed(frame)
-                list(pool.map(lambda each, head=header, data=payload: each.send(head, data), going))
-                sent.bytes += (len(header) + len(payload)) * sum(each.workers for each in going)
+                header, data = header_of(frame), data_of(frame.tensor)
+                host = data if all(each.group for each in going) else data.cpu()
+
+                def pass_on(each: _Receiver, head: bytes = header, own: Any = data, host: Any = host) -> None:
+                    each.send(head, host if each.group is None else own.to(each.group.device), seconds)
+
+                list(pool.map(pass_on, going))
+                sent.bytes += (len(header) + len(data)) * sum(each.workers for each in going)
             end = end_frame({layer or "": own for layer, own in sums.by_layer.items()})
             list(pool.map(lambda each: each.send(end) if each.is_going else None, receivers))
             list(pool.map(lambda each: each.finish(version, seconds), [each for each in receivers if each.is_going]))
@@ -215,14 +244,22 @@ def _with_failures(sent: Sent, receivers: Sequence[_Receiver]) -> Sent:
     return sent
 
 
-def _frames(parts: Iterable[tuple[str, torch.Tensor | LowRank]], dtype: torch.dtype) -> Iterator[Frame]:
-    """Yield the tensors on the CPU; weights in `dtype`, adapters in their own."""
+def _device_of(receivers: Sequence[_Receiver]) -> torch.device | str:
+    """Return where tensors are sent from: the GPU, if a server gets them from there."""
+    devices = [each.group.device for each in receivers if each.group is not None]
+    return next((device for device in devices if device.type != "cpu"), "cpu")
+
+
+def _frames(
+    parts: Iterable[tuple[str, torch.Tensor | LowRank]], dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Iterator[Frame]:
+    """Yield the tensors on a device; weights in `dtype`, adapters in their own."""
     for name, part in parts:
         if isinstance(part, LowRank):
             for which, tensor in (("down", part.down_RI), ("up", part.up_OR)):
-                yield Frame(name, tensor.detach().cpu(), (which, part.scale, part.transposed))
+                yield Frame(name, tensor.detach().to(device), (which, part.scale, part.transposed))
         else:
-            yield Frame(name, part.detach().to("cpu", dtype if part.is_floating_point() else part.dtype))
+            yield Frame(name, part.detach().to(device, dtype if part.is_floating_point() else part.dtype))
 
 
 def _start(client: ServerClient, seconds: float) -> None:

@@ -1,5 +1,7 @@
 """Weights on their way to a server: frames on a TCP connection that the server's worker opens, or in a file.
 
+Where both ends are of a group (`groups`), the bytes of tensors go by it, and the rest by the connection.
+
     secret                              of this transfer, from the request that announced it; none in a file
     frames   length, header, bytes      header: {"name": ..., "dtype": ..., "shape": [...]}, then the tensor's bytes;
                                         of an adapter also {"part": "down" or "up", "scale": ..., "transposed": ...}
@@ -16,11 +18,14 @@ import math
 import socket
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from training.utils.generation.vllm.weights import BitSums
+
+if TYPE_CHECKING:
+    from training.utils.generation.vllm_server.groups import WeightGroup
 
 SECRET_CHARACTERS = 64
 _LENGTH = struct.Struct(">I")
@@ -40,26 +45,38 @@ class Frame(NamedTuple):
 
 def framed(frame: Frame) -> tuple[bytes, memoryview]:
     """Return a tensor on the CPU as its header and its memory."""
+    return header_of(frame), data_of(frame.tensor).numpy().data
+
+
+def data_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, uint8 on its device."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def header_of(frame: Frame) -> bytes:
+    """Return what goes before a tensor's bytes."""
     tensor = frame.tensor
     header: dict[str, Any] = {"name": frame.name, "dtype": str(tensor.dtype).removeprefix("torch.")}
     header["shape"] = list(tensor.shape)
     if frame.of_adapter is not None:
         header |= dict(zip(("part", "scale", "transposed"), frame.of_adapter, strict=True))
-    return _packed(header), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return _packed(header)
 
 
 def end_frame(sums: Sums) -> bytes:
     return _packed({"sums": sums})
 
 
-def received(host: str, port: int, secret: str, seconds: float) -> tuple[list[Frame], Sums]:
-    """Take a whole transfer; return its frames, and the sums that the trainer counted. OSError or ValueError where it
-    is not whole. seconds: that it may be silent."""
+def received(
+    host: str, port: int, secret: str, seconds: float, *, group: WeightGroup | None = None
+) -> tuple[list[Frame], Sums]:
+    """Take a whole transfer into the host's memory; return its frames, and the sums that the trainer counted. OSError,
+    ValueError or RuntimeError where it is not whole. seconds: that it may be silent. group: by which tensors come."""
     with socket.create_connection((host, port), timeout=seconds) as connection:
         connection.settimeout(seconds)
         connection.sendall(secret.encode("ascii"))
         with connection.makefile("rb", buffering=0) as source:
-            return _whole(source)
+            return _whole(source, group, seconds)
 
 
 def read(path: str) -> tuple[list[Frame], Sums]:
@@ -68,14 +85,17 @@ def read(path: str) -> tuple[list[Frame], Sums]:
         return _whole(source)
 
 
-def _whole(source: io.RawIOBase) -> tuple[list[Frame], Sums]:
+def _whole(source: io.RawIOBase, group: WeightGroup | None = None, seconds: float = 0.0) -> tuple[list[Frame], Sums]:
     frames: list[Frame] = []
     while True:
         header = _header(source)
         if "sums" in header:
             return frames, {str(layer): int(own) for layer, own in header["sums"].items()}
         more = (header["part"], header["scale"], header["transposed"]) if "part" in header else None
-        frames.append(Frame(header["name"], _tensor(source, header), more))
+        dtype, shape = _DTYPES[header["dtype"]], header["shape"]
+        count = math.prod(shape) * dtype.itemsize
+        data = _read(source, count) if group is None else _followed(group, count, seconds)
+        frames.append(Frame(header["name"], data.view(dtype).reshape(shape), more))
 
 
 def _packed(header: dict[str, Any]) -> bytes:
@@ -90,11 +110,16 @@ def _header(source: io.RawIOBase) -> dict[str, Any]:
     return json.loads(_bytes(source, length))
 
 
-def _tensor(source: io.RawIOBase, header: dict[str, Any]) -> torch.Tensor:
-    dtype, shape = _DTYPES[header["dtype"]], header["shape"]
-    data = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+def _read(source: io.RawIOBase, count: int) -> torch.Tensor:
+    data = torch.empty(count, dtype=torch.uint8)
     _fill(source, data.numpy().data)
-    return data.view(dtype).reshape(shape)
+    return data
+
+
+def _followed(group: WeightGroup, count: int, seconds: float) -> torch.Tensor:
+    data = torch.empty(count, dtype=torch.uint8, device=group.device)
+    group.broadcast(data, seconds)
+    return data.cpu()
 
 
 def _bytes(source: io.RawIOBase, count: int) -> bytes:

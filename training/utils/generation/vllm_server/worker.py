@@ -21,8 +21,12 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.v1.sample.sampler import Sampler
 
-from training.utils.generation.vllm.weights import BitSums, repack_tied, unwatch, watch
-from training.utils.generation.vllm_server.protocol import BACKEND, PROTOCOL
+from training.utils.base.errors import ThreestepError
+from training.utils.generation.vllm.experts import ExpertCapture, repack_experts
+from training.utils.generation.vllm.weights import BitSums, named_for_vllm, repack_tied, unwatch, watch
+from training.utils.generation.vllm_server.experts import packed_experts
+from training.utils.generation.vllm_server.groups import Place, WeightGroup, own_end
+from training.utils.generation.vllm_server.protocol import BACKEND, EXPERTS_OF, NAMED_BY_VLLM, NCCL, PROTOCOL
 from training.utils.generation.vllm_server.stream import Frame, read, received, sums_of, with_adapters
 
 _GREEDY = 1e-5  # temperatures below draw the likeliest token (vllm 0.32, v1/sample/sampler.py)
@@ -31,11 +35,14 @@ _GREEDY = 1e-5  # temperatures below draw the likeliest token (vllm 0.32, v1/sam
 class ThreestepWorker:
     """Methods that `/collective_rpc` calls, in a class that vLLM mixes into its worker's."""
 
+    device: torch.device
     model_runner: Any
     vllm_config: Any
+    _threestep_experts: ExpertCapture | None = None
 
-    def threestep_prepare(self) -> dict[str, Any]:
-        """Let log-probabilities be those after the temperature and before all cuts; return what the server is."""
+    def threestep_prepare(self, records_experts: bool = False) -> dict[str, Any]:
+        """Let log-probabilities be those after the temperature and before all cuts; return what the server is.
+        records_experts: of the requests that ask for it, from now on."""
         sampler = getattr(self.model_runner, "sampler", None)
         if isinstance(sampler, Sampler) and not isinstance(sampler, TemperedSampler):
             sampler.__class__ = TemperedSampler
@@ -52,8 +59,29 @@ class ThreestepWorker:
             "longest_tokens": model.max_model_len,
             "prefix_caching": bool(cache.enable_prefix_caching),
             "tokenizer": not model.skip_tokenizer_init,
-            "workers": self.vllm_config.parallel_config.world_size,
+            "end": own_end(self.device)._asdict(),
+            "no_experts": self._why_no_experts() if records_experts else None,
         }
+
+    def _why_no_experts(self) -> str | None:
+        """Record experts from now on; return why that cannot be."""
+        if self._threestep_experts is not None:
+            self._threestep_experts.forget()
+            return None
+        if self.vllm_config.device_config.device_type != "cpu":
+            return "it runs on a GPU, where its model runner keeps the choice of experts in CUDA graphs"
+        capture = ExpertCapture(NAMED_BY_VLLM + EXPERTS_OF)
+        try:
+            capture.attach(self)
+        except ThreestepError as problem:
+            return str(problem)
+        self._threestep_experts = capture
+        return None
+
+    def threestep_experts(self, name: str) -> dict[str, Any] | None:
+        """Return the experts of a request that is over, and forget them; None where there are none."""
+        found_TLK = None if self._threestep_experts is None else self._threestep_experts.take(NAMED_BY_VLLM + name)
+        return None if found_TLK is None else packed_experts(found_TLK)
 
 
 class TemperedSampler(Sampler):
@@ -74,19 +102,28 @@ class TemperedSampler(Sampler):
 
 @dataclass
 class StreamInit(WeightTransferInitInfo):
-    """Nothing is set up before a transfer."""
+    """A place at which the trainer and all workers meet for a group (`groups.Place`)."""
+
+    by: str
+    host: str
+    port: int
+    secret: str
+    seconds: float
+    size: int
 
 
 @dataclass
 class StreamUpdate(WeightTransferUpdateInfo):
     """The trainer's place, and the secret that it expects. seconds: that it may be silent. base: the name of the
-    weights that adapters are added to; empty where whole weights come. path: of a file in the place of all that."""
+    weights that adapters are added to; empty where whole weights come. by_group: tensors come by the group that was
+    met. path: of a file in the place of all that."""
 
     host: str = ""
     port: int = 0
     secret: str = ""
     seconds: float = 0.0
     base: str = ""
+    by_group: bool = False
     path: str = ""
 
 
@@ -103,9 +140,20 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
         self._kept: list[Frame] = []
         self._kept_base = self._base_name = ""
         self._base: dict[str, torch.Tensor] = {}
+        self._group: WeightGroup | None = None
 
     def init_transfer_engine(self, init_info: StreamInit) -> None:
-        pass
+        self._leave_group()
+        device = self.device if init_info.by == NCCL else torch.device("cpu")
+        try:
+            self._group = WeightGroup(Place(**dataclasses.asdict(init_info)), self.parallel_config.rank + 1, device)
+        except (OSError, RuntimeError) as problem:
+            raise RuntimeError(f"its worker did not meet the trainer: {type(problem).__name__}") from None
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        self._group = None
 
     def start_weight_update(self) -> None:
         self._kept = []
@@ -119,8 +167,12 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
             if place.path:
                 frames, sums = read(place.path)
             else:
-                frames, sums = received(place.host, place.port, place.secret, place.seconds)
-        except (OSError, ValueError, KeyError) as problem:
+                group = self._group if place.by_group else None
+                if place.by_group and group is None:
+                    raise ValueError("there is no group any more")
+                frames, sums = received(place.host, place.port, place.secret, place.seconds, group=group)
+        except (OSError, ValueError, KeyError, RuntimeError) as problem:
+            self._leave_group()  # so that nobody waits for this worker there
             raise RuntimeError(f"the weights did not come: {problem}") from None  # without the secret
         if {layer or "": own for layer, own in sums_of(frames).by_layer.items()} != sums:
             raise RuntimeError("the weights that came are not those that were sent")
@@ -136,10 +188,12 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
         with torch.no_grad():
             watch(self.model, arrived)
             initialize_layerwise_reload(self.model)
-            self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors.items())
+            given = ((name, tensor.to(self.device)) for name, tensor in tensors.items())
+            self.model.load_weights(named_for_vllm(type(self.model).__name__, given))
             finalize_layerwise_reload(self.model, self.model_config)
             unwatch(self.model, arrived)
             repack_tied(self.model)
+            repack_experts(self.model)
         differing = arrived.differing(sent) if self.parallel_config.world_size == 1 else []
         if differing:
             raise RuntimeError(
@@ -162,6 +216,7 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
 
     def shutdown(self) -> None:
         self._kept, self._base = [], {}
+        self._leave_group()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, StreamedWeights)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.fake_rollout_server import KEY, VOCABULARY, FakeServer, drawn_choice
+from tests.support.fake_rollout_server import KEY, VOCABULARY, FakeServer, drawn_choice, experts_of
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, spelt
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.contracts.documents import UNKNOWN
 from training.utils.contracts.rollout_engine import IN_ONE_PIECE, Ends, RolloutRequest, RolloutSettings
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.vllm.weights import BitSums
@@ -53,9 +54,10 @@ def servers():
         server.stop()
 
 
-def engine_of(servers, decode=None, seconds: float = SECONDS, given: str | None = None) -> VllmServerRollout:
+def engine_of(servers, decode=None, seconds: float = SECONDS, given: str | None = None, by=None) -> VllmServerRollout:
     given = given or ",".join(server.address for server in servers)
-    engine = VllmServerRollout(decode, VllmServerArguments(vllm_servers=given, rollout_timeout=seconds), 64)
+    flags = VllmServerArguments(vllm_servers=given, rollout_timeout=seconds, rollout_weights_by=by)
+    engine = VllmServerRollout(decode, flags, 64)
     engine.check(None, None)
     return engine
 
@@ -139,6 +141,36 @@ def test_what_a_failing_server_had_is_drawn_elsewhere(servers, capsys, fault, re
     assert responses(drawn(engine, actor, how)) == expected(actor, how)
     assert servers[0].transfers == 1, "it gets no weights any more"
     assert engine.figures()["rollout/servers"] == 1
+
+
+@pytest.mark.parametrize("stop", [None, "stop"])
+def test_experts_come_with_each_response(servers, stop, capsys):
+    how = PLAIN if stop is None else replace(PLAIN, ends=Ends((spelt([5]),)))
+    engine, actor = engine_of(servers, spelt), Lent()
+    engine.record_experts(None)
+    for fault in ({}, {"experts": "short"}):
+        servers[0].faults = fault
+        rollout = drawn(engine, actor, how)
+        for sequence in rollout.sequences():
+            ids = sequence.input_ids.tolist()
+            assert torch.equal(sequence.experts[: len(ids) - 1], experts_of(ids))
+            assert (sequence.experts[-1] == UNKNOWN).all()
+    assert "is left out (it answered experts of" in capsys.readouterr().out
+    assert not any(server.experts for server in servers[1:]), "they are taken once"
+    servers[1].faults = {"experts": "none"}
+    with pytest.raises(ThreestepError, match="it has no experts of a response that it drew"):
+        drawn(engine, actor, how)
+
+
+def test_a_server_that_cannot_record_experts():
+    server = FakeServer({"no_experts": "it runs on a GPU"})
+    engine = engine_of([server])
+    drawn(engine, Lent())
+    engine = engine_of([server])
+    engine.record_experts(None)
+    with pytest.raises(ThreestepError, match="--replay_routers needs the experts of each token: it runs on a GPU; use"):
+        drawn(engine, Lent())
+    server.stop()
 
 
 def test_no_server_is_left(servers):

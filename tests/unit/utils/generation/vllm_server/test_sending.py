@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from itertools import chain
 
 import pytest
@@ -15,7 +16,9 @@ from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import adapter_parts, full_tensors
 from training.utils.generation.vllm.weights import BitSums
 from training.utils.generation.vllm_server.client import ServerClient
-from training.utils.generation.vllm_server.sending import _frames, send_weights
+from training.utils.generation.vllm_server.groups import WeightGroup, met
+from training.utils.generation.vllm_server.protocol import GLOO, TCP
+from training.utils.generation.vllm_server.sending import Target, _frames, send_weights
 from training.utils.generation.vllm_server.stream import Frame, end_frame, framed, received, with_adapters
 from training.utils.models.adapters.lora import adapter_layers, add_lora, trains_adapters_alone
 from training.utils.models.settings import ModelSettings
@@ -91,16 +94,22 @@ def servers():
         server.stop()
 
 
-def send(servers, seconds: float = 5.0, given=None, folder=None):
-    clients = [(ServerClient(server.address, KEY), 1) for server in servers]
-    return send_weights(clients, given or tensors(), torch.bfloat16, "v1", seconds=seconds, folder=folder)
+def targets(servers, by: str = TCP):
+    clients = [ServerClient(server.address, KEY) for server in servers]
+    groups = [None if by == TCP else met(client, 1, by, torch.device("cpu"), seconds=5.0) for client in clients]
+    return [Target(client, 1, group) for client, group in zip(clients, groups, strict=True)]
 
 
-@pytest.mark.parametrize("by_file", [False, True])
-def test_all_servers_get_the_weights_in_the_dtype(servers, tmp_path, by_file):
-    servers = servers[by_file:]
-    sent = send(servers, folder=str(tmp_path) if by_file else None)
-    assert not sent.failures
+def send(servers, seconds: float = 5.0, given=None, folder=None, by: str = TCP):
+    given = given or tensors()
+    return send_weights(targets(servers, by), given, torch.bfloat16, "v1", seconds=seconds, folder=folder)
+
+
+@pytest.mark.parametrize("by", [TCP, GLOO, "a file"])
+def test_all_servers_get_the_weights_in_the_dtype(servers, tmp_path, by):
+    servers = servers[by == "a file" :]
+    sent = send(servers, folder=str(tmp_path)) if by == "a file" else send(servers, by=by)
+    assert not sent.failures and all(server.by_group == (by == GLOO) for server in servers)
     expected = BitSums()
     for name, tensor in tensors():
         expected.add(name, tensor.bfloat16() if tensor.is_floating_point() else tensor)
@@ -130,14 +139,41 @@ def test_files_that_fail(tmp_path):
         server.stop()
 
 
-def test_a_gather_that_fails_ends_the_transfer_everywhere(servers):
+@pytest.mark.parametrize("by", [TCP, GLOO])
+def test_a_server_that_dies_in_a_transfer_holds_up_no_other(by):
+    servers = [FakeServer(), FakeServer()]
+    servers[0].faults["die_in_transfer"] = True
+    big = [("a", torch.ones(4_000_000)), *tensors()]
+    started = time.monotonic()
+    sent = send(servers, given=big, by=by)
+    assert list(sent.failures) == [servers[0].address] and time.monotonic() - started < 4.0
+    assert [server.transfers for server in servers] == [0, 1]
+    servers[1].stop()
+
+
+def test_bytes_that_a_group_changes_leave_the_old_weights(servers, monkeypatch):
+    own = WeightGroup.broadcast
+    given = targets(servers, GLOO)
+
+    def changed(group, data, seconds):
+        own(group, data, seconds)
+        if group is servers[0].group:
+            data[0] += 1
+
+    monkeypatch.setattr(WeightGroup, "broadcast", changed)
+    sent = send_weights(given, [("a", torch.ones(3))], torch.float32, "v1", seconds=5.0)
+    assert list(sent.failures) == [servers[0].address] and [each.version for each in servers] == ["default", "v1"]
+
+
+@pytest.mark.parametrize("by", [TCP, GLOO])
+def test_a_gather_that_fails_ends_the_transfer_everywhere(servers, by):
     def broken():
         yield from tensors()[:2]
         raise RuntimeError("a rank is gone")
 
     with pytest.raises(RuntimeError, match="a rank is gone"):
-        send(servers, given=broken())
-    assert not send(servers).failures
+        send(servers, given=broken(), by=by)
+    assert not send(servers, by=by).failures
     assert [server.transfers for server in servers] == [1, 1]
 
 
@@ -184,7 +220,7 @@ def with_lora(family: str):
 
 
 def test_after_the_first_time_adapters_come_alone(servers):
-    model, clients = with_lora("llama"), [(ServerClient(server.address, KEY), 1) for server in servers]
+    model, clients = with_lora("llama"), [*targets(servers[:1]), *targets(servers[1:], GLOO)]
     for first in (True, False):
         for _, layer in adapter_layers(model):
             torch.nn.init.normal_(layer.lora_B["default"].weight)
