@@ -126,8 +126,8 @@ def test_the_command_runs_a_part_until_its_time_is_over(tmp_path, capsys):
     assert head["Python"] == ".".join(map(str, os.sys.version_info[:3])) and "transformers" in head["packages"]
     assert f"Python: {head['Python']}" in out.err
     with pytest.raises(SystemExit):
-        command.main(["8"])
-    assert "argument PART: expected one of 1, 2, 3, 4, 5, 6, 7, got 8" in capsys.readouterr().err
+        command.main(["9"])
+    assert "argument PART: expected one of 1, 2, 3, 4, 5, 6, 7, 8, got 9" in capsys.readouterr().err
 
 
 def test_without_a_part_each_runs_in_a_process_of_its_own(monkeypatch, tmp_path):
@@ -140,7 +140,7 @@ def test_without_a_part_each_runs_in_a_process_of_its_own(monkeypatch, tmp_path)
 
     monkeypatch.setattr(command.subprocess, "run", start)
     assert command.main(["--out", str(tmp_path), "--only", "a", "b"]) == 1
-    assert [words[0] for words in started] == ["1", "2", "3", "4", "5", "6", "7"]
+    assert [words[0] for words in started] == ["1", "2", "3", "4", "5", "6", "7", "8"]
     assert started[0][1:] == [f"--out={tmp_path}", "--minutes=8.0", "--only", "a", "b"]
 
 
@@ -289,6 +289,15 @@ def test_the_largest(measured, monkeypatch):
     monkeypatch.setattr(largest, "HOST_BYTES_A_WEIGHT", 1e12)
     rows = measured(7, "offload")
     assert all("needs" in row["result"] and "on the host" in row["result"] for row in rows.values()) and rows
+
+
+def test_weights_go_to_another_process_and_an_end_that_is_killed_ends_the_transfer_alone(measured):
+    rows = measured(8, "two ends", "vLLM")
+    sent = figures(rows, "bytes a second")
+    assert sent["by"] == "gloo" and sent["right"] is True and sent["GB/s"] > 0
+    killed = figures(rows, "that is killed")
+    assert killed["it says"] != "nothing" and killed["waited seconds"] < 3 * killed["of"]
+    assert rows["a vLLM server: log-probabilities of three updates"]["result"].endswith("installed")
 
 
 def test_growth_is_that_after_the_warm_up():
