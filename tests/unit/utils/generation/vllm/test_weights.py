@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.generation.vllm.weights import BitSums, send_draft
+from training.utils.generation.vllm.weights import BitSums, named_for_vllm, send_draft
 
 
 def sums(**tensors: torch.Tensor) -> BitSums:
@@ -35,6 +35,16 @@ def test_the_layer_with_a_changed_number_is_named():
     assert whole.differing(sums(h_0_w=weight, h_1_w=changed, head=weight)) == ["layer 1"]
     assert whole.differing(sums(h_0_w=weight, h_1_w=weight, head=changed)) == ["outside the layers"]
     assert whole.differing(sums(h_0_w=weight, head=weight)) == ["layer 1"]
+
+
+def test_mixtral_has_the_names_of_its_checkpoints():
+    names = ("mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "self_attn.q_proj.weight")
+    tensors = [(f"model.layers.0.{name}", torch.ones(1)) for name in names]
+    assert list(named_for_vllm("Qwen3MoeForCausalLM", tensors)) == tensors
+    others = ("gate.weight", "experts.w13", "experts.w2")
+    renamed = [f"model.layers.0.block_sparse_moe.{name}" for name in others]
+    got = [name for name, _ in named_for_vllm("MixtralForCausalLM", tensors)]
+    assert got == [*renamed, "model.layers.0.self_attn.q_proj.weight"]
 
 
 def test_sums_do_not_overflow():

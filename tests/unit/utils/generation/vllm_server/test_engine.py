@@ -360,8 +360,10 @@ def test_the_weights_below_adapters_go_to_those_that_lack_them(servers):
 def test_flags():
     mistakes = Mistakes()
     VllmServerArguments("http://a:1", rollout_lora="adapters").validate(mistakes)
+    VllmServerArguments("http://a:1", rollout_weights_by="tcp", rollout_weights_folder="a").validate(mistakes)
     VllmServerArguments("a:1").validate(mistakes)
     assert [sentence.partition(",")[0] for sentence in mistakes.sentences] == [
         "--rollout_lora expects one of adapter",
+        "--rollout_weights_by tcp and --rollout_weights_folder are two ways of weights; leave one of them out",
         "--vllm_servers a:1 expects http://HOST:PORT for each server",
     ]
