@@ -21,7 +21,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.keys import KEY_VARIABLE
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag_of
+from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments
@@ -70,6 +70,11 @@ class ServeTrainingArguments:
     max_waiting: int = flag_of(
         EndpointArguments, "Sequences that wait to be drawn; a client with more is asked to wait.", default=4096
     )
+    full_weights: bool = flag(
+        False,
+        "Train all weights of the base in place of adapters, whatever adapters a client asks for. Clients share no "
+        "micro-batches then, and one stays in memory.",
+    )
     dtype: str | None = flag_of(
         SamplingArguments,
         "Precision of the base: fp32, bf16 or fp16; default: that of the saved weights. Adapters are fp32.",
@@ -103,12 +108,12 @@ def main(argv: Sequence[str]) -> None:
     key, is_new = training_key(flags.api_key_file)
     make_output_dir(flags.output_dir)
 
-    from training.serve_training.opening import ServerLimits, open_service
+    from training.serve_training.opening import ServerSettings, open_service
     from training.serve_training.web import TrainingServer
 
-    limits = ServerLimits(flags.max_tokens_per_micro_batch, flags.max_rows, flags.max_waiting)
+    settings = ServerSettings(flags.max_tokens_per_micro_batch, flags.max_rows, flags.max_waiting, flags.full_weights)
     service, computing = open_service(
-        flags.model_name_or_path, flags.name, flags.output_dir, dtype=flags.dtype, limits=limits
+        flags.model_name_or_path, flags.name, flags.output_dir, dtype=flags.dtype, settings=settings
     )
     try:
         server = TrainingServer(flags.port, service, key, flags.max_body_mb * 2**20, address=flags.host)

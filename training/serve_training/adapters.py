@@ -9,13 +9,18 @@ C clients of a forward, P numbers of a client, N rows, T tokens in a row, R rank
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
+from training.serve_training.full_weights import FullLayout, full_layout, vector_of, weights_of
 from training.serve_training.records import ATTENTION, HEAD, MLP, LoraSpec
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
@@ -24,6 +29,7 @@ from training.utils.models.adapters.adaptable import why_no_adapters
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_FILE, _PREFIX = "adapter_model.safetensors", "base_model.model."  # and the beginning of names in it, of PEFT
 ALPHA = 32.0  # of every client, as in the Tinker API: the scale is ALPHA / rank
 
 
@@ -51,6 +57,11 @@ class AdapterLayout(NamedTuple):
     def scale(self) -> float:
         return ALPHA / self.rank
 
+    @property
+    def shares_rows(self) -> bool:
+        """True: rows of a forward may be of several clients."""
+        return True
+
     def pieces(self, stack_CP: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Return A [C, R, I] and B [C, O, R] of each layer, by its name: views of the stack."""
         parts, found = iter(stack_CP.split(self.sizes, dim=1)), {}
@@ -70,6 +81,29 @@ class AdapterLayout(NamedTuple):
             down = torch.empty(self.rank * layer.inputs, dtype=torch.float32).uniform_(-bound, bound, generator=dice)
             pieces += [down, torch.zeros(layer.outputs * self.rank)]
         return torch.cat(pieces).to(dtype)
+
+    def write(self, folder: Path, weights_P: torch.Tensor, base: str) -> None:
+        """Write a folder of adapters as PEFT does. base: the name of the base model."""
+        tensors = {}
+        for layer, (down_1RI, up_1OR) in self.pieces(weights_P.detach().cpu().unsqueeze(0)).items():
+            tensors[f"{_PREFIX}{layer}.lora_A.weight"] = down_1RI[0].contiguous()
+            tensors[f"{_PREFIX}{layer}.lora_B.weight"] = up_1OR[0].contiguous()
+        save_file(tensors, folder / _FILE, metadata={"format": "pt"})
+        description = {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": self.rank,
+            "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False,
+            "target_modules": [layer.name for layer in self.layers],
+        }  # fmt: skip
+        (folder / "adapter_config.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
+
+    def read(self, folder: Path) -> torch.Tensor:
+        """Return the vector of a folder that `write` wrote."""
+        with safe_open(folder / _FILE, "pt") as file:
+            names = (f"{_PREFIX}{layer.name}.lora_{side}.weight" for layer in self.layers for side in "AB")
+            return torch.cat([file.get_tensor(name).flatten() for name in names])
+
+
+WeightLayout = AdapterLayout | FullLayout
 
 
 @dataclass(frozen=True)
@@ -119,8 +153,10 @@ class AdaptedModel:
         for layer in self.layers:
             modules[layer.name].register_forward_hook(self._hook_of(layer.name))
 
-    def layout(self, spec: LoraSpec) -> AdapterLayout:
-        """Return the layout of a client's adapters. ThreestepError where there would be none."""
+    def layout(self, spec: LoraSpec) -> WeightLayout:
+        """Return the layout of what a client trains. ThreestepError where that would be nothing."""
+        if spec.rank == 0:
+            return full_layout(self.model)
         layers = tuple(layer for layer in self.layers if layer.part in spec.parts)
         if not layers:
             raise ThreestepError(
@@ -128,6 +164,13 @@ class AdaptedModel:
                 f"{', '.join(spec.parts) or 'none'}; train_attn, train_mlp or train_unembed turns one on"
             )
         return AdapterLayout(spec.rank, layers)
+
+    def new(self, spec: LoraSpec) -> torch.Tensor:
+        """Return a client's first weights. ThreestepError as of `layout`."""
+        layout = self.layout(spec)
+        if isinstance(layout, FullLayout):
+            return vector_of(self.model, self.dtype)
+        return layout.new(spec.seed, self.dtype).to(self.model.device)
 
     @property
     def parts(self) -> list[str]:
@@ -139,8 +182,13 @@ class AdaptedModel:
         return torch.float64 if self.model.dtype == torch.float64 else torch.float32
 
     @contextlib.contextmanager
-    def adapters(self, layout: AdapterLayout, stack_CP: torch.Tensor, client_of_row: Sequence[int]) -> Iterator[None]:
-        """Inside, row n of a forward has the adapters of `stack_CP[client_of_row[n]]`."""
+    def adapters(self, layout: WeightLayout, stack_CP: torch.Tensor, client_of_row: Sequence[int]) -> Iterator[None]:
+        """Inside, row n of a forward has the adapters of `stack_CP[client_of_row[n]]`, or all rows its weights."""
+        if isinstance(layout, FullLayout):
+            assert len(stack_CP) == 1, "a forward of all weights is of one client"
+            with weights_of(self.model, layout, stack_CP[0]):
+                yield
+            return
         shares = RowShares.of(client_of_row, stack_CP.device)
         pieces = layout.pieces(stack_CP.to(self.model.dtype))
         self._active = _Active(pieces, layout.scale, len(client_of_row), shares)

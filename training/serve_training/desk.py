@@ -17,7 +17,7 @@ from training.serve_training.records import ForwardOrder, Order, WrongRequest
 from training.serve_training.store import ClientFolder, StoredMessage
 
 if TYPE_CHECKING:
-    from training.serve_training.adapters import AdapterLayout
+    from training.serve_training.adapters import WeightLayout
     from training.serve_training.client_state import ClientState
     from training.serve_training.records import LoraSpec
 
@@ -52,7 +52,7 @@ class TrainingClient:
 
     files: ClientFolder
     spec: LoraSpec
-    layout: AdapterLayout
+    layout: WeightLayout
     state: ClientState
     next_seq: int
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Desk:
     def __init__(
         self,
         find: Callable[[str], ClientFolder],
-        layout_of: Callable[[LoraSpec], AdapterLayout],
+        layout_of: Callable[[LoraSpec], WeightLayout],
         read: Callable[[StoredMessage], Order],
     ) -> None:
         """find: the folder of a client by its id, WrongRequest for what is no id. read: a stored request."""
@@ -215,7 +215,8 @@ class Desk:
     def _make_room(self) -> None:
         """Write and forget the clients that were used least, beyond MOST_RESIDENT."""
         idle = sorted((client.used, model_id) for model_id, client in self._clients.items() if not client.jobs)
-        for _, model_id in idle[: max(0, len(self._clients) - MOST_RESIDENT)]:
+        most = 1 if any(not client.layout.shares_rows for client in self._clients.values()) else MOST_RESIDENT
+        for _, model_id in idle[: max(0, len(self._clients) - most)]:
             client = self._clients.pop(model_id)
             if client.state.gradient_P is not None:
                 self._keep(client, client.next_seq - 1)

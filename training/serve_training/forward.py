@@ -25,7 +25,7 @@ from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_BYTES, at_least_float32
 
 if TYPE_CHECKING:
-    from training.serve_training.adapters import AdaptedModel, AdapterLayout
+    from training.serve_training.adapters import AdaptedModel, WeightLayout
     from training.utils.contracts.token_rows import TokenRows
 
 
@@ -70,8 +70,12 @@ class Forwards:
         self._adapted, self._pad_id, self._most_tokens = adapted, pad_id, most_tokens
         self._head_is_linear = head_is_linear(adapted.model)
 
-    def run(self, jobs: Sequence[ForwardJob], layout: AdapterLayout, has_backward: bool) -> None:
+    def run(self, jobs: Sequence[ForwardJob], layout: WeightLayout, has_backward: bool) -> None:
         """Compute jobs of one layout, all with a backward or all without."""
+        if not layout.shares_rows and len(jobs) > 1:
+            for job in jobs:
+                self.run([job], layout, has_backward)
+            return
         rows = [
             _JobRow(number, place, datum)
             for number, job in enumerate(jobs)
@@ -83,7 +87,7 @@ class Forwards:
                 places = sorted(place for (place,) in micro_batch)  # rows of a job follow one another
                 self._micro_batch(jobs, [rows[place] for place in places], layout, has_backward)
 
-    def read(self, weights_P: torch.Tensor | None, layout: AdapterLayout | None, ids: Sequence[int]) -> torch.Tensor:
+    def read(self, weights_P: torch.Tensor | None, layout: WeightLayout | None, ids: Sequence[int]) -> torch.Tensor:
         """Return the log-probabilities [T, V] of what may follow each token of one row; without adapters for None."""
         with torch.no_grad():
             rows = self._rows([torch.tensor(ids)])
@@ -97,7 +101,7 @@ class Forwards:
         return torch.log_softmax(logits_TV.to(at_least_float32(logits_TV.dtype)), dim=-1)
 
     def _micro_batch(
-        self, jobs: Sequence[ForwardJob], rows: Sequence[_JobRow], layout: AdapterLayout, has_backward: bool
+        self, jobs: Sequence[ForwardJob], rows: Sequence[_JobRow], layout: WeightLayout, has_backward: bool
     ) -> None:
         present = sorted({row.job for row in rows})
         client_of_row = [present.index(row.job) for row in rows]

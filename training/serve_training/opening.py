@@ -28,7 +28,6 @@ from training.utils.models.token_model import PolicyModel
 
 if TYPE_CHECKING:
     from training.serve_training.desk import Desk
-    from training.serve_training.records import LoraSpec
 
 _DRAWING_SECONDS = 0.05  # between two looks for training requests
 _GATHERING_SECONDS = 0.002
@@ -36,12 +35,13 @@ _IDLE_SECONDS = 0.5
 _GAPS_SECONDS = 30.0
 
 
-class ServerLimits(NamedTuple):
-    """tokens: of a micro-batch. rows: drawn together. waiting: sequences that wait."""
+class ServerSettings(NamedTuple):
+    """tokens: of a micro-batch. rows: drawn together. waiting: sequences that wait. is_full: all weights train."""
 
     tokens: int
     rows: int
     waiting: int
+    is_full: bool = False
 
 
 class Computing:
@@ -81,7 +81,7 @@ class Computing:
 
 
 def open_service(
-    path: str, name: str, output_dir: str, *, dtype: str | None, limits: ServerLimits
+    path: str, name: str, output_dir: str, *, dtype: str | None, settings: ServerSettings
 ) -> tuple[TrainingService, Computing]:
     """Load a base model and the state of earlier clients. ThreestepError where the model cannot be read or trained."""
     messages()
@@ -92,11 +92,12 @@ def open_service(
     check_padded(model, lambda rows: read(rows).logprobs_M, ranks.device)
     tokenizer = str(Path(path).resolve()) if Path(path).is_dir() else path
     base = {"name": name, "dtype": str(model.dtype).removeprefix("torch.")}
+    base["trains"] = "all weights" if settings.is_full else "adapters"
     bounds = RequestBounds(model.config.get_text_config().vocab_size, chat_model.positions)
     return service_of(
         model,
         Store(Path(output_dir), base),
-        limits,
+        settings,
         tokenizer=tokenizer,
         name=name,
         bounds=bounds,
@@ -108,7 +109,7 @@ def open_service(
 def service_of(
     model: Any,
     store: Store,
-    limits: ServerLimits,
+    settings: ServerSettings,
     *,
     tokenizer: str,
     name: str,
@@ -118,19 +119,16 @@ def service_of(
 ) -> tuple[TrainingService, Computing]:
     """The same of a model that is loaded."""
     adapted = AdaptedModel(model)
-    forwards = Forwards(adapted, 0, limits.tokens)
+    forwards = Forwards(adapted, 0, settings.tokens)
     own = own_forward_of(model)
     assert own is not None, "its weights are whole"
     reason = why_not_in_turns(model, own, False)
     if reason is not None:
         note(f"{name}: no sequences are drawn from it: {reason}")
-    sampler = Sampler(adapted, forwards, decode, ends, most_rows=limits.rows, no_batches=reason)
-
-    def new_weights(spec: LoraSpec) -> torch.Tensor:
-        return adapted.layout(spec).new(spec.seed, adapted.dtype).to(model.device)
+    sampler = Sampler(adapted, forwards, decode, ends, most_rows=settings.rows, no_batches=reason)
 
     move = partial(torch.Tensor.to, device=model.device)
-    base = ServedBase(name, tokenizer, bounds, limits.waiting, adapted.layout, new_weights, move)
+    base = ServedBase(name, tokenizer, bounds, settings.waiting, adapted.layout, adapted.new, move, settings.is_full)
     service = TrainingService(base, store, sampler)
     trainer = Trainer(
         service.desk,

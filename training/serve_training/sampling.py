@@ -30,7 +30,7 @@ from training.utils.base.memory import is_out_of_memory
 from training.utils.contracts.rollout_engine import Sampling
 
 if TYPE_CHECKING:
-    from training.serve_training.adapters import AdaptedModel, AdapterLayout
+    from training.serve_training.adapters import AdaptedModel, WeightLayout
     from training.serve_training.forward import Forwards
 
 _MOST_JOINING_TOKENS = 8192  # of prompts that are computed together, as in the endpoint room
@@ -42,11 +42,14 @@ class SamplerWeights:
     """Adapters to draw from; the same ones are the same object. Both None: the base alone."""
 
     weights_P: torch.Tensor | None = None
-    layout: AdapterLayout | None = None
+    layout: WeightLayout | None = None
 
     @property
     def shape(self) -> object:
-        return None if self.layout is None else (self.layout.rank, tuple(layer.name for layer in self.layout.layers))
+        """Rows of equal shapes are drawn in one batch."""
+        if self.layout is None:
+            return None
+        return self.layout if self.layout.shares_rows else id(self)
 
 
 @dataclass(eq=False)
@@ -76,7 +79,7 @@ class SampleJob:
 class _AdaptedRows:
     """Rows of one adapter shape."""
 
-    def __init__(self, adapted: AdaptedModel, layout: AdapterLayout | None) -> None:
+    def __init__(self, adapted: AdaptedModel, layout: WeightLayout | None) -> None:
         self.rows = TogetherRows(adapted.model)
         self._adapted, self._layout = adapted, layout
         self._stacked: tuple[tuple[int, ...], torch.Tensor] | None = None
@@ -253,6 +256,7 @@ class Sampler:
             elif job.error is None and all(text.finish is not None for text in job.texts):
                 _finish(job)
         self._jobs = {line: job for line, job in self._jobs.items() if not job.done.is_set()}
+        self._batches = {shape: batch for shape, batch in self._batches.items() if batch.rows.lines}
         with self._lock:
             self._waiting = deque(each for each in self._waiting if not each[0].done.is_set())
 

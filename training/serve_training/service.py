@@ -17,7 +17,7 @@ from training.serve_training.client_state import ClientState
 from training.serve_training.desk import USER, Desk, UnknownRequest, error_answer, json_message
 from training.serve_training.records import PARTS, LoraSpec, SampleOrder, WrongRequest
 from training.serve_training.sampling import SampleJob, Sampler, SamplerWeights
-from training.serve_training.store import ClientFolder, Store, StoredMessage, load_adapters, load_checkpoint
+from training.serve_training.store import ClientFolder, Store, StoredMessage, load_checkpoint, load_weights
 from training.serve_training.trainer import loaded_state
 from training.serve_training.wire import (
     FORWARD,
@@ -38,7 +38,7 @@ from training.serve_training.wire import (
 if TYPE_CHECKING:
     import torch
 
-    from training.serve_training.adapters import AdapterLayout
+    from training.serve_training.adapters import WeightLayout
 
 HOLD_SECONDS = 20.0  # of a request for an answer that is not there yet; the client waits 45
 _MOST_SAMPLERS = 16  # whose weights stay in memory
@@ -59,15 +59,16 @@ _KINDS = {
 @dataclass(frozen=True)
 class ServedBase:
     """The base model. name: by which clients ask for it. tokenizer: a folder or hub name. most_waiting: sequences that
-    wait to be drawn."""
+    wait to be drawn. is_full: clients train all weights, whatever adapters they ask for."""
 
     name: str
     tokenizer: str
     bounds: RequestBounds
     most_waiting: int
-    layout_of: Callable[[LoraSpec], AdapterLayout]
+    layout_of: Callable[[LoraSpec], WeightLayout]
     new_weights: Callable[[LoraSpec], torch.Tensor]
     move: Callable[[torch.Tensor], torch.Tensor]
+    is_full: bool = False
 
 
 class TrainingService:
@@ -172,6 +173,7 @@ class TrainingService:
             if given.get("lora_config") is None:
                 raise WrongRequest("create_model expects a lora_config; this server trains adapters")
             spec = lora_of(given["lora_config"], lambda: secrets.randbits(63))
+            spec = LoraSpec(0, spec.seed, ()) if self.base.is_full else spec
             return spec, ClientState.new(self.base.new_weights(spec))
 
         return self._create(given, {"type": "create_model"}, made)
@@ -217,8 +219,8 @@ class TrainingService:
             "type": "get_info",
             "model_id": client.files.model_id,
             "model_data": {"model_name": self.base.name, "tokenizer_id": self.base.tokenizer},
-            "is_lora": True,
-            "lora_rank": client.spec.rank,
+            "is_lora": not self.base.is_full,
+            "lora_rank": client.spec.rank or None,
             "model_name": self.base.name,
         }
 
@@ -226,7 +228,7 @@ class TrainingService:
         _, spec = self._store.checkpoint(str(given.get("tinker_path")))
         switches = dict(zip(("train_attn", "train_mlp", "train_unembed"), PARTS, strict=True))
         trained = {name: part in spec.parts for name, part in switches.items()}
-        return {"base_model": self.base.name, "is_lora": True, "lora_rank": spec.rank, **trained}
+        return {"base_model": self.base.name, "is_lora": spec.rank > 0, "lora_rank": spec.rank or None, **trained}
 
     # --- sampling
 
@@ -296,7 +298,7 @@ class TrainingService:
         with self._lock:
             if key not in self._weights:
                 layout = self.base.layout_of(spec)
-                self._weights[key] = SamplerWeights(self.base.move(load_adapters(folder, layout)), layout)
+                self._weights[key] = SamplerWeights(self.base.move(load_weights(folder, layout)), layout)
             self._weights.move_to_end(key)
             _bound(self._weights, _MOST_SAMPLERS)
             return self._weights[key]

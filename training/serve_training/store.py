@@ -8,7 +8,7 @@
     .../train_0/requests/00000012.pb           requests that were accepted and are not in the state
     .../train_0/results/00000012.pb            answers, the last ones of which are kept
     .../train_0/weights/NAME/                  of save_state: the same file
-    .../train_0/sampler_weights/NAME/          of save_weights_for_sampler: a folder as PEFT writes it
+    .../train_0/sampler_weights/NAME/          of save_weights_for_sampler: a folder as PEFT writes it, or a model's
 
 A file is written beside its place and renamed, so that it is whole or not there.
 """
@@ -23,7 +23,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -33,7 +32,9 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import publish_folder, remove, replace_file
 
 if TYPE_CHECKING:
-    from training.serve_training.adapters import AdapterLayout
+    import torch
+
+    from training.serve_training.adapters import WeightLayout
 
 KEPT_RESULTS = 512  # of a client: a result that was not fetched while so many others came is gone
 KEPT_SNAPSHOTS = 32  # of a client: unnamed weights for sampling
@@ -42,7 +43,6 @@ _SNAPSHOT = "snapshot-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _ADDRESS = re.compile(rf"tinker://([0-9a-f]{{32}}):train:([0-9]{{1,9}})/({STATE}|{SAMPLER})/({_NAME.pattern})")
 _MOMENTS = ("first", "second")
-_PREFIX = "base_model.model."  # of PEFT's names
 
 
 class StoredMessage(NamedTuple):
@@ -136,31 +136,19 @@ class ClientFolder:
 
         return self._publish(STATE, name, {"seq": seq, "spec": asdict(spec)}, overwrite=overwrite, write=write)
 
-    def save_adapters(
-        self, name: str | None, weights_P: torch.Tensor, layout: AdapterLayout, *, seq: int, base: str
+    def save_weights(
+        self, name: str | None, weights_P: torch.Tensor, layout: WeightLayout, *, seq: int, base: str
     ) -> str:
-        """Write adapters as PEFT does; return the address. name None: an unnamed one, of which the last ones are
-        kept."""
-        spec = self.spec()
+        """Write weights alone, as their layout does; return the address. name None: an unnamed checkpoint, of which
+        the last ones are kept."""
+        about = {"seq": seq, "spec": asdict(self.spec())}
 
         def write(beside: Path) -> None:
-            tensors = {}
-            for layer, (down_1RI, up_1OR) in layout.pieces(weights_P.detach().cpu().unsqueeze(0)).items():
-                tensors[f"{_PREFIX}{layer}.lora_A.weight"] = down_1RI[0].contiguous()
-                tensors[f"{_PREFIX}{layer}.lora_B.weight"] = up_1OR[0].contiguous()
-            save_file(tensors, beside / "adapter_model.safetensors", metadata={"format": "pt"})
-            description = {
-                "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": layout.rank,
-                "lora_alpha": layout.scale * layout.rank, "lora_dropout": 0.0, "bias": "none",
-                "fan_in_fan_out": False, "target_modules": [layer.name for layer in layout.layers],
-            }  # fmt: skip
-            (beside / "adapter_config.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
+            layout.write(beside, weights_P, base)
 
         if name is not None:
-            return self._publish(SAMPLER, name, {"seq": seq, "spec": asdict(spec)}, overwrite=True, write=write)
-        address = self._publish(
-            SAMPLER, f"{_SNAPSHOT}{seq:08d}", {"seq": seq, "spec": asdict(spec)}, overwrite=True, write=write
-        )
+            return self._publish(SAMPLER, name, about, overwrite=True, write=write)
+        address = self._publish(SAMPLER, f"{_SNAPSHOT}{seq:08d}", about, overwrite=True, write=write)
         for path in sorted((self.folder / SAMPLER).glob(f"{_SNAPSHOT}*"))[:-KEPT_SNAPSHOTS]:
             remove(path)
         return address
@@ -246,25 +234,18 @@ class Store:
         raise WrongRequest(f"there are no weights '{address:.200}' here; give an address that a save returned")
 
 
-def load_checkpoint(folder: Path, layout: AdapterLayout) -> ClientState:
+def load_checkpoint(folder: Path, layout: WeightLayout) -> ClientState:
     """Read the state of a checkpoint. One for sampling has no moments: they begin at 0."""
     if (folder / "state.safetensors").is_file():
         return _load_state(folder / "state.safetensors", with_moments=True)[0]
-    return ClientState.new(load_adapters(folder, layout))
+    return ClientState.new(layout.read(folder))
 
 
-def load_adapters(folder: Path, layout: AdapterLayout) -> torch.Tensor:
+def load_weights(folder: Path, layout: WeightLayout) -> torch.Tensor:
     """Read the weights of a checkpoint, [P]."""
     if (folder / "state.safetensors").is_file():
         return _load_state(folder / "state.safetensors", with_moments=False)[0].weights_P
-    with safe_open(folder / "adapter_model.safetensors", "pt") as file:
-        return torch.cat(
-            [
-                file.get_tensor(f"{_PREFIX}{layer.name}.lora_{side}.weight").flatten()
-                for layer in layout.layers
-                for side in "AB"
-            ]
-        )
+    return layout.read(folder)
 
 
 def _spec_of(known: Mapping[str, Any]) -> LoraSpec:

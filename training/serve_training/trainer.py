@@ -92,7 +92,7 @@ class Trainer:
             assert order.name is not None
             path = client.files.save_checkpoint(order.name, client.state, seq, order.overwrite)
             return {"type": "save_weights", "path": path}
-        path = client.files.save_adapters(order.name, client.state.weights_P, client.layout, seq=seq, base=self._base)
+        path = client.files.save_weights(order.name, client.state.weights_P, client.layout, seq=seq, base=self._base)
         answer: dict[str, object] = {"type": "save_weights_for_sampler", "path": path}
         if order.session_number is not None:
             session = client.files.model_id.partition(":")[0]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from training.serve_training.opening import ServerLimits, service_of
-from training.serve_training.store import Store, load_adapters
+from training.serve_training.opening import ServerSettings, service_of
+from training.serve_training.store import Store, load_weights
 from training.serve_training.web import PREFIX, TrainingServer
 from training.serve_training.wire import RequestBounds
 
@@ -25,11 +25,11 @@ KEY = "tml-key-of-the-tests"
 class Running:
     """A server on a folder. model: its base, in float64."""
 
-    def __init__(self, folder, port=0):
+    def __init__(self, folder, port=0, is_full=False):
         self.model = tiny_causal_lm("llama", torch.float64).requires_grad_(False)
         self.store = Store(folder, {"name": "tiny"})
         self.service, self.computing = service_of(
-            self.model, self.store, ServerLimits(1000, 8, 64), tokenizer=str(folder), name="tiny",
+            self.model, self.store, ServerSettings(1000, 8, 64, is_full), tokenizer=str(folder), name="tiny",
             bounds=RequestBounds(VOCABULARY, 32), decode=lambda ids: "".join(chr(97 + each % 26) for each in ids),
             ends=frozenset([2]),
         )  # fmt: skip
@@ -62,7 +62,7 @@ class Running:
         folder, spec = self.store.checkpoint(path)
         layout = self.service.base.layout_of(spec)
         model = tiny_causal_lm("llama", torch.float64).requires_grad_(False)
-        for name, (down, up) in layout.pieces(load_adapters(folder, layout).unsqueeze(0)).items():
+        for name, (down, up) in layout.pieces(load_weights(folder, layout).unsqueeze(0)).items():
             model.get_submodule(name).weight += layout.scale * up[0] @ down[0]
         return model
 
@@ -246,3 +246,44 @@ def test_a_server_that_starts_again_goes_on(tmp_path):
     assert figures["grad_norm"] > 0
     assert client.forward(data(1), "cross_entropy").result().metrics["loss:sum"] > 0
     second.close()
+
+
+def test_all_weights_are_trained_and_drawn_from(tmp_path):
+    """Beside a plain loop on the model itself; a state goes into another client, and the base stays."""
+    running = Running(tmp_path, is_full=True)
+    service = tinker.ServiceClient(base_url=running.url, api_key=KEY)
+    client, second = (service.create_lora_training_client("tiny", rank=2).result() for _ in range(2))
+    assert client.get_info().is_lora is False and client.get_info().lora_rank is None
+    model = tiny_causal_lm("llama", torch.float64)
+    adam = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    for step in range(3):
+        told = [each.forward_backward(data(step), "cross_entropy") for each in (client, second)]
+        client.optim_step(tinker.AdamParams(learning_rate=0.01, eps=1e-8)).result()
+        adam.zero_grad()
+        total = 0.0
+        for datum in data(step):
+            ids = [*datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"].tolist()[-1]]
+            loss = -logprobs_of(model, ids).sum()
+            loss.backward()
+            total += loss.item()
+        adam.step()
+        assert told[0].result().metrics["loss:sum"] == pytest.approx(total, rel=1e-12)
+    model.requires_grad_(False)
+    path = client.save_weights_for_sampler("full").result().path
+    samplers = [
+        service.create_sampling_client(model_path=path).result(),
+        service.create_sampling_client(base_model="tiny").result(),
+    ]
+    futures = [each.sample(tinker.ModelInput.from_ints([5, 6, 7]), 2, tinker.SamplingParams(max_tokens=4, stop=[]))
+               for each in samplers]  # fmt: skip
+    for future, known in zip(futures, (model, running.model), strict=True):
+        for sequence in future.result().sequences:
+            whole = logprobs_of(known, [5, 6, 7, *sequence.tokens])
+            torch.testing.assert_close(torch.tensor(sequence.logprobs).double(), whole[2:], rtol=1e-5, atol=1e-5)
+    loaded = type(model).from_pretrained(running.store.checkpoint(path)[0], dtype=torch.float64)
+    for own, theirs in zip(model.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(own, theirs.detach(), rtol=1e-10, atol=1e-12)
+    copy = service.create_training_client_from_state(client.save_state("whole").result().path).result()
+    figures = [each.forward(data(9), "cross_entropy").result().metrics["loss:sum"] for each in (client, copy)]
+    assert figures[0] == figures[1]
+    running.close()
