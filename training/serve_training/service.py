@@ -10,12 +10,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.inference.endpoint.refusals import RefusedRequest
 from training.serve_training.client_state import ClientState
 from training.serve_training.desk import USER, Desk, UnknownRequest, error_answer, json_message
 from training.serve_training.records import PARTS, LoraSpec, SampleOrder, WrongRequest
+from training.serve_training.run_pages import delete_checkpoint, run_page
 from training.serve_training.sampling import SampleJob, Sampler, SamplerWeights
 from training.serve_training.store import ClientFolder, Store, StoredMessage, load_checkpoint, load_weights
 from training.serve_training.trainer import loaded_state
@@ -47,7 +48,9 @@ _SAMPLE_SECONDS = 600.0  # for which an answer that was fetched is kept, should 
 _SESSION = re.compile(r"[0-9a-f]{32}")
 _CLIENT = re.compile(r"([0-9a-f]{32}):train:([0-9]{1,9})")
 _SAMPLER = re.compile(r"([0-9a-f]{32}):sample:([0-9]{1,9})")
+_FINISH = re.compile(r"sessions/([0-9a-f]{32})/finish")
 _REQUEST = re.compile(r"([0-9a-f]{32}:(train|sample):[0-9]{1,9}):([0-9]{1,18})")
+_Answer = TypeVar("_Answer")
 _KINDS = {
     "optim_step": STEP,
     "save_weights": SAVE,
@@ -105,11 +108,19 @@ class TrainingService:
             return self._submit(
                 str(given.get("model_id")), given.get("seq_id"), StoredMessage(body, False, _KINDS[path])
             )
+        if (found := _FINISH.fullmatch(path)) is not None:
+            self._store.open_session(self._check_session(found[1]), {"finished": time.time(), **given})
+            return {}
         answer = self._create_from_state if path == "load_weights" else self._posts.get(path)
         if answer is None:
             raise RefusedRequest(f"there is no {path:.100} here", 404)
+        return self._told(lambda: answer(given))
+
+    @staticmethod
+    def _told(work: Callable[[], _Answer]) -> _Answer:
+        """Return what `work` returns; RefusedRequest for a mistake."""
         try:
-            return answer(given)
+            return work()
         except UnknownRequest as problem:
             raise RefusedRequest(str(problem), 404) from problem
         except WrongRequest as problem:
@@ -124,7 +135,16 @@ class TrainingService:
         kind, _, name = path.partition("/")
         if kind == "samplers" and (known := self._sampler_of(name)) is not None:
             return {"sampler_id": name, "base_model": self.base.name, "model_path": known.get("path")}
-        raise RefusedRequest(f"there is no {path:.100} here", 404)
+        page = self._told(lambda: run_page(path, self._folder, self.base.name))
+        if page is None:
+            raise RefusedRequest(f"there is no {path:.100} here", 404)
+        return page
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Answer a DELETE, which is of a checkpoint. RefusedRequest where there is none."""
+        if not self._told(lambda: delete_checkpoint(path, self._folder, self._store)):
+            raise RefusedRequest(f"there is no {path:.100} here", 404)
+        return {}
 
     def forward_backward(self, body: bytes) -> dict[str, Any]:
         """Keep a request in protobuf. RefusedRequest where it cannot be read at all."""
@@ -137,12 +157,7 @@ class TrainingService:
     def _submit(self, model_id: str, seq: Any, message: StoredMessage) -> dict[str, Any]:
         if type(seq) is not int or seq < 1:
             raise RefusedRequest(f"seq_id expects a whole number of at least 1, got {seq!r:.40}")
-        try:
-            return {"request_id": self.desk.submit(model_id, seq, message), "model_id": model_id}
-        except UnknownRequest as problem:
-            raise RefusedRequest(str(problem), 404) from problem
-        except WrongRequest as problem:
-            raise RefusedRequest(str(problem)) from problem
+        return {"request_id": self._told(lambda: self.desk.submit(model_id, seq, message)), "model_id": model_id}
 
     # --- sessions and clients
 
@@ -203,7 +218,7 @@ class TrainingService:
             if not files.exists:
                 try:
                     spec, state = made()
-                    files.create(spec, state, {**answer, "model_id": files.model_id})
+                    files.create(spec, state, {**answer, "model_id": files.model_id}, given.get("user_metadata"))
                 except WrongRequest as problem:
                     self._failed[request_id] = error_answer(str(problem), USER)
                     _bound(self._failed, _KEPT_SAMPLES)

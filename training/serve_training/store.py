@@ -63,17 +63,25 @@ class ClientFolder:
     def exists(self) -> bool:
         return (self.folder / "client.json").is_file()
 
-    def create(self, spec: LoraSpec, state: ClientState, answer: Mapping[str, Any]) -> None:
-        """Write the client's first state, the answer to its creation, and last its description."""
+    def create(
+        self, spec: LoraSpec, state: ClientState, answer: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the client's first state, the answer to its creation, and last its description. metadata: the
+        client's own words."""
         for part in ("requests", "results"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         self.write_state(state, 0, answer)
         self.write_result(0, StoredMessage(json.dumps(dict(answer)).encode(), is_proto=False))
-        replace_file(self.folder / "client.json", json.dumps(asdict(spec)))
+        replace_file(self.folder / "client.json", json.dumps({**asdict(spec), "metadata": metadata}))
 
     def spec(self) -> LoraSpec:
         """Read the description."""
         return _spec_of(json.loads((self.folder / "client.json").read_text("utf-8")))
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the client's own words."""
+        known = json.loads((self.folder / "client.json").read_text("utf-8")).get("metadata")
+        return {str(name): str(value) for name, value in known.items()} if isinstance(known, dict) else None
 
     def write_state(self, state: ClientState, seq: int, answer: Mapping[str, Any] | None = None) -> None:
         """Write the state behind request `seq`, with the answer to it where nothing else repeats that, and forget the
@@ -221,6 +229,10 @@ class Store:
             return None
         found: dict[str, Any] = json.loads(text)
         return found
+
+    def delete_checkpoint(self, address: str) -> None:
+        """Remove a checkpoint. WrongRequest if there is none."""
+        remove(self.checkpoint(address)[0])
 
     def checkpoint(self, address: str) -> tuple[Path, LoraSpec]:
         """Return the folder of a checkpoint and the description of its adapters. WrongRequest if there is none."""

@@ -40,6 +40,10 @@ class _TrainingHandler(KeyedHandler):
     def get(self, path: str) -> None:
         self.send(200, self.unfailing(partial(self.server.service.get, self._name(path))))
 
+    def do_DELETE(self) -> None:
+        service, path = self.server.service, self.path.partition("?")[0]
+        self._guarded(lambda: self.send(200, self.unfailing(lambda: service.delete(self._name(path)))))
+
     def post(self, path: str) -> None:
         name, body, service = self._name(path), self.body(), self.server.service
         is_protobuf = self.headers.get("Content-Type", "").partition(";")[0].strip() == PROTOBUF

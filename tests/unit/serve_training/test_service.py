@@ -186,6 +186,25 @@ def test_a_state_makes_a_client(client, service_client):
     assert figures[0] == pytest.approx(figures[1], rel=1e-12)
 
 
+def test_clients_and_checkpoints_are_listed_and_a_session_ends(running):
+    service = tinker.ServiceClient(base_url=running.url, api_key=KEY)
+    client = service.create_lora_training_client("tiny", rank=2, user_metadata={"renderer": "plain"}).result()
+    paths = [client.save_state("one").result().path, client.save_weights_for_sampler("two").result().path]
+    rest = tinker.RestClient(base_url=running.url, api_key=KEY)
+    run = rest.get_training_run_by_tinker_path(paths[0]).result()
+    assert (run.base_model, run.is_lora, run.lora_rank) == ("tiny", True, 2)
+    assert run.user_metadata == {"renderer": "plain"}
+    assert [run.last_checkpoint.tinker_path, run.last_sampler_checkpoint.tinker_path] == paths
+    assert rest.get_weights_info_by_tinker_path(paths[0]).result().lora_rank == 2
+    rest.delete_checkpoint_from_tinker_path(paths[0]).result()
+    assert [each.tinker_path for each in rest.list_checkpoints(client.model_id).result().checkpoints] == paths[1:]
+    with pytest.raises(tinker.BadRequestError, match="there are no weights"):
+        rest.delete_checkpoint_from_tinker_path(paths[0]).result()
+    with pytest.raises(tinker.NotFoundError, match="there is no training client 'other' here"):
+        rest.get_training_run("other").result()
+    service.close("success").result()
+
+
 @pytest.mark.parametrize(
     ("work", "sentence"),
     [
