@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from training.serve_training.records import ForwardOrder, Order, WrongRequest
+from training.serve_training.records import ForwardOrder, Order, UnknownRequest, WrongRequest
 from training.serve_training.store import ClientFolder, StoredMessage
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ MOST_RESIDENT = 32  # clients without work whose weights stay in memory
 _MOST_AHEAD = 100_000  # requests of a client before the next one to do
 _MOST_REQUESTS_KEPT = 64  # on disk, until the state is written although no request asks for that
 USER, SERVER = "user", "server"  # whose fault an error is
-
-
-class UnknownRequest(WrongRequest):
-    """There is no such request, or its answer is gone."""
 
 
 @dataclass(eq=False)

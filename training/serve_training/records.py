@@ -22,6 +22,10 @@ class WrongRequest(ThreestepError):
     """A client's mistake that its future tells."""
 
 
+class UnknownRequest(WrongRequest):
+    """There is no such client or request, or its answer is gone."""
+
+
 @dataclass(frozen=True)
 class LoraSpec:
     """Adapters of a client. seed: of the first weights. parts: of the model that have some, a subset of PARTS."""

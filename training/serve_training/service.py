@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.inference.endpoint.refusals import RefusedRequest
 from training.serve_training.client_state import ClientState
-from training.serve_training.desk import USER, Desk, UnknownRequest, error_answer, json_message
-from training.serve_training.records import PARTS, LoraSpec, SampleOrder, WrongRequest
-from training.serve_training.run_pages import delete_checkpoint, run_page
+from training.serve_training.desk import USER, Desk, error_answer, json_message
+from training.serve_training.records import PARTS, LoraSpec, SampleOrder, UnknownRequest, WrongRequest
 from training.serve_training.sampling import SampleJob, Sampler, SamplerWeights
-from training.serve_training.store import ClientFolder, Store, StoredMessage, load_checkpoint, load_weights
+from training.serve_training.store import (
+    ClientFolder,
+    Store,
+    StoredMessage,
+    delete_checkpoint,
+    load_checkpoint,
+    load_weights,
+    run_page,
+)
 from training.serve_training.trainer import loaded_state
 from training.serve_training.wire import (
     FORWARD,

@@ -18,8 +18,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from training.serve_training.client_state import ClientState
-from training.serve_training.records import LoraSpec, WrongRequest
+from training.serve_training.records import LoraSpec, UnknownRequest, WrongRequest
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import publish_folder, remove, replace_file
 
@@ -42,6 +43,9 @@ STATE, SAMPLER = "weights", "sampler_weights"  # folders of checkpoints, and wor
 _SNAPSHOT = "snapshot-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _ADDRESS = re.compile(rf"tinker://([0-9a-f]{{32}}):train:([0-9]{{1,9}})/({STATE}|{SAMPLER})/({_NAME.pattern})")
+_RUN = re.compile(r"training_runs/([^/]+)(/checkpoints)?")
+_CHECKPOINT = re.compile(r"training_runs/([^/]+)/checkpoints/([^/]+/[^/]+)")
+_TYPES = {STATE: "training", SAMPLER: "sampler"}  # words of the client's lists
 _MOMENTS = ("first", "second")
 
 
@@ -244,6 +248,75 @@ class Store:
             if about.is_file():
                 return folder, _spec_of(json.loads(about.read_text("utf-8"))["spec"])
         raise WrongRequest(f"there are no weights '{address:.200}' here; give an address that a save returned")
+
+
+# --- lists of clients and checkpoints
+
+
+def run_page(path: str, find: Callable[[str], ClientFolder], base: str) -> dict[str, Any] | None:
+    """Answer a GET of a client or its checkpoints; None for another path. UnknownRequest for no client."""
+    found = _RUN.fullmatch(path)
+    if found is None:
+        return None
+    files = _client(find, found[1])
+    checkpoints = [_checkpoint(files, part, place) for part in _TYPES for place in _places(files, part)]
+    if found[2]:
+        return {"checkpoints": checkpoints}
+    spec, last = files.spec(), dict[str, list[dict[str, Any]]]()
+    for part, kind in _TYPES.items():
+        last[part] = [each for each in checkpoints if each["checkpoint_type"] == kind]
+    return {
+        "training_run_id": files.model_id,
+        "base_model": base,
+        "model_owner": "local",
+        "is_lora": spec.rank > 0,
+        "lora_rank": spec.rank or None,
+        "last_request_time": _time(files.folder / "state.safetensors"),
+        "last_checkpoint": max(last[STATE], key=_when, default=None),
+        "last_sampler_checkpoint": max(last[SAMPLER], key=_when, default=None),
+        "user_metadata": files.metadata(),
+    }
+
+
+def delete_checkpoint(path: str, find: Callable[[str], ClientFolder], store: Store) -> bool:
+    """Delete the checkpoint that a path names; False for another path. WrongRequest where there is none."""
+    found = _CHECKPOINT.fullmatch(path)
+    if found is None:
+        return False
+    store.delete_checkpoint(f"tinker://{_client(find, found[1]).model_id}/{found[2]}")
+    return True
+
+
+def _client(find: Callable[[str], ClientFolder], model_id: str) -> ClientFolder:
+    files = find(model_id)
+    if not files.exists:
+        raise UnknownRequest(f"there is no training client '{model_id:.100}' here")
+    return files
+
+
+def _places(files: ClientFolder, part: str) -> list[Path]:
+    return sorted(place.parent for place in (files.folder / part).glob("*/checkpoint.json"))
+
+
+def _checkpoint(files: ClientFolder, part: str, place: Path) -> dict[str, Any]:
+    return {
+        "checkpoint_id": f"{part}/{place.name}",
+        "checkpoint_type": _TYPES[part],
+        "time": _time(place / "checkpoint.json"),
+        "tinker_path": f"tinker://{files.model_id}/{part}/{place.name}",
+        "size_bytes": sum(file.stat().st_size for file in place.iterdir()),
+    }
+
+
+def _time(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat()
+
+
+def _when(checkpoint: Mapping[str, Any]) -> str:
+    return str(checkpoint["time"])
+
+
+# --- files
 
 
 def load_checkpoint(folder: Path, layout: WeightLayout) -> ClientState:

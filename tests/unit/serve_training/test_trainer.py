@@ -12,9 +12,9 @@ from tests.support.training_orders import order_of
 from training.serve_training import desk as desk_module
 from training.serve_training.adapters import AdaptedModel
 from training.serve_training.client_state import ClientState
-from training.serve_training.desk import Desk, UnknownRequest
+from training.serve_training.desk import Desk
 from training.serve_training.forward import Forwards
-from training.serve_training.records import AdamOrder, LoadOrder, LoraSpec, SaveOrder, WrongRequest
+from training.serve_training.records import AdamOrder, LoadOrder, LoraSpec, SaveOrder, UnknownRequest, WrongRequest
 from training.serve_training.store import Store, StoredMessage
 from training.serve_training.trainer import Trainer
 from training.utils.base.errors import ThreestepError
