@@ -4,11 +4,13 @@
     python -m tests.explained_steps 7 --count 20   fewer
     python -m tests.explained_steps 7 --float32    passes in float32, as of models above 100,000 weights
 
-A step is drawn: SFT, DPO and relatives, a reward model, or a policy's loss with a KL and an entropy bonus; its
-reduction, its clipping, LoRA or not, its micro-batches and ranks. The loss is written here from its paper, and each
-token's share is the derivative of the loss by its log-probability, times the inner product of that log-probability's
-own gradient and the update. `training.explain` has the record alone. The exit code is 1 where a share is further apart
-than 1e-9 of the sum of the shares' sizes (in float32: 1e-5), or the shares do not sum to the change along the update.
+A step is drawn: SFT, DPO and relatives, marked responses, a reward model, or a policy's loss with an estimator, a KL
+and an entropy bonus; its reduction, its clipping, LoRA or not, its micro-batches and ranks. Losses and estimators take
+turns, and are written from their papers (`tests.support.plain_losses`). Each token's share is the derivative of the
+loss by its log-probability, times the inner product of that log-probability's own gradient and the update.
+`training.explain` has the record alone. The exit code is 1 where a share is further apart than 1e-9 of the sum of the
+shares' sizes (in float32: 1e-5), where the shares do not sum to the change along the update, or where `--with
+advantage=` of another estimator has other advantages than this one by its paper.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import json
 import random
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,31 +27,55 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from tests.support.plain_losses import (
+    ESTIMATORS,
+    KL_ESTIMATORS,
+    MARKED_LOSSES,
+    PAIR_LOSSES,
+    POLICY_LOSSES,
+    DrawnTokens,
+    Rollout,
+    Sums,
+    advantages,
+    kl,
+    marked_loss,
+    pair_loss,
+    policy_loss,
+)
 from training.audit.quantities.step import AuditedStep
 from training.explain.model import InDouble
+from training.explain.rules import rule_of, under
 from training.explain.shares import shares_of
 from training.explain.updates import update_of
 from training.utils.recording.files import RecordHead, StepRecord
 
 VOCABULARY = 17
-KINDS = ("sft", "dpo", "reward", "policy")
+KINDS = ("sft", "dpo", "marked", "reward", "policy")
 MOST_APART, MOST_IN_FLOAT32 = 1e-9, 1e-5
 
 
 @dataclass
 class Drawn:
-    """A step: its record, and each token's (of a reward model each sequence's) share by plain PyTorch."""
+    """A step: its record, and each token's (of a reward model each sequence's) share by plain PyTorch. names: of its
+    losses and its estimator. other: another estimator with its advantages [T]."""
 
     kind: str
     record: StepRecord
     shares: np.ndarray
+    names: tuple[str, ...] = ()
+    other: tuple[str, torch.Tensor] | None = None
 
 
 class PlainStep:
     """Makes a step from a seed."""
 
-    def __init__(self, seed: int, kind: str) -> None:
+    def __init__(self, seed: int, kind: str, turn: int | None = None) -> None:
+        """turn: decides the losses and the estimator, one after the other of each table; None: drawn."""
         self.drawn, self.kind = random.Random(seed), kind
+        self.turn = self.drawn.randrange(1000) if turn is None else turn
+        self.figures: dict[str, float] = {}
+        self.names: list[str] = []  # of losses and estimators that were drawn
+        self.other: tuple[str, torch.Tensor] | None = None  # an estimator that was not, and its advantages
         torch.manual_seed(seed)
         self.settings: dict[str, Any] = {"dtype": "fp32"}
         self.tensors: dict[str, torch.Tensor] = {}
@@ -76,6 +103,10 @@ class PlainStep:
                     torch.nn.init.normal_(weight, std=0.2)
             content["lora_scale"] = 3.0
         return model.double(), content
+
+    def turn_of(self, names: tuple[str, ...]) -> str:
+        self.names.append(names[self.turn % len(names)])
+        return self.names[-1]
 
     # --- what the model says of each sequence
 
@@ -106,34 +137,41 @@ class PlainStep:
             return torch.cat(own).mean()
         return torch.stack([part.mean() for part in own]).mean()
 
+    def sums(self, logprobs: list[torch.Tensor], constants: dict[str, float]) -> Sums:
+        """Of the responses; notes them in the record."""
+        counts = [int(mask.sum()) for mask in self.masks]
+        shortest = [min(counts[place - place % 2], counts[place - place % 2 + 1]) for place in range(6)]
+        alpha, own = self.settings.get("ld_alpha", 1.0), list(zip(logprobs, self.masks, shortest, strict=True))
+        sums = torch.stack([each[mask].sum() for each, mask, _ in own])
+        tails = torch.stack([each[mask][most:].sum() for each, mask, most in own])
+        weighted = sums - (1 - alpha) * tails
+        reference = weighted.detach() + torch.randn(6, dtype=torch.float64)
+        self.tensors |= {"logprob_sums": weighted.detach(), "ref_logprob_sums": reference}
+        return Sums(sums, weighted, reference, torch.tensor(counts), constants)
+
     def dpo(self, logprobs: list[torch.Tensor]) -> torch.Tensor:
-        """Rafailov et al. 2023, equation 7; Azar et al. 2023, equation 17; Zhao et al. 2023; Meng et al. 2024."""
-        name = self.drawn.choice(("sigmoid", "ipo", "hinge", "simpo"))
-        beta = self.drawn.uniform(0.1, 2.0)
-        self.settings |= {"preference_loss": name, "beta": beta}
-        sums = torch.stack([own[mask].sum() for own, mask in zip(logprobs, self.masks, strict=True)])
-        reference = torch.randn(6, dtype=torch.float64)
-        self.tensors |= {
-            "logprob_sums": sums.detach(),
-            "ref_logprob_sums": reference,
-            "chosen": torch.arange(0, 6, 2),
-            "rejected": torch.arange(1, 6, 2),
-        }
-        counts = torch.tensor([int(mask.sum()) for mask in self.masks])
-        ratio = sums - reference
-        if name == "simpo":
-            gamma = self.drawn.uniform(0.0, 1.0)
-            self.settings["simpo_gamma"] = gamma
-            mean = sums / counts
-            return -functional.logsigmoid(beta * (mean[0::2] - mean[1::2]) - gamma).mean()
-        if name == "ipo":
-            ratio = ratio / counts
-        gap = ratio[0::2] - ratio[1::2]
-        if name == "ipo":
-            return (gap - 1.0 / (2.0 * beta)).square().mean()
-        if name == "hinge":
-            return torch.relu(1.0 - beta * gap).mean()
-        return -functional.logsigmoid(beta * gap).mean()
+        drawn, name = self.drawn, self.turn_of(PAIR_LOSSES)
+        constants = {"beta": drawn.uniform(0.1, 2.0), "simpo_gamma": drawn.uniform(0, 1), "cpo_alpha": 0.7}
+        if name in ("robust", "sigmoid"):
+            constants["label_smoothing"] = 0.2
+        self.settings |= {"preference_loss": {"lengths": "sigmoid"}.get(name, name), **constants}
+        if name == "sum":
+            self.settings |= {"preference_loss": "sigmoid", "preference_terms": "sigmoid:0.8,sft:0.2"}
+        if name == "lengths":
+            self.settings["ld_alpha"] = 0.4
+            self.tensors["rows"] = torch.arange(6) // 2
+        self.tensors |= {"chosen": torch.arange(0, 6, 2), "rejected": torch.arange(1, 6, 2)}
+        return pair_loss(name, self.sums(logprobs, constants)).mean()
+
+    def marked(self, logprobs: list[torch.Tensor]) -> torch.Tensor:
+        drawn, name = self.drawn, self.turn_of(MARKED_LOSSES)
+        constants = {"beta": drawn.uniform(0.1, 1.0), "desirable_weight": 1.2, "undesirable_weight": 0.8}
+        self.settings |= {"preference_loss": name, **constants}
+        self.figures["reference_point"] = drawn.uniform(0.0, 1.0)
+        is_good = self.tensors["is_good"] = torch.tensor([drawn.random() < 0.5 for _ in range(6)])
+        return marked_loss(
+            name, self.sums(logprobs, {**constants, "point": self.figures["reference_point"]}), is_good
+        ).mean()
 
     def reward(self, scores: torch.Tensor) -> torch.Tensor:
         """Bradley and Terry 1952, with centring (Eisenstein et al. 2023)."""
@@ -148,40 +186,80 @@ class PlainStep:
         return (-functional.logsigmoid(chosen - rejected) + center * (chosen + rejected).square()).mean()
 
     def policy(self, logprobs: list[torch.Tensor], entropies: list[torch.Tensor]) -> torch.Tensor:
-        """Schulman et al. 2017, equation 7; GSPO (Zheng et al. 2025), equation 5; CISPO (Chen et al. 2025), equation 4;
-        KL: Schulman 2020."""
-        drawn = self.drawn
-        name, kl = drawn.choice(("ppo", "gspo", "cispo")), drawn.choice(("k1", "k2", "k3", "abs"))
-        low, high, coef, bonus = 0.2, 0.25, drawn.choice((0.0, 0.3)), drawn.choice((0.0, 0.05))
+        drawn, name = self.drawn, self.turn_of(POLICY_LOSSES)
+        divergence, coef, bonus = drawn.choice(KL_ESTIMATORS), drawn.choice((0.0, 0.3)), drawn.choice((0.0, 0.05))
+        constants = {
+            "clip_low": 0.4 if name == "geo_mean" else 0.2, "clip_high": 0.25, "sapo_tau_pos": 1.0,
+            "sapo_tau_neg": 1.05, "kl_cov_coef": 0.4, **drawn.choice(({}, {"dual_clip": 1.1})),
+        }  # fmt: skip
         self.settings |= {
-            "reduction": drawn.choice(("token mean", "sequence mean")), "policy_loss": name, "clip_low": low,
-            "clip_high": high, "kl_estimator": kl, "kl_in": "loss" if coef else "none", "kl_coef": coef,
+            "reduction": drawn.choice(("token mean", "sequence mean")), "policy_loss": name, **constants,
+            "kl_estimator": divergence.split("+")[0].split()[0], "kl_in": "loss" if coef else "none", "kl_coef": coef,
+            **({"kl_gradient": "+"} if "+" in divergence else {}),
+            **({"kl_bound": 0.05} if "bounded" in divergence else {}),
         }  # fmt: skip
         if bonus:
             self.settings["entropy_coef"] = bonus
-        old = [own.detach() + 0.3 * torch.randn(len(own), dtype=torch.float64) for own in logprobs]
-        reference = [own.detach() + 0.3 * torch.randn(len(own), dtype=torch.float64) for own in logprobs]
-        advantages = [torch.full((len(own),), drawn.gauss(0.0, 1.0), dtype=torch.float64) for own in logprobs]
+        old, reference = (self.near(logprobs) for _ in range(2))
+        given = self.rolled_out(old)
+        selected = [mask & (torch.rand(len(mask)) < 0.4) for mask in self.masks]
+        corrections = [torch.ones(len(each), dtype=torch.float64) for each in old]
+        if drawn.random() < 0.3:  # without the rollout's, from which another estimator would be made
+            corrections = [0.5 + torch.rand_like(each) for each in corrections]
+            self.tensors["corrections"], self.other = torch.cat(corrections), None
         self.tensors |= {
-            "old_logprobs": torch.cat(old), "ref_logprobs": torch.cat(reference), "advantages": torch.cat(advantages),
+            "old_logprobs": torch.cat(old), "ref_logprobs": torch.cat(reference), "advantages": torch.cat(given),
+            "selected": torch.cat(selected),
         }  # fmt: skip
         parts = []
-        for new, before, ref, advantage, mask, entropy in zip(
-            logprobs, old, reference, advantages, self.masks, entropies, strict=True
-        ):
-            apart = new - before
-            if name == "gspo":
-                apart = apart[mask].mean() + new - new.detach() - (apart[mask].mean() - apart[mask].mean().detach())
-            ratio = apart.exp()
-            clipped = ratio.clamp(1.0 - low, 1.0 + high)
-            if name == "cispo":
-                loss = -clipped.detach() * advantage * new
-            else:
-                loss = -torch.minimum(ratio * advantage, clipped * advantage)
-            gap = ref - new
-            estimate = {"k1": -gap, "k2": gap.square() / 2, "k3": gap.exp() - 1 - gap, "abs": gap.abs()}[kl]
-            parts.append(loss + coef * estimate - bonus * entropy)
+        for place, (new, entropy) in enumerate(zip(logprobs, entropies, strict=True)):
+            own = DrawnTokens(new, old[place], given[place], self.masks[place], selected[place], constants)
+            loss = corrections[place] * policy_loss(name, own) - bonus * entropy
+            parts.append(loss + coef * kl(divergence, new, reference[place]))
         return self.reduced(parts)
+
+    @staticmethod
+    def near(logprobs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Another policy's log-probabilities."""
+        return [own.detach() + 0.3 * torch.randn(len(own), dtype=torch.float64) for own in logprobs]
+
+    def rolled_out(self, old: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return advantages by token, of a rollout that is noted in the record."""
+        counts = [int(mask.sum()) for mask in self.masks]
+        scores = torch.randn(6, dtype=torch.float64)
+        rewards, values, collisions = (
+            [make(count, dtype=torch.float64) for count in counts] for make in (torch.zeros, torch.randn, torch.rand)
+        )
+        for own, score in zip(rewards, scores, strict=True):
+            own[-1] = score
+        taken = [own[mask] for own, mask in zip(old, self.masks, strict=True)]
+        greedy = torch.randn(3, dtype=torch.float64).repeat_interleave(2)
+        rollout = Rollout(rewards, values, taken, collisions, greedy, gamma=0.9, lam=0.8)
+        name = self.turn_of(ESTIMATORS)
+        self.names[-1] = f"advantage={name}"  # GPG is a loss, too
+        other = ESTIMATORS[(self.turn + 1 + self.turn // len(ESTIMATORS)) % len(ESTIMATORS)]
+        groups = {"norm_by": "group" if name in ("grpo", "grpo_passk") else "none"}
+        self.settings |= {
+            "advantage": name, "gamma": 0.9, "lam": 0.8, "std_ddof": 1.0, "std_epsilon": 1e-4,
+            "whiten": name in ("gae", "reinforce++", "reinforce++_baseline"), **groups,
+        }  # fmt: skip
+        found = advantages(name, rollout)
+        self.other = (other, torch.cat(self.at_tokens(advantages(other, rollout))))
+        self.tensors |= {
+            "numbers": torch.arange(6), "rollout_numbers": torch.arange(6), "rollout_groups": torch.arange(6) // 2,
+            "rollout_lengths": torch.tensor(counts), "rollout_scores": scores, "rollout_greedy_scores": greedy,
+            "rollout_rewards": torch.cat(rewards), "rollout_values": torch.cat(values),
+            "rollout_policy_logprobs": torch.cat(taken), "rollout_collisions": torch.cat(collisions),
+            "rollout_advantages": torch.cat(found),
+        }  # fmt: skip
+        return self.at_tokens(found)
+
+    def at_tokens(self, drawn: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each sequence's tokens, 0 in the prompt."""
+        found = [torch.zeros(len(mask), dtype=torch.float64) for mask in self.masks]
+        for own, mask, values in zip(found, self.masks, drawn, strict=True):
+            own[mask] = values
+        return found
 
     # --- the step
 
@@ -205,6 +283,7 @@ class PlainStep:
             loss = {
                 "sft": lambda: self.sft(list(given[0]), list(given[1])),
                 "dpo": lambda: self.dpo(list(given[0])),
+                "marked": lambda: self.marked(list(given[0])),
                 "policy": lambda: self.policy(list(given[0]), list(given[2])),
             }[self.kind]()
             self.tensors |= {"logprobs": reads[0].detach(), "loss_mask": torch.cat(self.masks)}
@@ -224,7 +303,7 @@ class PlainStep:
                         for name, value in zip(self.weights, own, strict=True)
                         if value is not None
                     )
-        return Drawn(self.kind, self.record(state), shares)
+        return Drawn(self.kind, self.record(state), shares, tuple(self.names), self.other)
 
     def update(self, gradients: dict[str, torch.Tensor]) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
         """AdamW by its paper, with clipping and moments from before."""
@@ -251,7 +330,7 @@ class PlainStep:
             "max_grad_norm": most, "beta1": beta1, "beta2": beta2, "adam_epsilon": 1e-8, "weight_decay": decay,
             "updates_before": count - 1.0,
         }  # fmt: skip
-        self.figures = {"learning_rate": rate, "grad_norm": float(norm)}
+        self.figures |= {"learning_rate": rate, "grad_norm": float(norm)}
         return state, found
 
     def record(self, state: dict[str, np.ndarray]) -> StepRecord:
@@ -260,6 +339,7 @@ class PlainStep:
         cuts = [0, 6] if ranks == 1 else [0, 2, 6]
         lengths = torch.tensor([len(ids) for ids in self.sequences])
         begins = np.cumsum([0, *lengths.tolist()])
+        drawn = np.cumsum([0, *(int(mask.sum()) for mask in self.masks)])
         whole = {"token_ids": torch.cat(self.sequences), **self.tensors}
         parts = []
         for low, high in zip(cuts[:-1], cuts[1:], strict=True):
@@ -273,16 +353,19 @@ class PlainStep:
                     own[name] = inside.numpy()
                 elif len(values) == 6:
                     own[name] = values[low:high].numpy()
+                elif name.startswith("rollout_"):
+                    own[name] = values[drawn[low] : drawn[high]].numpy()
                 else:
                     own[name] = values[begins[low] : begins[high]].numpy()
             parts.append(own)
-        head = RecordHead(self.kind, 4, ranks, self.settings, self.figures, model=self.config)
+        objective = "dpo" if self.kind == "marked" else self.kind
+        head = RecordHead(objective, 4, ranks, self.settings, self.figures, model=self.config)
         return StepRecord(head, parts, state)
 
 
 def drawn_step(number: int, seed: int) -> Drawn:
     """The step of a number."""
-    return PlainStep(seed * 100_003 + number, KINDS[number % len(KINDS)]).made()
+    return PlainStep(seed * 100_003 + number, KINDS[number % len(KINDS)], number // len(KINDS)).made()
 
 
 def conversations(kind: str) -> AuditedStep:
@@ -306,6 +389,15 @@ def apart(drawn: Drawn, dtype: torch.dtype | None = None) -> tuple[float, float]
     return float(np.abs(found - drawn.shares).max()) / whole, abs(float(found.sum()) - change) / whole
 
 
+def advantages_apart(drawn: Drawn) -> float:
+    """How far advantages by `--with advantage=` are from those by the estimator's paper."""
+    if drawn.other is None:
+        return 0.0
+    name, want = drawn.other
+    step = under(AuditedStep(drawn.record), rule_of(f"advantage={name}", "policy"))
+    return float(np.abs(step.tensor("advantages") - want.numpy()).max())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("seed", type=int)
@@ -313,16 +405,22 @@ def main() -> int:
     parser.add_argument("--float32", action="store_true")
     options = parser.parse_args()
     most, dtype = (MOST_IN_FLOAT32, torch.float32) if options.float32 else (MOST_APART, None)
-    worst, wrong = {kind: [0.0, 0.0] for kind in KINDS}, 0
+    worst, wrong, names = {kind: [0.0, 0.0] for kind in KINDS}, 0, Counter[str]()
     for number in range(options.count):
         drawn = drawn_step(number, options.seed)
         found = apart(drawn, dtype)
+        names.update(drawn.names)
+        if drawn.other is not None:
+            names[f"--with advantage={drawn.other[0]}"] += 1
         worst[drawn.kind] = [max(pair) for pair in zip(worst[drawn.kind], found, strict=True)]
-        if max(found) > most:
+        if max(found) > most or advantages_apart(drawn) > MOST_APART:
             wrong += 1
-            print(f"step {number}, {drawn.kind}: {found}, {drawn.record.head.settings}")
+            print(
+                f"step {number}, {drawn.kind}: {found}, {drawn.other and drawn.other[0]}, {drawn.record.head.settings}"
+            )
     for kind, (token, total) in worst.items():
         print(f"{kind:<8} largest difference of a share {token:.1e}, of their sum {total:.1e}")
+    print(", ".join(f"{name} {count}" for name, count in sorted(names.items())))
     print(f"{options.count - wrong} of {options.count} steps agree")
     return 1 if wrong else 0
 

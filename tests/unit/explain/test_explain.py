@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.explained_steps import MOST_APART, MOST_IN_FLOAT32, PlainStep, apart, drawn_step
+from tests.explained_steps import KINDS, MOST_APART, MOST_IN_FLOAT32, PlainStep, advantages_apart, apart, drawn_step
+from tests.support import plain_losses
 from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep
 from training.explain.explanation import Questions, explain
@@ -37,16 +38,33 @@ def _held(step: AuditedStep) -> HeldOutResponses:
     return HeldOutResponses(["a", "b"], [np.array([3, 5, 2, 9]), sequences_of(step)[1]], [1, 2])
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(10))
 def test_shares_equal_a_gradient_for_each_token(number: int):
     token, total = apart(drawn_step(number, 11))
     assert token < MOST_APART
     assert total < MOST_APART
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_passes_in_float32_leave_a_hundred_thousandth(number: int):
     assert max(apart(drawn_step(number, 11), torch.float32)) < MOST_IN_FLOAT32
+
+
+def test_every_loss_and_estimator_is_drawn():
+    """But the loss of whole rankings, of which the judge has no reference, and the estimator of a teacher alone."""
+    from training.step2_dpo.losses import LOSSES
+    from training.step3_ppo.advantages import ESTIMATORS
+    from training.step3_ppo.losses import POLICY_LOSSES
+
+    assert {*plain_losses.PAIR_LOSSES, *plain_losses.MARKED_LOSSES} >= LOSSES.keys() - {"plackett_luce"}
+    assert {*plain_losses.POLICY_LOSSES} == POLICY_LOSSES.keys()
+    assert {*plain_losses.ESTIMATORS} == ESTIMATORS.keys() - {"none"}
+
+
+def test_another_estimators_advantages_are_those_of_its_paper():
+    drawn = [drawn_step(KINDS.index("policy") + len(KINDS) * turn, 11) for turn in range(4)]
+    assert sum(each.other is not None for each in drawn) > 1
+    assert max(map(advantages_apart, drawn)) < MOST_APART
 
 
 def test_plain_descent_is_a_pass_that_must_be_asked_for():
