@@ -75,7 +75,7 @@ const scale = document.createElement("span"), told = document.createElement("p")
 scale.className = "scale";
 told.id = "told";
 told.setAttribute("aria-live", "polite");
-told.textContent = "Point at a token.";
+told.textContent = "Point at a token, or tap it.";
 controls.append(scale, told);
 
 const passes = {
@@ -100,19 +100,22 @@ function part(who, share) {
 function fill(box) {
   const sequence = +box.dataset.sequence, values = unpacked.get(by.value), bounds = range(by.value);
   const lines = document.createDocumentFragment(), passing = passes[only.value];
-  let at = begins[sequence];
+  let at = begins[sequence], before = "";
   for (const [who, count, share] of data.sequences[sequence].parts ?? [["", begins[sequence + 1] - at, 0]]) {
-    const own = who ? part(who, share) : lines, inside = who ? own.lastChild : lines;
+    const turn = who ? part(who, share) : lines, inside = who ? turn.lastChild : lines;
     for (const end = at + count; at < end; at++) {
+      const own = data.roles[role[at]];
+      if (!who && before === "prompt" && own !== before) inside.append(document.createElement("hr"));
+      before = own;
       const span = document.createElement("span");
       span.textContent = data.texts[text[at]];
       const tint = colour(values[at], bounds);
       if (tint) span.style.background = tint;
-      if (data.roles[role[at]] !== "trained") span.className = "still";
+      if (own !== "trained") span.className = "still";
       if (!passing(at)) span.classList.add("faded");
       inside.append(span);
     }
-    if (who) lines.append(own);
+    if (who) lines.append(turn);
   }
   box.replaceChildren(lines);
   box.dataset.filled = "yes";

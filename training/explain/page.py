@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.explain.table import COLUMNS
-from training.explain.text import headline, number, summary
+from training.explain.text import change, number, summary
 from training.explain.turns import parts_of
 from training.utils.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
-    from training.explain.explanation import Explanation
+    from collections.abc import Sequence
+
+    from training.explain.explanation import Explanation, NamedLesson
 
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
-_FIRST_LESSONS, _MOST_LESSONS = 12, 100
+_FIRST_LESSONS, _MOST_LESSONS, _LESSON_TEXT = 12, 100, 300
 _NOT_COLOURED = ("sequence", "place", "token_id", "text", "role", "speaker", "turn")
 _OWN_STYLE = """
 .controls { position: sticky; top: 0; z-index: 2; background: var(--back); padding: 8px 0; display: flex;
@@ -44,10 +46,15 @@ _OWN_STYLE = """
 .tokens { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; line-height: 1.75; font-size: 14px;
   max-height: 30em; overflow-y: auto;
   font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+.tokens hr { border: 0; border-top: 1px dashed var(--edge); margin: 6px 0; }
 .tokens span { border-radius: 3px; } .tokens .still { color: var(--soft); }
 .tokens .said, .tokens .heard { grid-template-columns: 112px 1fr; }
 .tokens .who { color: var(--soft); font: 400 13px/1.5 system-ui, sans-serif; white-space: pre-line; }
 .tokens .faded { opacity: .3; } .tokens .at { outline: 2px solid var(--text); }
+.lesson b { font-weight: 600; font-variant-numeric: tabular-nums; }
+.lesson .text { margin: 4px 0 0; font-size: 13px; white-space: pre-line; overflow-wrap: anywhere; }
+@media (max-width: 560px) { .controls label { flex: 1 1 28%; font-size: 12px; min-width: 0; }
+  .controls select { display: block; width: 100%; } }
 .parts { display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 8px 0; }
 """
 
@@ -58,8 +65,8 @@ def page(found: Explanation) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in summary(found))
     notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in found.table.notes)
     body = (
-        f'<header><h1>What a step did</h1><p class="soft paths">{escape(title)}</p>'
-        f'<p class="warning">{escape(headline(found))}</p>{notes}</header><main><ul>{lines}</ul>'
+        f"<header><h1>{escape(title)}</h1><p>Along its update the loss {change(found)}.</p>{notes}</header>"
+        f"<main><ul>{lines}</ul>"
         f"{_rules(found)}{_held_out(found)}{_lessons(found)}"
         "<h2>Every token</h2><p>A share is a token's part of the change of the loss along the update, to first order: "
         "below 0 the token made the loss fall. The shares sum to the whole. Under the pointer, or with the arrow keys "
@@ -76,14 +83,13 @@ def _rules(found: Explanation) -> str:
     if not found.rules:
         return ""
     held = found.held_out
-    head = [
-        "rule",
-        "cosine to the real update",
-        "its length over the real one's",
-        "of gradients",
-        "pushed the other way",
-    ]
-    head += ["held-out responses, to first order"] if held else []
+    head = ["rule", "cosine", "length", "of gradients", "turned"]
+    head += ["held-out, nats"] if held else []
+    said = (
+        "Each rule's update beside the real one: their cosine, its length over the real one's, the cosine of the "
+        "gradients, and the tokens that the loss pushes the other way"
+        f"{'; then what it would have done to all held-out responses, to first order' if held else ''}."
+    )
     rows = [
         [
             each.rule.name,
@@ -97,14 +103,16 @@ def _rules(found: Explanation) -> str:
     ]
     if held:
         rows.insert(0, ["the real step", "1", "1", "1", "0", number(float(held.change.first_order.sum()))])
-    return f"<h2>The same step under another rule</h2>{scrolled(table(head, rows), 'rules')}"
+    found_rules = scrolled(table(head, rows, range(1, len(head))), "rules")
+    return f"<h2>The same step under another rule</h2><p>{said}</p>{found_rules}"
 
 
 def _held_out(found: Explanation) -> str:
     held = found.held_out
     if held is None:
         return ""
-    head = ["response", "log-probability before", "change to first order", "change in truth"]
+    head = ["response", "before", "to first order", "in truth"]
+    said = "Log-probabilities before the step, and what the step changed, in nats."
     rows = [
         [
             name,
@@ -115,7 +123,7 @@ def _held_out(found: Explanation) -> str:
         ]
         for place, name in enumerate(held.rows.names)
     ]
-    return f"<h2>Held-out responses</h2>{scrolled(table(head, rows), 'held-out responses')}"
+    return f"<h2>Held-out responses</h2><p>{said}</p>{scrolled(table(head, rows, range(1, 4)), 'held-out responses')}"
 
 
 def _lessons(found: Explanation) -> str:
@@ -128,25 +136,32 @@ def _lessons(found: Explanation) -> str:
         f"{number(found.taught.first_order)} by all that moved the weights in these steps, "
         f"{number(found.taught.real)} in truth."
     )
-    head = ["effect, nats", "text", "sequence", "from", "step", "share, nats"]
-    rows = [
-        [number(each.effect), each.text[:300], each.name, each.place, f"{each.step:,}", number(each.share)]
-        for each in found.named_lessons
-    ]
-    first = scrolled(table(head, rows[:_FIRST_LESSONS]), "who taught it most")
+    short, lessons = _without_folders([each.place for each in found.named_lessons]), found.named_lessons
+    cards = [_lesson(each, place) for each, place in zip(lessons, short, strict=True)]
+    below = [card for card, each in zip(cards, lessons, strict=True) if each.effect < 0.0]
     parts = [
-        (f"the next {len(rows[_FIRST_LESSONS:_MOST_LESSONS]):,}", rows[_FIRST_LESSONS:_MOST_LESSONS]),
-        (
-            "those that taught the opposite most",
-            [each for each in rows[: -_FIRST_LESSONS - 1 : -1] if each[0][0] == "-"],
-        ),
+        (f"the next {len(cards[_FIRST_LESSONS:_MOST_LESSONS]):,}", cards[_FIRST_LESSONS:_MOST_LESSONS]),
+        ("those that taught the opposite most", below[: -_FIRST_LESSONS - 1 : -1]),
     ]
     more = "".join(
-        f"<details><summary>{escape(words)}</summary>{scrolled(table(head, own), words)}</details>"
-        for words, own in parts
-        if own
+        f"<details><summary>{escape(words)}</summary>{''.join(own)}</details>" for words, own in parts if own
     )
-    return f"<h2>Who taught it</h2><p>{escape(told)}</p>{first}{more}"
+    return f"<h2>Who taught it</h2><p>{escape(told)}</p>{''.join(cards[:_FIRST_LESSONS])}{more}"
+
+
+def _lesson(lesson: NamedLesson, place: str) -> str:
+    parts = [lesson.name, place, f"step {lesson.step:,}", f"share {number(lesson.share)}"]
+    facts, text = escape(" · ".join(filter(None, parts))), escape(lesson.text[:_LESSON_TEXT])
+    effect = f'<b>{number(lesson.effect)} nats</b> <span class="soft">{facts}</span>'
+    return f'<article class="card lesson"><p class="paths">{effect}</p><p class="text">{text}</p></article>'
+
+
+def _without_folders(places: Sequence[str]) -> list[str]:
+    """Places by their files' names alone, where no two files have the same."""
+    files = {place.rpartition(", ")[0] for place in places}
+    if len({file.rpartition("/")[2] for file in files}) < len(files):
+        return list(places)
+    return [place.rpartition("/")[2] for place in places]
 
 
 def _legend(found: Explanation) -> str:
@@ -165,6 +180,9 @@ def _data(found: Explanation) -> tuple[dict[str, Any], dict[str, str]]:
         if own is not None:
             columns[f"slope under rule {place + 1}: {rule.rule.name}"] = own
     largest = {name: float(np.nanmax(np.abs(values), initial=0.0)) or 1.0 for name, values in columns.items()}
+    if "from" in sequences:
+        places = np.array(_without_folders(list(map(str, sequences["from"]))), dtype=object)
+        sequences = {**sequences, "from": places}
     whole: dict[str, Any] = {
         "texts": list(map(str, texts)),
         "roles": list(map(str, roles)),

@@ -28,9 +28,14 @@ def as_lines(found: Explanation) -> list[str]:
 
 
 def headline(found: Explanation) -> str:
-    figures = found.table.figures
-    way = "falls" if figures["change"] < 0 else "rises"
-    return f"{found.table.title}: along its update the loss {way} by {number(abs(figures['change']))}, to first order"
+    return f"{found.table.title}: along its update the loss {change(found)}"
+
+
+def change(found: Explanation) -> str:
+    """The change of the loss, in words that follow it."""
+    value = found.table.figures["change"]
+    way = "falls" if value < 0 else "rises"
+    return f"{way} by {number(abs(value))}, to first order"
 
 
 def summary(found: Explanation) -> list[str]:
@@ -69,7 +74,7 @@ def _half(shares_T: np.ndarray) -> str:
     if not sizes.sum():
         return "none moved the loss"
     count = int(np.searchsorted(np.cumsum(sizes), 0.5 * sizes.sum())) + 1
-    return f"half of the shares' sizes is in {count:,}"
+    return f"{count:,} make up half of all shares, by size"
 
 
 def _largest(found: Explanation) -> list[str]:

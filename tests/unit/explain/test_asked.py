@@ -32,6 +32,18 @@ def test_a_made_dataset_and_files_that_are_gone(tmp_path: Path):
     assert "is not known" in note
 
 
+def test_a_page_leaves_folders_out_where_files_have_other_names():
+    from training.explain.page import _without_folders
+
+    assert _without_folders(["a/b/one.jsonl, line 3", "", "two.jsonl, row 4"]) == [
+        "one.jsonl, line 3",
+        "",
+        "two.jsonl, row 4",
+    ]
+    places = ["a/one.jsonl, line 3", "b/one.jsonl, line 3"]
+    assert _without_folders(places) == places
+
+
 def test_places_stand_on_the_page_and_in_the_list_of_lessons():
     from dataclasses import replace
 
