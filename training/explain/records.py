@@ -53,6 +53,12 @@ def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, st
     if found is not None:
         return found
     digests = read_digests(run)
+    sharing = int(digests.settings.get("sequence_parallel_size") or 1)
+    if sharing > 1:
+        raise ThreestepError(
+            f"{run} was run with --sequence_parallel_size {sharing}, and a step is recorded with rows whole on one "
+            "rank: it cannot be run again as it was; explain a run without this flag"
+        )
     last = next((key for key in ((steps[-1], 0), (steps[-1], update)) if key in digests.steps), None)
     if last is None:
         known = sorted({step for step, _ in digests.steps})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from training.utils.base.errors import Mistakes
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.recording import explaining
 from training.utils.recording.explaining import explain_at_end
@@ -27,6 +27,18 @@ def test_a_step_to_be_explained_is_recorded_with_its_values(tmp_path: Path):
     assert isinstance(two, WatchedStep) and two.keeps_values
     assert isinstance(three, WatchedStep) and not three.keeps_values
     assert records.of_step(1, ranks) is NOT_RECORDED
+
+
+@pytest.mark.parametrize("flag", ["explain_steps", "record_steps"])
+def test_rows_over_several_ranks_are_not_recorded(flag: str):
+    from training.utils.sequence_parallel.checks import check_beside
+
+    mistakes = Mistakes()
+    check_beside(mistakes, 1, RunArguments(**{flag: [2]}).recording)
+    mistakes.raise_if_any()
+    check_beside(mistakes, 2, RunArguments(**{flag: [2]}).recording)
+    with pytest.raises(ThreestepError, match=f"--sequence_parallel_size 2 cannot go with --{flag} yet"):
+        mistakes.raise_if_any()
 
 
 def test_explanations_are_made_of_records(tmp_path: Path, monkeypatch, capsys):
