@@ -78,7 +78,7 @@ class RecordedModel:
     def along_all(self, sequences: Sequence[np.ndarray], directions: Sequence[Whole]) -> tuple[Reads, list[Reads]]:
         """Return `read`, and its derivatives along each direction. All have the same weights."""
         moved = {
-            name: torch.from_numpy(np.stack([each[name] for each in directions])).to(self._dtype)
+            name: torch.stack([torch.from_numpy(each[name]).to(self._dtype) for each in directions])
             for name in directions[0]
             if name in self._weights
         }

@@ -84,7 +84,7 @@ def update_of(step: AuditedStep, gradients: Whole | None = None) -> Update:
 
 def dot(one: Whole, other: Whole) -> float:
     """The inner product over the parameters that both have."""
-    return float(sum((one[name] * other[name]).sum() for name in one if name in other))
+    return float(sum(np.vdot(one[name], other[name]) for name in one if name in other))
 
 
 def cosine(one: Whole, other: Whole) -> float:

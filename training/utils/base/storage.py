@@ -176,10 +176,12 @@ def parse_yaml(text: str) -> Any:
         return sizes[id(node)]
 
     try:
-        # Before it is read: merged mappings (`<<`) are written out then.
-        if size_of(yaml.compose(text, yaml.SafeLoader)) > MOST_YAML_VALUES:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        # Before values are made of it: merged mappings (`<<`) are written out then.
+        if size_of(node) > MOST_YAML_VALUES:
             raise WrittenOutTooLong(f"its aliases stand for more than {MOST_YAML_VALUES:,} values")
-        return yaml.safe_load(text)
+        return None if node is None else loader.construct_document(node)
     except RecursionError:
         raise ValueError("lists and mappings stand inside each other on too many levels") from None
 
