@@ -112,9 +112,11 @@ def explain(steps: Sequence[AuditedStep], questions: Questions, known: KnownOfRu
 
 def _named(steps: Sequence[AuditedStep], lessons: Taught, known: KnownOfRun) -> list[NamedLesson]:
     places = {step.head.step: _places(step, known) for step in steps if step.has("rows")}
+    begins = {step.head.step: _begins(step) for step in steps}
     return [
         NamedLesson(
-            each.step, each.sequence, each.name, each.effect, each.share, _text(each.ids, known.decode),
+            each.step, each.sequence, each.name, each.effect, each.share,
+            _text(each.ids, known.decode, begins[each.step][each.sequence]),
             places[each.step][each.sequence] if each.step in places else "",
         )
         for each in lessons.lessons
@@ -138,8 +140,18 @@ def _with_places(table: Explained, step: AuditedStep, known: KnownOfRun) -> Expl
     return replace(table, sequences={**table.sequences, "from": np.array(_places(step, known), dtype=object)})
 
 
-def _text(ids: np.ndarray, decode: Callable[[list[int]], str] | None) -> str:
-    return " ".join(map(str, ids)) if decode is None else decode([int(each) for each in ids])
+def _begins(step: AuditedStep) -> list[int]:
+    """Return [S], the place of each response's first token among the real ones; 0 where that is not known."""
+    if not step.has("data_mask"):
+        return [0] * len(step.rank_S)
+    wanted_T, sequence_T = step.tensor("data_mask")[step.real_T], step.sequence_T[step.real_T]
+    return [int(np.argmax(wanted_T[sequence_T == sequence])) for sequence in range(len(step.rank_S))]
+
+
+def _text(ids: np.ndarray, decode: Callable[[list[int]], str] | None, begin: int) -> str:
+    """A prompt and its response, a line each."""
+    parts = [[int(each) for each in part] for part in (ids[:begin], ids[begin:]) if len(part)]
+    return "\n".join(" ".join(map(str, part)) if decode is None else decode(part) for part in parts)
 
 
 def _with_masks(step: AuditedStep, questions: Questions, table: Explained) -> list[OtherRule]:

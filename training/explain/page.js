@@ -118,6 +118,7 @@ function fill(box) {
     if (who) lines.append(turn);
   }
   box.replaceChildren(lines);
+  box.style.minHeight = "";  // it held the place of what was not written yet
   box.dataset.filled = "yes";
 }
 const watcher = new IntersectionObserver(entries => {

@@ -39,7 +39,7 @@ _OWN_STYLE = """
 #told { flex-basis: 100%; min-height: 3em; font-size: 13px; font-variant-numeric: tabular-nums; margin: 0; }
 #told b { font-weight: 600; }
 .beside { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
-.beside + .beside, .sequence + .sequence { margin-top: 14px; } .beside .sequence + .sequence { margin-top: 0; }
+#sequences > div + div, .sequence + .sequence { margin-top: 14px; } .beside .sequence + .sequence { margin-top: 0; }
 .sequence { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 10px 12px;
   min-width: 0; }
 .sequence h3 { font-weight: 550; } .sequence .soft { margin-bottom: 4px; }
@@ -83,7 +83,7 @@ def _rules(found: Explanation) -> str:
     if not found.rules:
         return ""
     held = found.held_out
-    head = ["rule", "cosine", "length", "of gradients", "turned"]
+    head = ["rule", "cosine", "length", "of gradients", f"turned, of {len(found.rules[0].turned_T):,}"]
     head += ["held-out, nats"] if held else []
     said = (
         "Each rule's update beside the real one: their cosine, its length over the real one's, the cosine of the "
@@ -96,7 +96,7 @@ def _rules(found: Explanation) -> str:
             number(each.cosine),
             number(each.size),
             number(each.gradient_cosine),
-            f"{int(each.turned_T.sum()):,} of {len(each.turned_T):,}",
+            f"{int(each.turned_T.sum()):,}",
             *([number(float(held.by_rule[place].sum()))] if held else []),
         ]
         for place, each in enumerate(found.rules)

@@ -61,5 +61,6 @@ def test_places_stand_on_the_page_and_in_the_list_of_lessons():
     found = explain([step], Questions(held, is_taught=True), known)
     assert "rows.jsonl, line 41" in found.table.sequences["from"]
     assert "rows.jsonl, line 41" in {lesson["from"] for lesson in as_json(found)["taught"]["lessons"]}
+    assert all(lesson.text.count("\n") == 1 for lesson in found.named_lessons)  # a prompt and its response
     assert "rows.jsonl, line 41" in page(found)
     assert "a note" in page(found)
