@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 HOLD_SECONDS = 20.0  # of a request for an answer that is not there yet; the client waits 45
 _MOST_SAMPLERS = 16  # whose weights stay in memory
 _KEPT_SAMPLES = 4096  # answers to requests for sequences; one that is gone is asked for anew
-_SAMPLE_SECONDS = 600.0  # for which an answer that was fetched is kept, should it have been lost on the way
 _SESSION = re.compile(r"[0-9a-f]{32}")
 _CLIENT = re.compile(r"([0-9a-f]{32}):train:([0-9]{1,9})")
 _SAMPLER = re.compile(r"([0-9a-f]{32}):sample:([0-9]{1,9})")
