@@ -175,7 +175,19 @@ class Desk:
 
     def finish(self, client: TrainingClient, job: Job, answer: StoredMessage, has_new_weights: bool = False) -> None:
         """Write the state, if the request changed the weights, and the answer; then tell whoever waits. The request is
-        the client's next one."""
+        the client's next one. If the disk refuses, the client is forgotten, and comes back from its files."""
+        try:
+            self._write(client, job, answer, has_new_weights)
+        except BaseException:
+            with self.changed:
+                self._clients = {name: each for name, each in self._clients.items() if each is not client}
+            raise
+        with self.changed:
+            client.next_seq = job.seq + 1
+            del client.jobs[job.seq]
+        job.done.set()
+
+    def _write(self, client: TrainingClient, job: Job, answer: StoredMessage, has_new_weights: bool) -> None:
         if has_new_weights:
             client.files.write_state(client.state, job.seq, json.loads(answer.body))
             client.kept = 0
@@ -183,10 +195,6 @@ class Desk:
             client.files.write_result(job.seq, answer)
         if client.kept > _MOST_REQUESTS_KEPT:
             self._keep(client, job.seq)
-        with self.changed:
-            client.next_seq = job.seq + 1
-            del client.jobs[job.seq]
-        job.done.set()
 
     def fail_gaps(self) -> None:
         """Fail requests that wait for one that never came."""

@@ -75,6 +75,7 @@ def test_each_client_has_its_own_loss_and_gradient(family, most_tokens, chunk, m
         order_of(2, "ppo", [4], config={"clip_high_threshold": 1.4}),
         order_of(3, "importance_sampling", [6, 7]),
         order_of(4, "cross_entropy", [5, 2], targets=3),
+        order_of(5, "dro", [3, 6]),  # whose loss of padding would not be 0
     ]
     jobs = [ForwardJob(order, filled(layout, place)) for place, order in enumerate(orders)]
     Forwards(adapted, 0, most_tokens).run(jobs, layout, has_backward=True)

@@ -15,7 +15,7 @@ from training.serve_training.client_state import ClientState
 from training.serve_training.desk import Desk
 from training.serve_training.forward import Forwards
 from training.serve_training.records import AdamOrder, LoadOrder, LoraSpec, SaveOrder, UnknownRequest, WrongRequest
-from training.serve_training.store import Store, StoredMessage
+from training.serve_training.store import ClientFolder, Store, StoredMessage
 from training.serve_training.trainer import Trainer
 from training.utils.base.errors import ThreestepError
 
@@ -229,6 +229,32 @@ def state_alone(desk, client, job, answer, has_new_weights=False):
     client.files.write_result(job.seq, answer)
     client.next_seq = job.seq + 1
     del client.jobs[job.seq]
+
+
+@pytest.mark.parametrize("part", ["write_state", "write_result"])
+def test_a_disk_that_refuses_costs_no_step(tmp_path, monkeypatch, part):
+    """Nothing is done twice: the client comes back from its files."""
+    whole, server = Server(tmp_path / "whole"), Server(tmp_path / "refused")
+    for each in (whole, server):
+        steps(each, each.create(0), 2)
+    whole.run()
+    client, tries = f"{SESSION}:train:0", []
+    write = getattr(ClientFolder, part)
+
+    def refusing(*given, **more):
+        tries.append(part)
+        if len(tries) == 2:
+            raise OSError(28, "No space left on device")
+        write(*given, **more)
+
+    monkeypatch.setattr(ClientFolder, part, refusing)
+    with pytest.raises(OSError, match="No space left"):
+        server.run()
+    server.desk.client(client)  # as a request for an answer does
+    server.run()
+    torch.testing.assert_close(server.weights(client), whole.weights(client), rtol=1e-9, atol=1e-11)
+    norms = [each.answer(client, 4)["metrics"]["grad_norm"] for each in (server, whole)]
+    assert norms[0] == pytest.approx(norms[1])
 
 
 def test_saved_states_and_adapters_are_loaded(server):
