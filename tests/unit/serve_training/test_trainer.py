@@ -184,6 +184,7 @@ def test_a_restart_behind_any_request_ends_with_the_same_weights(tmp_path, kille
         first.submit(client, seq, order)
         if seq < killed_behind or killed_behind % 2:  # of the even ones, the last is accepted and not done
             first.run()
+    told = {seq: first.answer(client, seq) for seq in range(1, killed_behind + 1)}
     second = Server(tmp_path / "killed", whole.adapted)
     for seq, order in enumerate(requests[killed_behind:], start=killed_behind + 1):
         second.submit(client, seq, order)
@@ -193,6 +194,7 @@ def test_a_restart_behind_any_request_ends_with_the_same_weights(tmp_path, kille
     torch.testing.assert_close(second.weights(client), whole.weights(same), rtol=1e-9, atol=1e-11)
     states = [server.desk.client(name).state for server, name in ((second, client), (whole, same))]
     torch.testing.assert_close(states[0].gradient_P, states[1].gradient_P, rtol=1e-8, atol=1e-10)
+    assert all(second.answer(client, seq) == answer for seq, answer in told.items() if answer is not None)
     for seq in range(1, len(requests) + 1):
         known = whole.answer(same, seq)
         assert second.answer(client, seq)[0] == pytest.approx(known[0]) if seq in (1, 2, 5, 6, 8) else known
