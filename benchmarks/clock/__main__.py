@@ -1,6 +1,7 @@
 """The clock of `--dry_run` beside published speeds: predicted over published, row by row.
 
     python -m benchmarks.clock
+    python -m benchmarks.clock --measure cpu.json    (a device for --device cpu.json)
 
 One constant was chosen by looking at rows, the share of their rates that kernels reach in a training step. Each row is
 judged with the median of the rows of all other sources, not with its own. Prints every ratio, how many are within 30 %,
@@ -10,15 +11,22 @@ and how often the faster of two settings is the faster one; then seconds of step
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from benchmarks.clock.gloo import gloo_gb_per_second
 from benchmarks.clock.predicted import predicted_parts, predicted_rate
 from benchmarks.clock.rl_predicted import rollout_parts_of
 from benchmarks.clock.rl_rows import published_rollouts
 from benchmarks.clock.rows import Row, published_rows
+from training.utils.dry_run.cpu_rates import measured_cpu
 
 if TYPE_CHECKING:
     from benchmarks.clock.rl_rows import RolloutRow
@@ -30,7 +38,15 @@ _ALIKE = 0.05  # published speeds that differ by less are no choice
 
 def main() -> None:
     """Predict every row, print, judge."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", metavar="FILE.json", help="measure this CPU, write it, and end")
+    measure = parser.parse_args().measure
+    if measure:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        cpu = measured_cpu()
+        linked = replace(cpu, links=cpu.links._replace(within=gloo_gb_per_second()))
+        Path(measure).write_text(linked.as_json(), "utf-8")
+        return
     rows = published_rows()
     shares = {source: share_without(rows, source) for source in sorted({row.source for row in rows})}
     print("share of their rates that kernels reach, by the other sources: " + str(shares))

@@ -191,10 +191,14 @@ def _found(step: Step, counts: ModelCounts, wanted: Wanted) -> list[Any]:
 
 
 def estimate(step: Step, counts: ModelCounts, wanted: Wanted, settings: Settings) -> Estimate:
+    """Return the estimate of the step's own dry run with `settings` on the wanted GPUs."""
+    return estimate_of(step, counts, {**settings, "device": wanted.device, "num_ranks": wanted.ranks})
+
+
+def estimate_of(step: Step, counts: ModelCounts, settings: Settings) -> Estimate:
     """Return the estimate of the step's own dry run with `settings`."""
     program: Any = importlib.import_module(step.program)
-    planned = {"dry_run": True, "device": wanted.device, "num_ranks": wanted.ranks}
-    words = [word for name, value in {**settings, **planned}.items() for word in words_of(name, value)]
+    words = [word for name, value in {**settings, "dry_run": True}.items() for word in words_of(name, value)]
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         found: Estimate = program.main(words, counts)
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from training.utils.clock.rollout import DecodePlan, decode_seconds, sum_seconds
-from training.utils.clock.roofline import RUNNING_SHARE, work_seconds
+from training.utils.clock.roofline import usual_share, work_seconds
 from training.utils.clock.traffic import exposed_gather_seconds, gather_seconds
 from training.utils.clock.training_step import Parts, step_parts
 from training.utils.dry_run.activations import cache_bytes, decoder_layers
@@ -57,8 +57,10 @@ def rollout_parts(
 
 def _forward_seconds(work: TrainingWork, dtype: str, device: Device) -> float:
     """A forward without a backward; of the head's three products, one."""
-    body, head = (work_seconds(part, device, dtype=dtype).device for part in (work.forward, work.head))
-    return (body + head / 3) / RUNNING_SHARE
+    body = work_seconds(work.forward, device, dtype=dtype)
+    head = work_seconds(work.head, device, dtype=dtype, head=True)
+    launched = 0.0 if device.measured is None else body.launches + head.launches / 3
+    return (body.device + head.device / 3) / usual_share(device) + launched
 
 
 def _sharded_seconds(flags: PpoFlags, role: str, model: Any, computed: float, *, ranks: int, device: Device) -> float:

@@ -6,8 +6,14 @@ Rates are per second and one device; TFLOP are of dense matrices. Sources, by le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import bisect
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Rates(NamedTuple):
@@ -33,25 +39,80 @@ class Links(NamedTuple):
     host: float
 
 
+class Tiles(NamedTuple):
+    """processors: among which a matmul's tiles are shared; a tile's rows and columns."""
+
+    processors: int
+    rows: int
+    columns: int
+
+
+class HostCosts(NamedTuple):
+    """Seconds of an operator in a forward and in a backward; of what a step and each of its micro-steps do besides
+    their model; of what a step of drawing does besides it, and of an operator in it (0: as in a forward)."""
+
+    forward: float
+    backward: float
+    step: float = 0.0
+    micro_step: float = 0.0
+    token: float = 0.0
+    drawn: float = 0.0
+
+
+class Measured(NamedTuple):
+    """Rates of a CPU that is its own host: every launch adds to the work that it launches, and nothing hides behind
+    anything. matmuls: (FLOPs, FLOP/s) of products, in ascending order. numbers: that a step takes in a second, with
+    their gradients and AdamW. head_rate: bytes a second of the log-probabilities' operators. thin:
+    (rows, FLOP/s) of products of few rows."""
+
+    matmuls: tuple[tuple[float, float], ...]
+    costs: HostCosts
+    numbers: float
+    head_rate: float
+    thin: tuple[tuple[float, float], ...]
+
+    def matmul_rate(self, flops: float) -> float:
+        """FLOP/s of a product of a size."""
+        return _between(self.matmuls, flops)
+
+    def thin_rate(self, rows: float) -> float:
+        """FLOP/s of a layer of few rows."""
+        return _between(self.thin, rows)
+
+
+def _between(points: Sequence[tuple[float, float]], size: float) -> float:
+    """The rate between the measured sizes, by the logarithm of the size; beyond them that of the nearest."""
+    sizes = [known for known, _ in points]
+    place = bisect.bisect(sizes, size)
+    if place in (0, len(sizes)):
+        return points[max(0, place - 1)][1]
+    (small, slow), (large, fast) = points[place - 1 : place + 1]
+    return slow + math.log(size / small) / math.log(large / small) * (fast - slow)
+
+
 @dataclass(frozen=True)
 class Device:
-    """16-bit and 8-bit rates; memory in gigabytes (1e9) and gigabytes a second. processors: among which a matmul's
-    tiles are shared. tile: of a matmul, rows x columns. source: letters of this file's docstring."""
+    """16-bit and 8-bit rates; memory in gigabytes (1e9) and gigabytes a second. source: letters of this file's
+    docstring. measured: of a device that was measured on the spot."""
 
     half: Rates
     memory_gb: float
     memory_rate: float
     attention: AttentionShares
     links: Links
-    processors: int
-    tile: tuple[int, int]
+    tiles: Tiles
     source: str
     eighth: Rates = Rates(0.0)
     single: float = 0.0
+    measured: Measured | None = None
 
     @property
     def is_cuda(self) -> bool:
         return self.memory_gb > 0
+
+    def as_json(self) -> str:
+        """A file that `read_device` reads."""
+        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 USUAL_SHARE = 0.8  # of a peak that some shape reaches: H100 0.80, B200 0.78, A100 0.87 [E]
@@ -59,17 +120,38 @@ USUAL_SHARE = 0.8  # of a peak that some shape reaches: H100 0.80, B200 0.78, A1
 # there is taken to fall off as on the A100.
 _AMPERE = AttentionShares(0.73, 0.63)
 _HOPPER = AttentionShares(0.35, 0.30)
-_WIDE, _TALL = (128, 256), (256, 128)
+
+
+def _tiles(processors: int, tall: bool = False) -> Tiles:
+    return Tiles(processors, 256, 128) if tall else Tiles(processors, 128, 256)
+
+
 _HGX = Links(450.0, 50.0, 55.0)  # NVLink 4; 400 Gb/s a GPU [E]; PCIe 5 x16: 63 less its overhead [M]
 _PCIE4 = Links(25.0, 3.1, 25.0)  # x16: 31.5 less its overhead [M]; one network card of 200 Gb/s for eight [M]
 
 DEVICES: dict[str, Device] = {
-    "h100": Device(Rates(989, 794.5), 80, 3350, _HOPPER, _HGX, 132, _WIDE, "E", Rates(1979, 1402.6), 67),
-    "h200": Device(Rates(989, 794.5), 141, 4800, _HOPPER, _HGX, 132, _WIDE, "E", Rates(1979, 1453.4), 67),
-    "b200": Device(Rates(2250, 1745), 180, 8000, _HOPPER, Links(900, 50, 55), 148, _WIDE, "E", Rates(4500, 3432.5), 80),
-    "a100": Device(Rates(312, 271.2), 80, 2000, _AMPERE, Links(300, 25, 25), 108, _TALL, "E", single=19.5),
-    "a100-40": Device(Rates(312, 271.2), 40, 1555, _AMPERE, Links(300, 25, 25), 108, _TALL, "E, M", single=19.5),
-    "l40s": Device(Rates(362), 48, 860, _AMPERE, _PCIE4, 142, _WIDE, "E", Rates(733), 91),
-    "rtx4090": Device(Rates(165.2), 24, 1008, _AMPERE, _PCIE4, 128, _WIDE, "4090", Rates(330.3), 82),
+    "h100": Device(Rates(989, 794.5), 80, 3350, _HOPPER, _HGX, _tiles(132), "E", Rates(1979, 1402.6), 67),
+    "h200": Device(Rates(989, 794.5), 141, 4800, _HOPPER, _HGX, _tiles(132), "E", Rates(1979, 1453.4), 67),
+    "b200": Device(
+        Rates(2250, 1745), 180, 8000, _HOPPER, Links(900, 50, 55), _tiles(148), "E", Rates(4500, 3432.5), 80
+    ),
+    "a100": Device(Rates(312, 271.2), 80, 2000, _AMPERE, Links(300, 25, 25), _tiles(108, True), "E", single=19.5),
+    "a100-40": Device(Rates(312, 271.2), 40, 1555, _AMPERE, Links(300, 25, 25), _tiles(108, True), "E, M", single=19.5),
+    "l40s": Device(Rates(362), 48, 860, _AMPERE, _PCIE4, _tiles(142), "E", Rates(733), 91),
+    "rtx4090": Device(Rates(165.2), 24, 1008, _AMPERE, _PCIE4, _tiles(128), "4090", Rates(330.3), 82),
 }
 DEVICES_OF_A_NODE = 8
+FILE_SUFFIX = ".json"  # of a file that holds a device
+
+
+def read_device(text: str) -> Device:
+    """The device of a file. KeyError, TypeError or ValueError if it holds none."""
+    found: dict[str, Any] = json.loads(text)
+    records = {"half": Rates, "eighth": Rates, "attention": AttentionShares, "links": Links, "tiles": Tiles}
+    for name, kind in records.items():
+        found[name] = kind(*found[name])
+    if found["measured"] is not None:
+        matmuls, costs, numbers, head_rate, thin = found["measured"]
+        points = [tuple((size, rate) for size, rate in table) for table in (matmuls, thin)]
+        found["measured"] = Measured(points[0], HostCosts(*costs), numbers, head_rate, points[1])
+    return Device(**found)

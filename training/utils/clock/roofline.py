@@ -45,24 +45,46 @@ class WorkSeconds(NamedTuple):
 
 
 def work_seconds(
-    work: Work, device: Device, *, dtype: str = "bf16", backward: bool = False, fused: bool = False
+    work: Work,
+    device: Device,
+    *,
+    dtype: str = "bf16",
+    backward: bool = False,
+    fused: bool = False,
+    head: bool = False,
 ) -> WorkSeconds:
     """Seconds of `work`. dtype: fp32, bf16, fp16 or fp8, of its matmuls. fused: a compiler joins memory-bound operators
-    and launches, of which a quarter remains."""
+    and launches, of which a quarter remains. head: it is the output layer's."""
     matmuls = sum(times * matmul_seconds(matmul, device, dtype) for matmul, times in work.matmuls.items())
     share = device.attention.backward if backward else device.attention.forward
     peak = matmul_rates(device, "fp32" if dtype == "fp32" else "bf16").peak * 1e12
     moved = work.fused_bytes if fused else work.moved_bytes
+    written = memory_rate(device) if not head or device.measured is None else device.measured.head_rate
     return WorkSeconds(
         matmuls,
         work.attention_flops / (share * peak),
-        moved / memory_rate(device),
-        work.launches * HOST_SECONDS_AN_OPERATOR * (0.25 if fused else 1.0),
+        moved / written,
+        work.launches * launch_seconds(device, backward) * (0.25 if fused else 1.0),
     )
+
+
+def launch_seconds(device: Device, backward: bool = False) -> float:
+    """Seconds of the host for an operator."""
+    if device.measured is None:
+        return HOST_SECONDS_AN_OPERATOR
+    costs = device.measured.costs
+    return costs.backward if backward else costs.forward
+
+
+def usual_share(device: Device) -> float:
+    """The share of its rates that the device's kernels reach among others; 1 where they were measured among others."""
+    return RUNNING_SHARE if device.measured is None else 1.0
 
 
 def matmul_seconds(matmul: Matmul, device: Device, dtype: str) -> float:
     """The slower of the tiles' arithmetic and the operands' way through memory."""
+    if device.measured is not None:
+        return matmul.flops / device.measured.matmul_rate(matmul.flops / matmul.batch)
     rates = matmul_rates(device, dtype)
     computed = matmul.flops / (1e12 * (rates.reached or USUAL_SHARE * rates.peak) * used_share(matmul, device))
     size = {"fp32": 4, "fp8": 1}.get(dtype, 2)
@@ -73,10 +95,10 @@ def used_share(matmul: Matmul, device: Device) -> float:
     """The share of the processors' time in a matmul that computes numbers of the result, with the best of four tiles:
     the device's, the same on its side, and smaller ones."""
     best = 0.0
-    tall, wide = device.tile
+    processors, tall, wide = device.tiles
     for rows, columns in {(tall, wide), (wide, tall), (128, 128), (64, 128)}:
         tiles = matmul.batch * -(-matmul.rows // rows) * -(-matmul.columns // columns)
-        computed = -(-tiles // device.processors) * device.processors * rows * columns
+        computed = -(-tiles // processors) * processors * rows * columns
         best = max(best, matmul.batch * matmul.rows * matmul.columns / computed)
     return best
 
@@ -90,4 +112,6 @@ def matmul_rates(device: Device, dtype: str) -> Rates:
 
 def memory_rate(device: Device) -> float:
     """Bytes a second."""
+    if device.measured is not None:
+        return device.memory_rate * 1e9
     return MEMORY_SHARE * device.memory_rate * 1e9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.utils.clock.roofline import RUNNING_SHARE, WorkSeconds, memory_rate, work_seconds
+from training.utils.clock.roofline import WorkSeconds, memory_rate, usual_share, work_seconds
 from training.utils.clock.traffic import exposed_gather_seconds, gather_seconds, zero_traffic
 
 if TYPE_CHECKING:
@@ -41,15 +41,19 @@ class StepPlan:
 Parts = dict[str, float]  # seconds by part, in the order of a step
 
 
-def step_parts(work: TrainingWork, plan: StepPlan, device: Device, running_share: float = RUNNING_SHARE) -> Parts:
+def step_parts(work: TrainingWork, plan: StepPlan, device: Device, running_share: float | None = None) -> Parts:
     """Seconds of one optimizer step. Gathers of a forward hide behind its computation, gathers and reductions of a
-    backward behind that; what is longer is waited for. The host's launches likewise."""
+    backward behind that; what is longer is waited for. The host's launches likewise, but a CPU's, which is its host.
+    running_share: of the device's rates; default: the usual one.
+    """
 
     def seconds(part: str, backward: bool = False) -> WorkSeconds:
         # The output layer stays in 16 bits where others compute in 8.
         dtype = "bf16" if part == "head" and plan.dtype == "fp8" else plan.dtype
-        counted = work_seconds(getattr(work, part), device, dtype=dtype, backward=backward, fused=plan.compiles)
-        return counted.running_at(running_share)
+        counted = work_seconds(
+            getattr(work, part), device, dtype=dtype, backward=backward, fused=plan.compiles, head=part == "head"
+        )
+        return counted.running_at(usual_share(device) if running_share is None else running_share)
 
     forward, backward, head = seconds("forward"), seconds("backward", backward=True), seconds("head")
     again = WorkSeconds().plus(forward, plan.recomputed)
@@ -63,11 +67,16 @@ def step_parts(work: TrainingWork, plan: StepPlan, device: Device, running_share
         "memory-bound operators": steps * body.memory,
         "output layer": steps * head.device,
         "recomputation": steps * again.device,
-        "launches by the host": steps * max(0.0, launched.launches - launched.device),
+        "launches by the host": steps * _launches(launched, device),
         "traffic": exposed,
         **_optimizer(plan, device),
     }
     return {name: spent for name, spent in parts.items() if spent > 0}
+
+
+def _launches(work: WorkSeconds, device: Device) -> float:
+    """Seconds of the host that a GPU's do not hide; of a CPU, which is the host, all."""
+    return work.launches if device.measured is not None else max(0.0, work.launches - work.device)
 
 
 def _traffic(plan: StepPlan, device: Device, forward: float, backward: float) -> float:
@@ -90,6 +99,10 @@ def _traffic(plan: StepPlan, device: Device, forward: float, backward: float) ->
 def _optimizer(plan: StepPlan, device: Device) -> Parts:
     shards = plan.ranks if plan.zero_stage else 1
     numbers = plan.trained / shards
+    if device.measured is not None:
+        costs = device.measured.costs
+        itself = costs.step + plan.micro_steps * costs.micro_step
+        return {"optimizer": numbers / device.measured.numbers, "the step itself": itself}
     if not plan.offloads:
         return {"optimizer": _ADAM_BYTES * numbers / memory_rate(device)}
     size = 4 if plan.dtype == "fp32" else 2

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from training.utils.base.console import log_on_main
-from training.utils.clock.devices import DEVICES, AttentionShares, Device, Links, Rates
+from training.utils.base.errors import ThreestepError
+from training.utils.clock.devices import DEVICES, FILE_SUFFIX, Device, read_device
 from training.utils.clock.price import Bill, time_lines
 from training.utils.clock.training_step import StepPlan
 from training.utils.dry_run.activations import decoder_layers
-from training.utils.engine.ranks.matmul_rate import measured_matmul_rate
+from training.utils.dry_run.cpu_rates import measured_cpu
 from training.utils.engine.ranks.startup import DTYPES
 
 if TYPE_CHECKING:
@@ -20,30 +19,27 @@ if TYPE_CHECKING:
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_arguments import RunArguments
 
-_COPIED_MB = 64
-
 
 def clock_device(name: str | None, dtype: str, sharing: int = 1) -> Device | None:
-    """The device of --device: of the table; for `cpu` this one, measured in a third of a second. None: not known, and
+    """The device of --device: of the table; for `cpu` this one, measured in a second. None: not known, and
     for rows that `sharing` ranks share, whose traffic is not counted yet."""
     if sharing > 1 and name not in (None, "cuda"):
         log_on_main(f"seconds: not known yet for --sequence_parallel_size {sharing}; leave it out to see them")
         return None
-    return this_cpu(dtype) if name == "cpu" else DEVICES.get(name or "")
+    if name is not None and name.endswith(FILE_SUFFIX):
+        return device_of_file(name)
+    return measured_cpu(DTYPES[dtype]) if name == "cpu" else DEVICES.get(name or "")
 
 
-def this_cpu(dtype: str) -> Device:
-    """The rates of matmuls in `dtype` and of copies, measured; attention is taken to reach a third of that rate."""
-    rate = measured_matmul_rate(DTYPES[dtype], torch.device("cpu")) / 1e12
-    source = torch.ones(_COPIED_MB * 2**18)
-    copy, best = torch.empty_like(source), float("inf")
-    for _ in range(5):
-        started = time.perf_counter()
-        copy.copy_(source)
-        best = min(best, time.perf_counter() - started)
-    memory = 2 * source.nbytes / best / 1e9
-    thirds, links = AttentionShares(0.33, 0.33), Links(memory / 2, memory / 2, memory)
-    return Device(Rates(rate, rate), 0, memory, thirds, links, 1, (1, 1), "measured", single=rate)
+def device_of_file(path: str) -> Device:
+    """The device that `python -m benchmarks.clock --measure` wrote. ThreestepError if the file holds none."""
+    try:
+        return read_device(Path(path).read_text(encoding="utf-8"))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ThreestepError(
+            f"--device {path} expects a file of `python -m benchmarks.clock --measure`, got {type(error).__name__}: "
+            f"{error}; measure again, or name a device"
+        ) from error
 
 
 def step_plan(

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from training.utils.base.errors import nearest_names
 from training.utils.clock.devices import DEVICES as TIMED_DEVICES
+from training.utils.clock.devices import FILE_SUFFIX
 from training.utils.flags.flags import flag
 from training.utils.run.traces import Traces
 
@@ -92,8 +94,9 @@ class RunArguments:
     device: str | None = flag(
         None,
         "With --dry_run: the device to plan for; default: this machine's. With a GPU's name, or cpu for this "
-        "machine's, also seconds and hours.",
-        choices=DEVICES,
+        f"machine's, also seconds and hours. One of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} that "
+        "`python -m benchmarks.clock --measure` wrote.",
+        "name",
     )
     device_memory_gb: float | None = flag(
         None,
@@ -147,6 +150,11 @@ class RunArguments:
                 f"--{name} expects --dry_run, got {given} without it; a run takes the device that it finds "
                 "(CUDA_VISIBLE_DEVICES= for the CPU)",
             )
+        mistakes.require(
+            self.device is None or self.device in DEVICES or self.device.endswith(FILE_SUFFIX),
+            f"--device expects one of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} of a device, got '{self.device}'"
+            f"{nearest_names(str(self.device), DEVICES)}",
+        )
         mistakes.require(
             self.price_per_hour is None or self.device not in (None, "cuda"),
             f"--price_per_hour {self.price_per_hour} expects --device with a name whose speed is known, one of "

@@ -74,7 +74,9 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
         if timed is None:
             return None
         work = counts.work(built, rows, max_seq_len, tokens)
-        plan = step_plan(built, model, settings, ranks=ranks, micro_steps=engine.gradient_accumulation_steps)
+        # Packed, a forward of pairs has no more tokens than one of as many sequences, and a step more forwards.
+        forwards = engine.gradient_accumulation_steps * (1 if engine.padded else responses)
+        plan = step_plan(built, model, settings, ranks=ranks, micro_steps=forwards)
         return step_parts(work, plan, timed)
 
     return Estimate(

@@ -7,12 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from training.utils.clock.devices import AttentionShares, Device, Links, Rates
+from training.utils.clock.devices import AttentionShares, Device, Links, Rates, Tiles
 from training.utils.clock.roofline import MEMORY_SHARE, matmul_rates, matmul_seconds, used_share, work_seconds
 from training.utils.clock.work import Matmul, Work
 
 DEVICE = Device(
-    Rates(100, 80), 80, 1000, AttentionShares(0.5, 0.25), Links(100, 10, 10), 4, (128, 256), "by hand", Rates(200), 50
+    Rates(100, 80),
+    80,
+    1000,
+    AttentionShares(0.5, 0.25),
+    Links(100, 10, 10),
+    Tiles(4, 128, 256),
+    "by hand",
+    Rates(200),
+    50,
 )
 
 

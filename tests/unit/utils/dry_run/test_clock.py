@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 
 import pytest
 
 from training.step1_sft.main import main
+from training.step2_dpo.main import main as step2_dpo
 from training.utils.base.errors import ThreestepError
 from training.utils.clock.devices import DEVICES
+from training.utils.dry_run import cpu_rates
 from training.utils.dry_run.clock import clock_device
 from training.utils.dry_run.device import planned_device
 
@@ -35,6 +39,21 @@ def test_a_name_gives_seconds_hours_and_money(said):
     assert "this fits a GPU of 80 GB" in text
 
 
+def test_pairs_are_two_sequences(said, tmp_path, capsys):
+    """Of the same length and number, pairs take twice the forwards, as a step of DPO does; the optimizer steps once."""
+    flags = ("--device", "h100", "--gradient_accumulation_steps", "4")
+    text = said(*flags)
+    of_pairs = ["--data_path", "embedded", "--model_name_or_path", str(tmp_path), "--dry_run", "true"]
+    step2_dpo([*of_pairs, "--max_seq_len", "64", *flags])
+    pairs = capsys.readouterr().out
+
+    def seconds(table: str, name: str) -> float:
+        return float(re.findall(rf"^  {name} +([\d.]+)$", table, re.M)[-1])
+
+    assert seconds(pairs, "launches by the host") == pytest.approx(2 * seconds(text, "launches by the host"), abs=2e-4)
+    assert seconds(pairs, "optimizer") == seconds(text, "optimizer")
+
+
 def test_a_kind_alone_gives_none(said):
     assert "seconds of one step" not in said("--device", "cuda")
 
@@ -44,11 +63,31 @@ def test_rows_that_ranks_share_have_no_seconds_yet(capsys):
     assert "not known yet for --sequence_parallel_size 2" in capsys.readouterr().out
 
 
-def test_this_cpu_is_measured(said):
+@pytest.fixture
+def quick(monkeypatch):
+    """Rates from a try of next to no time."""
+    monkeypatch.setattr(cpu_rates, "_PRODUCTS", ((8, 8, 8), (16, 16, 16)))
+    monkeypatch.setattr(cpu_rates, "seconds_of", partial(cpu_rates.seconds_of, tries=1, least=1e-4))
+
+
+def test_this_cpu_is_measured(said, quick):
     assert "seconds of one step on 1 x this CPU" in said("--device", "cpu")
     device = clock_device("cpu", "fp32")
-    assert device is not None and device.single > 0 and device.memory_rate > 0
+    assert device is not None and device.measured is not None and device.single > 0 and device.memory_rate > 0
+    assert device.measured.numbers > 0 and device.measured.costs.forward > 0 and not device.is_cuda
     assert clock_device("cuda", "fp32") is clock_device(None, "fp32") is None
+
+
+def test_a_device_is_read_from_a_file(said, tmp_path):
+    (tmp_path / "mine.json").write_text(DEVICES["l40s"].as_json())
+    assert clock_device(str(tmp_path / "mine.json"), "bf16") == DEVICES["l40s"]
+    assert f"seconds of one step on 1 x {tmp_path / 'mine.json'}" in said("--device", str(tmp_path / "mine.json"))
+    (tmp_path / "other.json").write_text("{}")
+    for name in ("other.json", "none.json"):
+        with pytest.raises(ThreestepError, match=rf"--device \S*{name} expects a file of .*; measure again"):
+            clock_device(str(tmp_path / name), "bf16")
+    with pytest.raises(ThreestepError, match="--device expects one of cpu, .* got 'h10'; did you mean 'h100'"):
+        said("--device", "h10")
 
 
 def test_memory_is_the_tables_unless_it_is_given():

@@ -1,0 +1,235 @@
+"""This CPU's clock beside runs of every step that it has not seen: measured and run in turns, in processor time.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.clock.cpu --runs 20 [--first 0] [--out runs/clock]
+
+Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. The CPU is
+measured before and after the setting's runs of SFT, reward model, DPO, GRPO and PPO, whose rows are all full. A step's
+seconds are those of the process, from one call of a callback to the next, the median without the first two: others on
+the machine take none of them, but disturb caches and clocks. Prints predicted over run, and how many are within 15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import string
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import threestep
+from benchmarks.clock.dry import predicted_seconds
+from training.utils.clock.devices import Device, HostCosts
+from training.utils.dry_run.cpu_rates import measured_cpu
+
+WITHIN = 0.15
+KINDS = ("sft", "reward", "dpo", "grpo", "ppo")
+_STEPS, _WARM = 5, 2
+_FEW_TOKENS = 128
+_PRECISION = {"dtype": "fp32"}  # of the measured rates
+_OF_LENGTH: dict[str, Any] = {"reward": "length", "reward_length_characters": 40}
+
+
+class Drawn(NamedTuple):
+    """A setting. tokens: of a row; of step 3 half of them are the prompt's."""
+
+    width: int
+    layers: int
+    vocabulary: int
+    tokens: int
+    rows: int
+    accumulation: int
+    recomputes: bool
+
+    @property
+    def name(self) -> str:
+        recomputed = ", R" if self.recomputes else ""
+        return (
+            f"{self.width} wide, {self.layers} layers, {self.vocabulary} ids, {self.rows} x {self.tokens} x "
+            f"{self.accumulation}{recomputed}"
+        )
+
+
+def drawn_setting(seed: int) -> Drawn:
+    """The setting of a seed."""
+    dice = random.Random(seed)
+    return Drawn(
+        dice.choice((128, 192, 256, 320, 384)),
+        dice.randint(2, 6),
+        dice.choice((300, 600, 1200)),
+        dice.choice((64, 96, 128, 192, 256)),
+        dice.choice((2, 4, 6, 8)),
+        dice.choice((1, 2)),
+        dice.random() < 0.3,
+    )
+
+
+def with_costs(device: Device, folder: Path) -> Device:
+    """The device with the seconds that the programs take beside their model, from runs of a model of next to no work:
+    SFT in one and in four micro-steps, and GRPO of few tokens with one and five layers."""
+    few = Drawn(64, 1, 300, 16, 1, 1, False)
+    once, four_times = (
+        run.seconds_of("sft") - run.predicted("sft", device)
+        for run in (Runs(few, folder / "once"), Runs(few._replace(accumulation=4), folder / "four"))
+    )
+    micro_step = max(0.0, (four_times - once) / 3)
+    known = _with(device, step=max(0.0, once - micro_step), micro_step=micro_step)
+    assert known.measured is not None
+    launch = known.measured.costs.forward
+    left, slopes = [], []
+    for layers in (1, 5):
+        drawing = Runs(few._replace(layers=layers, tokens=_FEW_TOKENS, rows=2), folder / f"drawing{layers}")
+        alike, slower = (drawing.predicted("grpo", _with(known, drawn=times * launch)) for times in (1, 2))
+        left.append(drawing.seconds_of("grpo") - alike)
+        slopes.append((slower - alike) / launch)  # operators of a rollout
+    more = (left[1] - left[0]) / (slopes[1] - slopes[0])
+    return _with(known, drawn=launch + more, token=max(0.0, (left[0] - more * slopes[0]) / (_FEW_TOKENS / 2)))
+
+
+def _with(device: Device, **costs: float) -> Device:
+    assert device.measured is not None
+    return replace(device, measured=device.measured._replace(costs=device.measured.costs._replace(**costs)))
+
+
+def main() -> None:
+    """Run, predict, print, judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--out", default="runs/clock")
+    flags = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    found: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
+    begun = with_costs(measured_cpu(), Path(flags.out) / "costs")
+    assert begun.measured is not None
+    costs = dict(zip(HostCosts._fields[2:], begun.measured.costs[2:], strict=True))
+    print(f"seconds beside the model: {costs}", flush=True)
+    for seed in range(flags.first, flags.first + flags.runs):
+        setting = drawn_setting(seed)
+        runs = Runs(setting, Path(flags.out) / str(seed))
+        before = _with(measured_cpu(), **costs)
+        spent = {kind: runs.seconds_of(kind) for kind in flags.kinds}
+        after = _with(measured_cpu(), **costs)
+        for kind, seconds in spent.items():
+            predicted = runs.predicted(kind, before, after)
+            found[kind].append(predicted / seconds)
+            print(f"{kind:6} {setting.name:60} {seconds:8.3f} {predicted:8.3f} {predicted / seconds:5.2f}", flush=True)
+    for kind, ratios in found.items():
+        close = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
+        print(f"{kind}: {close} of {len(ratios)} within {WITHIN:.0%}, median ratio {statistics.median(ratios):.2f}")
+
+
+class Runs:
+    """The runs of one setting, in a folder."""
+
+    def __init__(self, setting: Drawn, folder: Path) -> None:
+        self.setting, self.folder = setting, folder
+        rows = sequences(setting)
+        self._rows = [{"prompt": text[:8], "completion": text[8:]} for text in rows]
+        others = [*rows[1:], rows[0]]
+        self._pairs = [
+            {"prompt": text[:8], "chosen": text[8:], "rejected": other[8:]}
+            for text, other in zip(rows, others, strict=True)
+        ]
+        shape = {"num_attention_heads": max(1, setting.width // 64), "max_position_embeddings": setting.tokens}
+        self.model = str(
+            threestep.new_model(
+                self._rows,
+                folder / "new",
+                vocab_size=setting.vocabulary,
+                hidden_size=setting.width,
+                num_hidden_layers=setting.layers,
+                **shape,
+            )
+        )
+
+    def settings_of(self, kind: str) -> dict[str, Any]:
+        """The flags of a run that change its seconds."""
+        setting = self.setting
+        if kind in ("sft", "reward", "dpo"):
+            return {
+                "max_seq_len": setting.tokens,
+                "per_device_train_batch_size": setting.rows,
+                "gradient_accumulation_steps": setting.accumulation,
+                "gradient_checkpointing": setting.recomputes,
+            }
+        half = setting.tokens // 2
+        shared: dict[str, Any] = {
+            "max_prompt_seq_len": half,
+            "prompt_truncation": "right",
+            "max_answer_seq_len": half,
+            "per_device_generation_batch_size": setting.rows * setting.accumulation,
+            "per_device_training_batch_size": setting.rows,
+            "gradient_accumulation_steps": setting.accumulation,
+            "actor_gradient_checkpointing": setting.recomputes,
+        }
+        if kind == "ppo":
+            return {**shared, "critic_gradient_checkpointing": setting.recomputes}
+        samples = {"num_samples_per_prompt": 2, "per_device_generation_batch_size": max(1, setting.rows // 2)}
+        return {**shared, **samples, "advantage": "grpo", "gradient_accumulation_steps": 1}
+
+    def seconds_of(self, kind: str) -> float:
+        """Processor seconds of a step of the run."""
+        marks: list[float] = []
+
+        def follow(step: int, figures: dict[str, Any]) -> None:
+            if step and not any(name.startswith("eval/") for name in figures):
+                marks.append(time.process_time())
+
+        common = dict(
+            max_train_steps=_STEPS,
+            output_dir=str(self.folder / kind),
+            overwrite=True,
+            report=False,
+            callback=follow,
+            eval_fraction=0.1,
+            eval_interval=100,
+            **_PRECISION,
+        )
+        self._call(kind)(**self.settings_of(kind), **common)
+        steps = [later - earlier for earlier, later in zip(marks, marks[1:], strict=False)]
+        return statistics.median(steps[_WARM - 1 :])
+
+    def _call(self, kind: str) -> Callable[..., Any]:
+        prompts = [{"prompt": row["completion"]} for row in self._rows]
+        if kind == "grpo":
+            return lambda **flags: threestep.ppo(self.model, prompts, **_OF_LENGTH, **flags)
+        if kind == "ppo":
+            scorer = str(self.folder / "reward" / "model")
+            return lambda **flags: threestep.ppo(self.model, prompts, reward_model=scorer, **flags)
+        rows = self._rows if kind == "sft" else self._pairs
+        return lambda **flags: getattr(threestep, kind)(self.model, rows, **flags)
+
+    def predicted(self, kind: str, *devices: Device) -> float:
+        """The mean of the clock's seconds on the devices."""
+        places = {"sft": ("model",), "reward": ("model",), "dpo": ("model",)}.get(kind, ("actor_model", "critic_model"))
+        models = {f"{place}_name_or_path": self.model for place in places}
+        if kind == "grpo":
+            models = {"actor_model_name_or_path": self.model, **_OF_LENGTH}
+        settings = {
+            **models,
+            **self.settings_of(kind),
+            **_PRECISION,
+            "output_dir": str(self.folder / "dry"),
+            "data_path": "embedded",
+        }
+        return statistics.mean(predicted_seconds(kind, settings, device) for device in devices)
+
+
+def sequences(setting: Drawn) -> list[str]:
+    """Texts longer than a row."""
+    dice = random.Random(1)
+    words = ["".join(dice.choices(string.ascii_lowercase, k=dice.randint(2, 6))) for _ in range(400)]
+    count = 2 * _STEPS * setting.rows * setting.accumulation
+    return [" ".join(dice.choices(words, k=2 * setting.tokens)) for _ in range(count)]
+
+
+if __name__ == "__main__":
+    main()
