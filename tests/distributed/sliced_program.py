@@ -111,6 +111,8 @@ def model_of_family(family: str) -> Any:
     implementation, dtype = ("sinks", torch.float32) if family == "gpt_oss" else ("sdpa", torch.float64)
     model = AutoModelForCausalLM.from_config(tiny_config(family), attn_implementation="eager").to(dtype).eval()
     model.set_attn_implementation(implementation)
+    if hasattr(model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")  # the others compute in no float64
     draw_weights(model, seed=2)
     return model
 
@@ -216,11 +218,13 @@ def with_routers(group: Any) -> dict[str, float]:
 
 
 def forms() -> dict[str, Any]:
-    """Rows of 23 tokens, which no P here divides: packed, with three responses of a prompt; padded; and one whose
-    targets are all in its last slice."""
+    """Rows of 23 tokens, which no P here divides: packed, with three responses of a prompt, or with paths side by side;
+    padded; and one whose targets are all in its last slice."""
     import torch
 
     from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
+    from training.utils.contracts.paths import ParallelTags
+    from training.utils.layout.parallel import parallel_document
     from training.utils.layout.rows import packed_rows
 
     random = torch.Generator().manual_seed(4)
@@ -229,10 +233,14 @@ def forms() -> dict[str, Any]:
         ids = torch.randint(1, VOCAB, (tokens,), generator=random)
         return TokenSequence(ids, torch.arange(tokens) >= tokens - targets)
 
+    tags = ParallelTags(3, 4, 5, 6)
+    ids = [10, 11, 3, 4, 12, 13, 14, 5, 4, 15, 16, 5, 6, 17, 18, 19]
+    blocks = TokenSequence(torch.tensor(ids), torch.arange(len(ids)) > 1)
     shared = shared_prompt(part(5, 0), [part(4, 4), part(3, 3), part(2, 2)])
     return {
         "packed": packed_rows([[shared, plain(part(9, 6))], [plain(part(20, 12))]], 0, with_before=True),
         "padded": packed_rows([[plain(part(23, 9))], [plain(part(7, 5))]], 0),
+        "paths": packed_rows([[parallel_document(blocks, tags), plain(part(7, 4))]], 0),
         "late": packed_rows([[plain(part(23, 2))]], 0),
     }
 

@@ -25,6 +25,7 @@ CASES = {
     "packed": ("", 1),
     "ahead": (AHEAD, 1),
     "2 ranks, ZeRO 3, padded": ("--actor_zero_stage 3 --padded true", 2),
+    "a row over 2 ranks": ("--sequence_parallel_size 2 --actor_zero_stage 2 --router_aux_loss_coef 0.1", 2),
     "LoRA, recomputed": ("--actor_lora_dim 4 --only_optimize_lora --actor_gradient_checkpointing", 1),
 }
 
