@@ -31,7 +31,8 @@ def slice_attention(name: str) -> None:
     if function is None:
         raise ThreestepError(
             f"--sequence_parallel_size needs attention by one of transformers' functions, and '{name}' is the "
-            "family's own; use --attn_implementation sdpa, or leave --sequence_parallel_size out"
+            "family's own; use --attn_implementation sdpa where the family has it, or leave --sequence_parallel_size "
+            "out"
         )
     if not isinstance(function, SlicedAttention):
         AttentionInterface.register(name, SlicedAttention(function, takes_mask=not name.startswith("flash")))

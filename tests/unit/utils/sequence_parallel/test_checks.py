@@ -80,5 +80,5 @@ def test_flags_that_do_not_go_with_it():
 
 
 def test_attention_of_the_familys_own():
-    with pytest.raises(ThreestepError, match="'eager' is the family's own; use --attn_implementation sdpa"):
+    with pytest.raises(ThreestepError, match="'eager' is the family's own; use --attn_implementation sdpa where"):
         slice_attention("eager")
