@@ -1,7 +1,8 @@
 """Names of datasets and their classes. Knows nothing of the classes' content.
 
 A `--data_path` entry is one of
-- a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package);
+- a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package), with
+  settings behind commas where the class takes some (`needle,words=16000`);
 - a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
 - `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class;
 - `pairs.csv`: a file whose ending names its reader;
@@ -27,7 +28,7 @@ from training.utils.data.files.strangers import why_no_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.verifiers_tasks import PREFIX, VerifiersTasks
 
-_BUILT_IN_MODULES = ("training.utils.data.sources.made.embedded", "training.utils.data.sources.made.shapes")
+_BUILT_IN_MODULES = tuple(f"training.utils.data.sources.made.{name}" for name in ("embedded", "needle", "shapes"))
 _BY_SCHEME: dict[str, type[PromptRawDataset]] = {PREFIX: VerifiersTasks}  # by the beginning of a name
 _BUILT_IN_PACKAGE = "training.utils.data.sources.hub"  # every module in it registers its classes
 
@@ -95,6 +96,9 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     names = registered_names()
     if name in _classes:
         return _classes[name]
+    bare = name.partition(",")[0]
+    if bare in _classes and _classes[bare].takes_settings:
+        return _classes[bare]
     trimmed = name.rstrip("/")
     endings = [known for known in names if trimmed.endswith("/" + known)]
     if files is not None and not endings:

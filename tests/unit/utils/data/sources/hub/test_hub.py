@@ -253,7 +253,7 @@ def test_every_built_in_name_is_tried():
     homes = {name: registry._classes[name].__module__ for name in registry.registered_names()}
     built_in = {name for name, home in homes.items() if (ROOT / f"{home.replace('.', '/')}.py").is_file()}
     built_in = {name for name in built_in if homes[name].startswith("training.")}
-    assert built_in == {*CASES, "local/jsonfile", "embedded", "shapes"}
+    assert built_in == {*CASES, "local/jsonfile", "embedded", "needle", "shapes"}
 
 
 @pytest.mark.parametrize("name", ["Hello-SimpleAI/HC3-Chinese", "stanfordnlp/SHP", "lmqg/qag_jaquad"])
