@@ -23,12 +23,12 @@ from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.rows import SentenceRow
-from training.utils.data.rows.documents import group_document, group_tokens, row_groups, sentence_document
+from training.utils.data.rows.documents import group_document, group_size, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums, gathered
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.layout.planner import PlanSettings, plan_step
+from training.utils.layout.planner import DocumentSize, PlanSettings, plain_size, plan_step
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.with_media import lacks_media, laid_out
 from training.utils.recording.digests import StepNumbers
@@ -279,7 +279,8 @@ class SftTrainer:
         run, ranks = self.run, self.run.ranks
         places = row_groups(sentences, plan)
         groups = [[sentences[place] for place in group] for group in places]
-        step = plan_step([_tokens(group, plan) for group in groups], plan)
+        sizes = [_size(group, plan) for group in groups]
+        step = plan_step([size.tokens for size in sizes], plan, pairs=[size.pairs for size in sizes])
         lacking = lacks_media(step, ranks.group, [any(row.media for row in group) for group in groups])
         found = []
         for rows, lacks in zip(step[ranks.group], lacking, strict=True):
@@ -298,9 +299,9 @@ class SftTrainer:
         return found
 
 
-def _tokens(rows: Sequence[SentenceRow], plan: PlanSettings) -> int:
-    """Tokens of the `_document` of these rows."""
-    return rows[0].length_tokens if len(rows) == 1 else group_tokens(rows, plan)
+def _size(rows: Sequence[SentenceRow], plan: PlanSettings) -> DocumentSize:
+    """The size of the `_document` of these rows."""
+    return plain_size(rows[0].length_tokens) if len(rows) == 1 else group_size(rows, plan)
 
 
 def _document(rows: Sequence[SentenceRow], plan: PlanSettings) -> Document:

@@ -7,9 +7,10 @@ settings): all ranks compute the same plan without communication, and all get th
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6
+
+# By cost where that takes this share less time than by tokens: for less, layouts stay as they are.
+_LEAST_GAIN = 0.01
 
 # Rows, documents and micro-batches are tuples of indices into the step's documents.
 Row = tuple[int, ...]
@@ -42,6 +46,8 @@ class PlanSettings:
         need be empty ones.
     tags: of blocks in responses, whose paths were drawn side by side; None lays responses out in one piece.
     least_shared_tokens: from how many tokens on equal beginnings are shared, beyond a prompt by its responses; 0 never.
+    pair_tokens: the cost of a pair of tokens of a document of which one sees the other, in tokens, where attention
+        computes no others: 4 h of 24 h^2 FLOPs. 0 where it computes whole rows.
     """
 
     ranks: int
@@ -55,6 +61,7 @@ class PlanSettings:
     micro_batches_multiple_of: int = 1
     tags: ParallelTags | None = None
     least_shared_tokens: int = 0
+    pair_tokens: float = 0.0
 
 
 def forward_plan(
@@ -76,9 +83,10 @@ def forward_plan(
     budget = max_tokens_per_micro_batch
     if budget is None and packed:
         budget = sequences * longest_tokens
-    longest_row, quadratic = longest_tokens, 6.0 * hidden_size
+    longest_row, quadratic, pair = longest_tokens, 6.0 * hidden_size, 0.0
     if packed and long_rows_are_free and budget is not None:
         longest_row, quadratic = max(longest_tokens, budget), float("inf")
+        pair = 1.0 / (6.0 * hidden_size)
     return PlanSettings(
         ranks=ranks,
         max_tokens_per_micro_batch=budget,
@@ -86,6 +94,7 @@ def forward_plan(
         packed=packed,
         max_row_tokens=longest_row,
         quadratic_tokens=quadratic,
+        pair_tokens=pair,
         forward_tokens=forward_tokens,
     )
 
@@ -102,17 +111,64 @@ def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:
     return 60.0 / 6.0 * flops / bytes_per_second + 0.02 * flops / (6.0 * max(1, weights))
 
 
+class DocumentSize(NamedTuple):
+    """pairs: of tokens of which one sees the other, itself included."""
+
+    tokens: int
+    pairs: int
+
+
+def plain_size(tokens: int) -> DocumentSize:
+    """Return the size of a document in which each token sees all before it."""
+    return DocumentSize(tokens, tokens * (tokens + 1) // 2)
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """The documents of a step, by index. heights: rows of `lengths` tokens that each takes. weights: by which they are
+    dealt."""
+
+    lengths: Sequence[int]
+    heights: Sequence[int]
+    weights: Sequence[int]
+
+
 def plan_step(
-    lengths: Sequence[int], settings: PlanSettings, heights: Sequence[int] = ()
+    lengths: Sequence[int], settings: PlanSettings, heights: Sequence[int] = (), pairs: Sequence[int] = ()
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """Lay out the documents of one optimizer step (`lengths` in tokens), each exactly once. [rank][m] of the result:
     the rows that `rank` computes in its m-th forward; a micro-batch may be empty.
 
-    heights: without packing, the rows of `lengths` tokens that each document takes, which stay together; () is one."""
+    Ranks get nearly equal tokens, or where that takes less time, nearly equal costs: of tokens and of attention, which
+    long documents have more of.
+
+    heights: without packing, the rows of `lengths` tokens that each document takes, which stay together; () is one.
+    pairs: `DocumentSize.pairs` of each document; () is those of plain ones."""
     heights = heights or [1] * len(lengths)
     totals = [length * height for length, height in zip(lengths, heights, strict=True)]
-    shares = dealt(totals, settings.ranks, equal_counts=not settings.packed)
-    fitted = [_fitted_micro_batches(lengths, share, settings, heights) for share in shares]
+    step = _planned(_Documents(lengths, heights, lengths if settings.packed else totals), settings)
+    if settings.ranks == 1 or (settings.packed and not settings.pair_tokens):  # wide rows cost what they hold
+        return step
+    pairs = pairs or [plain_size(length).pairs for length in lengths]
+    cost = partial(_rows_cost, lengths, pairs, settings)
+    costs = [round(cost(((index,),) * height)) for index, height in enumerate(heights)]
+    before = _step_costs(step, cost)
+    if max(before) * (1.0 - _LEAST_GAIN) * settings.ranks < sum(costs):
+        return step
+    least = before
+    for other in (step, _planned(_Documents(lengths, heights, costs), settings)):
+        aligned = tuple(tuple(sorted(rank, key=cost, reverse=True)) for rank in other)
+        after = _step_costs(aligned, cost)
+        gains = [old * (1.0 - _LEAST_GAIN) > new for old, new in zip(before, after, strict=True)]
+        if any(gains) and all(new <= old for old, new in zip(least, after, strict=True)):
+            step, least = aligned, after
+    return step
+
+
+def _planned(documents: _Documents, settings: PlanSettings) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Return a step whose ranks have nearly equal weights."""
+    shares = dealt(documents.weights, settings.ranks, equal_counts=not settings.packed)
+    fitted = [_fitted_micro_batches(documents, share, settings) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
     if most:
         multiple = settings.micro_batches_multiple_of
@@ -120,8 +176,8 @@ def plan_step(
     micro_batches = []
     for share, mine in zip(shares, fitted, strict=True):
         if len(mine) < most:  # spread this rank's share over as many forwards as the busiest rank needs
-            spread = _laid_out(lengths, share, most, settings)
-            mine = spread if all(_fits(lengths, rows, settings, heights) for rows in spread) else mine
+            spread = _laid_out(documents, share, most, settings)
+            mine = spread if all(_fits(documents, rows, settings) for rows in spread) else mine
         micro_batches.append(tuple(mine) + ((),) * (most - len(mine)))
     return tuple(micro_batches)
 
@@ -138,27 +194,26 @@ def balanced(lengths: Sequence[int], documents: Sequence[int] | range, bins: int
     return dealt
 
 
-def _fitted_micro_batches(
-    lengths: Sequence[int], share: Sequence[int], settings: PlanSettings, heights: Sequence[int]
-) -> list[MicroBatch]:
+def _fitted_micro_batches(documents: _Documents, share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
     """Return the fewest micro-batches that keep every limit, or a few more if they pad less."""
+    lengths = documents.lengths
     if not share:
         return []
     if not settings.packed:
-        filled = _filled(lengths, share, settings, heights)
-        even = _laid_out(lengths, share, len(filled), settings)
-        return even if all(_fits(lengths, rows, settings, heights) for rows in even) else filled
+        filled = _filled(documents, share, settings)
+        even = _laid_out(documents, share, len(filled), settings)
+        return even if all(_fits(documents, rows, settings) for rows in even) else filled
     fewest, budget = 1, settings.max_tokens_per_micro_batch
     if budget is not None:  # a document above the budget takes one micro-batch of any length
         fewest = max(fewest, -(-sum(min(lengths[index], budget) for index in share) // budget))
     for count in range(fewest, len(share) + 1):
-        micro_batches = _laid_out(lengths, share, count, settings)
-        if all(_fits(lengths, rows, settings) for rows in micro_batches):
+        micro_batches = _laid_out(documents, share, count, settings)
+        if all(_fits(documents, rows, settings) for rows in micro_batches):
             break
     # A few more may pad less. With many, widths are similar already.
     if count <= _MANY:
         for more in range(count + 1, min(len(share), count + _MANY) + 1):
-            other = _laid_out(lengths, share, more, settings)
+            other = _laid_out(documents, share, more, settings)
             if more * settings.forward_tokens >= _cost(lengths, micro_batches, settings):
                 break
             if _cost(lengths, other, settings) < _cost(lengths, micro_batches, settings):
@@ -175,32 +230,49 @@ def _cost(lengths: Sequence[int], micro_batches: Sequence[MicroBatch], settings:
     return cost + (len(micro_batches) * settings.forward_tokens if len(micro_batches) > 1 else 0.0)
 
 
-def _filled(
-    lengths: Sequence[int], share: Sequence[int], settings: PlanSettings, heights: Sequence[int]
-) -> list[MicroBatch]:
+def _rows_cost(lengths: Sequence[int], pairs: Sequence[int], settings: PlanSettings, rows: MicroBatch) -> float:
+    """Return the cost of a micro-batch on its rank, in tokens."""
+    if not rows:
+        return 0.0
+    width = _width(lengths, rows)
+    attended = sum(pairs[index] for row in rows for index in row)
+    return len(rows) * width * (1.0 + width / settings.quadratic_tokens) + settings.pair_tokens * attended
+
+
+def _step_costs(step: Sequence[Sequence[MicroBatch]], cost: Callable[[MicroBatch], float]) -> tuple[float, float]:
+    """Return the cost of a step whose ranks wait for each other in each forward, as ZeRO-3 gathers weights, and of one
+    whose ranks meet at its end."""
+    costs = [[cost(rows) for rows in rank] for rank in step]
+    return sum(map(max, zip(*costs, strict=True))), max(map(sum, costs))
+
+
+def _filled(documents: _Documents, share: Sequence[int], settings: PlanSettings) -> list[MicroBatch]:
     """Return one document per row, longest first, each micro-batch filled before the next."""
     filled: list[MicroBatch] = []
-    for document in sorted(share, key=lambda index: (-lengths[index], index)):
-        if filled and _fits(lengths, (*filled[-1], (document,)), settings, heights):
+    for document in sorted(share, key=lambda index: (-documents.lengths[index], index)):
+        if filled and _fits(documents, (*filled[-1], (document,)), settings):
             filled[-1] = (*filled[-1], (document,))
         else:
             filled.append(((document,),))
     return filled
 
 
-def _laid_out(lengths: Sequence[int], share: Sequence[int], count: int, settings: PlanSettings) -> list[MicroBatch]:
+def _laid_out(documents: _Documents, share: Sequence[int], count: int, settings: PlanSettings) -> list[MicroBatch]:
     """Return `share` in at most `count` micro-batches, none empty."""
+    lengths = documents.lengths
     if settings.packed:
         dealings = [balanced(lengths, share, count)]
+        if documents.weights is not lengths:
+            dealings.insert(0, balanced(documents.weights, share, count))
         if 1 < count <= 2 * _MANY:
             dealings.append(_by_length(lengths, share, count))
-        plans = [[_packed(lengths, documents, settings) for documents in dealt if documents] for dealt in dealings]
-        fitting = [plan for plan in plans if all(_fits(lengths, rows, settings) for rows in plan)]
+        plans = [[_packed(lengths, each, settings) for each in dealing if each] for dealing in dealings]
+        fitting = [plan for plan in plans if all(_fits(documents, rows, settings) for rows in plan)]
         return min(fitting or plans[:1], key=lambda plan: _cost(lengths, plan, settings))
     # One document per row: neighbours in length share a micro-batch, so that there is little padding.
     longest_first = sorted(share, key=lambda index: (-lengths[index], index))
     slices = np.array_split(np.array(longest_first, dtype=np.int64), count)
-    return [tuple((index,) for index in documents.tolist()) for documents in slices if len(documents)]
+    return [tuple((index,) for index in each.tolist()) for each in slices if len(each)]
 
 
 def _by_length(lengths: Sequence[int], share: Sequence[int], count: int) -> list[list[int]]:
@@ -216,16 +288,16 @@ def _by_length(lengths: Sequence[int], share: Sequence[int], count: int) -> list
     return dealt
 
 
-def _fits(lengths: Sequence[int], rows: MicroBatch, settings: PlanSettings, heights: Sequence[int] = ()) -> bool:
+def _fits(documents: _Documents, rows: MicroBatch, settings: PlanSettings) -> bool:
     if sum(len(row) for row in rows) == 1:  # alone it has to run
         return True
     count, most_rows = len(rows), settings.max_rows_per_micro_batch
     if not settings.packed:
-        count = sum(heights[row[0]] for row in rows)
+        count = sum(documents.heights[row[0]] for row in rows)
         if most_rows is not None and count > most_rows:
             return False
     budget = settings.max_tokens_per_micro_batch
-    return budget is None or count * _width(lengths, rows) <= budget
+    return budget is None or count * _width(documents.lengths, rows) <= budget
 
 
 def _width(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> int:

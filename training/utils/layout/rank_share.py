@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.layout.parallel import drawn_document
-from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.trie import NEVER, joined, prompt_groups, prompt_tokens, trie_document, trie_tokens
+from training.utils.layout.planner import DocumentSize, PlanSettings, plan_step
+from training.utils.layout.trie import NEVER, joined, prompt_groups, prompt_tokens, trie_document, trie_size
 from training.utils.layout.with_media import lacks_media, laid_out
 
 if TYPE_CHECKING:
@@ -65,11 +65,12 @@ def rank_share(
     if not sharing:  # tags are of drawn responses alone: other texts may quote them
         plan = replace(plan, tags=None)
     groups = _groups(sequences, plan, sharing)
-    parts = [sequences[group[0]].parts for group in groups] if not plan.packed else []
-    lengths = [max(map(len, each)) for each in parts]
     if plan.packed:
-        lengths = [_tokens([sequences[index] for index in group], plan) for group in groups]
-    step = plan_step(lengths, plan, [len(each) for each in parts])
+        sizes = [_size([sequences[index] for index in group], plan) for group in groups]
+        step = plan_step([size.tokens for size in sizes], plan, pairs=[size.pairs for size in sizes])
+    else:
+        parts = [sequences[group[0]].parts for group in groups]
+        step = plan_step([max(map(len, each)) for each in parts], plan, [len(each) for each in parts])
     lacking = lacks_media(step, share, [any(sequences[index].media for index in group) for group in groups])
     shares = []
     for micro_batch, lacks in zip(step[share], lacking, strict=True):
@@ -115,9 +116,9 @@ def _rows(groups: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list
     return [[_document(group, plan) for group in groups]]
 
 
-def _tokens(sequences: Sequence[TokenSequence], plan: PlanSettings) -> int:
-    """Return the tokens of `_document`, without making it: a rank makes its own alone."""
-    return trie_tokens(sequences, _least_tokens(plan))
+def _size(sequences: Sequence[TokenSequence], plan: PlanSettings) -> DocumentSize:
+    """Return the size of `_document`, without making it: a rank makes its own alone."""
+    return trie_size(sequences, _least_tokens(plan))
 
 
 def _document(sequences: Sequence[TokenSequence], plan: PlanSettings) -> Document:

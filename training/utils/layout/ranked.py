@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.utils.contracts.documents import Document, unshared
+from training.utils.layout.planner import DocumentSize, plain_size
 from training.utils.layout.with_media import laid_out
 
 if TYPE_CHECKING:
@@ -67,12 +68,14 @@ def ranked_rows(
     )
 
 
-def planned_tokens(prompt_tokens: int, response_tokens: Sequence[int], shared: bool) -> int:
-    """Return the tokens of a prompt with its responses, for the planner: unless shared, one row per response, padded to
+def planned_size(prompt_tokens: int, response_tokens: Sequence[int], shared: bool) -> DocumentSize:
+    """Return the size of a prompt with its responses, for the planner: unless shared, one row per response, padded to
     the longest."""
-    if shared:
-        return prompt_tokens + sum(response_tokens)
-    return len(response_tokens) * (prompt_tokens + max(response_tokens))
+    if not shared:
+        row, rows = plain_size(prompt_tokens + max(response_tokens)), len(response_tokens)
+        return DocumentSize(rows * row.tokens, rows * row.pairs)
+    pairs = [prompt_tokens * tokens + plain_size(tokens).pairs for tokens in response_tokens]
+    return DocumentSize(prompt_tokens + sum(response_tokens), plain_size(prompt_tokens).pairs + sum(pairs))
 
 
 def beyond_shortest(ranked: RankedRows) -> torch.Tensor:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from training.utils.contracts.documents import Document, Segment, TokenSequence, plain
+from training.utils.layout.planner import DocumentSize, plain_size
 
 if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
@@ -46,9 +47,12 @@ class TrieNode:
     sequences: tuple[int, ...]
     children: tuple[TrieNode, ...] = ()
 
-    @property
-    def tokens(self) -> int:
-        return self.end - self.begin + sum(child.tokens for child in self.children)
+    def size(self, before: int = 0) -> DocumentSize:
+        """Return its size with its children's. before: tokens of the nodes above it, which it sees."""
+        tokens = self.end - self.begin
+        pairs = tokens * before + plain_size(tokens).pairs
+        below = [child.size(before + tokens) for child in self.children]
+        return DocumentSize(tokens + sum(each.tokens for each in below), pairs + sum(each.pairs for each in below))
 
 
 def prompt_tokens(sequence: TokenSequence) -> int:
@@ -87,12 +91,18 @@ def trie_document(sequences: Sequence[TokenSequence], least_tokens: int) -> Docu
     return Document(tuple(segments), tuple(ends), tuple(owners))
 
 
-def trie_tokens(sequences: Sequence[TokenSequence], least_tokens: int) -> int:
-    """Return the tokens of `trie_document`, without making it."""
+def trie_size(sequences: Sequence[TokenSequence], least_tokens: int) -> DocumentSize:
+    """Return the size of `trie_document`, without making it."""
     sequences, forks = _parts(sequences)
     if len(sequences) == 1:
-        return len(sequences[0])
-    return sum(root.tokens for root in tries_of(sequences, least_tokens, forks))
+        return plain_size(len(sequences[0]))
+    roots = [root.size() for root in tries_of(sequences, least_tokens, forks)]
+    return DocumentSize(sum(root.tokens for root in roots), sum(root.pairs for root in roots))
+
+
+def trie_tokens(sequences: Sequence[TokenSequence], least_tokens: int) -> int:
+    """Return the tokens of `trie_document`, without making it."""
+    return trie_size(sequences, least_tokens).tokens
 
 
 def tries_of(sequences: Sequence[TokenSequence], least_tokens: int, forks: bool = False) -> tuple[TrieNode, ...]:

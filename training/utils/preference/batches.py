@@ -14,9 +14,9 @@ import torch
 
 from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, unshared
-from training.utils.data.rows.documents import group_document, group_tokens, responses_document, row_groups
-from training.utils.layout.planner import PlanSettings, plan_step
-from training.utils.layout.ranked import RankedRows, planned_tokens, ranked_rows
+from training.utils.data.rows.documents import group_document, group_size, responses_document, row_groups
+from training.utils.layout.planner import DocumentSize, PlanSettings, plan_step
+from training.utils.layout.ranked import RankedRows, planned_size, ranked_rows
 from training.utils.layout.with_media import lacks_media
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def preference_batches(
         part = indices[start : start + at_a_time]
         taken = [rows[index] for index in part]
         groups = row_groups(taken, plan)
-        lengths = [_tokens([taken[number] for number in group], plan) for group in groups]
-        step = plan_step(lengths, plan)
+        sizes = [_size([taken[number] for number in group], plan) for group in groups]
+        step = plan_step([size.tokens for size in sizes], plan, pairs=[size.pairs for size in sizes])
         lacking = lacks_media(step, ranks.group, [any(taken[number].media for number in group) for group in groups])
         for layout, lacks in zip(step[ranks.group], lacking, strict=True):
             rows_of = [[[taken[number] for number in groups[place]] for place in row] for row in layout]
@@ -104,11 +104,11 @@ def preference_batches(
             yield pinned(batch, ranks.device)
 
 
-def _tokens(rows: Sequence[ResponsesRow], plan: PlanSettings) -> int:
-    """Number of tokens of `_document`."""
+def _size(rows: Sequence[ResponsesRow], plan: PlanSettings) -> DocumentSize:
+    """Return the size of `_document`."""
     if len(rows) > 1:
-        return group_tokens(rows, plan)
-    return planned_tokens(len(rows[0].prompt_ids), response_tokens(rows[0]), plan.packed)
+        return group_size(rows, plan)
+    return planned_size(len(rows[0].prompt_ids), response_tokens(rows[0]), plan.packed)
 
 
 def _document(rows: Sequence[ResponsesRow], plan: PlanSettings, are_targets: bool) -> Document:

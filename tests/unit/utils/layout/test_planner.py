@@ -257,3 +257,71 @@ def test_the_overhead_of_a_forward_by_hand():
     1,667."""
     assert round(forward_overhead_tokens(25_000_000, on_gpu=False), 1) == 126.7
     assert round(forward_overhead_tokens(10**9, on_gpu=True)) == 3333
+
+
+def costs_of(lengths, plan, step):
+    """The cost of each rank by hand: a token 1, a pair of a plain document `pair_tokens`."""
+    return [
+        sum(
+            lengths[i] + plan.pair_tokens * lengths[i] * (lengths[i] + 1) / 2
+            for rows in rank
+            for row in rows
+            for i in row
+        )
+        for rank in step
+    ]
+
+
+def test_ranks_get_equal_costs_where_attention_counts():
+    """hidden size 8: a pair costs 1 / 48 tokens, so 480 tokens cost 480 + 2,405, and 48 tokens 48 + 24.5. By tokens the
+    long document and fifteen short ones stand against the rest, by cost it alone: 2,885 beside 2,900."""
+    lengths = [480] + [48] * 40
+    plan = forward_plan(60, 480, 8, packed=True, ranks=2, long_rows_are_free=True)
+    assert plan.pair_tokens == 1 / 48
+    assert forward_plan(60, 480, 8, packed=True, ranks=2).pair_tokens == 0.0  # wide rows cost what they hold
+    costs = costs_of(lengths, plan, plan_step(lengths, plan))
+    assert sorted(map(round, costs)) == [2885, 2900]
+    by_tokens = costs_of(lengths, plan, plan_step(lengths, replace(plan, pair_tokens=0.0)))
+    assert max(by_tokens) == pytest.approx(2885 + 15 * 72.5)  # 15 of the 40 short ones
+    assert plan_step(lengths, replace(plan, pair_tokens=1e-6)) == plan_step(lengths, replace(plan, pair_tokens=0.0))
+
+
+@settings(max_examples=200, deadline=None)
+@given(lengths, st.integers(2, 5), st.sampled_from([1e-4, 1e-2, 1.0]), st.none() | st.integers(1, 4000))
+def test_by_cost_no_step_takes_longer_than_by_tokens(lengths, ranks, pair, budget):
+    plan = PlanSettings(
+        ranks, budget, packed=True, max_row_tokens=2000, quadratic_tokens=float("inf"), pair_tokens=pair
+    )
+    step, by_tokens = plan_step(lengths, plan), plan_step(lengths, replace(plan, pair_tokens=0.0))
+
+    def longest(step):
+        """Of each forward, the rank that takes longest."""
+        return sum(
+            max(
+                len(rows) * widest(lengths, rows)
+                + pair * sum(lengths[i] * (lengths[i] + 1) / 2 for row in rows for i in row)
+                for rows in forward
+            )
+            for forward in zip(*step, strict=True)
+        )
+
+    assert longest(step) <= longest(by_tokens) * (1 + 1e-9)
+
+
+def test_padded_ranks_get_equal_costs_too():
+    """hidden size 1: rows of 60 tokens cost 60 + 600, rows of 6 cost 6 + 6; a rank has four of the eight."""
+    lengths = [60, 60, 6, 6, 6, 6, 60, 6]
+    step = plan_step(lengths, forward_plan(2, 60, 1, packed=False, ranks=2))
+    assert sorted(sum(lengths[i] for rows in rank for row in rows for i in row) for rank in step) == [78, 132]
+
+
+def test_pairs_of_documents_that_share_a_prompt_are_fewer():
+    """Two documents of 100 tokens of which the one sees half as much, and many short ones."""
+    lengths, plan = (
+        [100, 100, 10, 10, 10, 10, 10, 10],
+        PlanSettings(2, packed=True, max_row_tokens=1000, pair_tokens=1.0),
+    )
+    plan = replace(plan, quadratic_tokens=float("inf"))
+    pairs = [5050, 2525, *[55] * 6]
+    light = plan_step(lengths, plan, pairs=pairs)
+    assert sorted(sum(pairs[i] for rows in rank for row in rows for i in row) for rank in light) == [2855, 5050]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, shared_prompt, unshared
-from training.utils.layout.ranked import RankedRows, beyond_shortest, planned_tokens, ranked_rows
+from training.utils.layout.ranked import RankedRows, beyond_shortest, planned_size, ranked_rows
 
 
 def sequence(ids: list[int]) -> TokenSequence:
@@ -95,6 +95,6 @@ def test_the_planner_bounds_what_is_computed_padding_included(responses):
     one, lengths = row([5] * 10, *responses), [len(ids) for ids in responses]
     for shared in (False, True):
         rows = ranked_rows([[one]], shared, 0).rows
-        assert planned_tokens(10, lengths, shared) == rows.input_ids_NT.numel()
+        assert planned_size(10, lengths, shared).tokens == rows.input_ids_NT.numel()
         alone = [one] if shared else unshared(one)
         assert sum(document.tokens for document in alone) == int((rows.segment_ids_NT >= 0).sum())

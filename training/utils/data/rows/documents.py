@@ -13,10 +13,10 @@ from training.utils.contracts.documents import Document, TokenSequence, join, pl
 from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.layout.parallel import drawn_document, parallel_document, shared_prompt_in_parallel
-from training.utils.layout.trie import joined, trie_document, trie_tokens
+from training.utils.layout.trie import joined, trie_document, trie_size
 
 if TYPE_CHECKING:
-    from training.utils.layout.planner import PlanSettings
+    from training.utils.layout.planner import DocumentSize, PlanSettings
 
 _STANDING_IN = 4  # tokens of a response that is not drawn yet
 
@@ -78,9 +78,9 @@ def row_groups(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -
     return sorted([*groups, *([index] for index, row in enumerate(rows) if row.parallel_tags is not None)])
 
 
-def group_tokens(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> int:
-    """Return the tokens of `group_document`."""
-    return trie_tokens([sequence for row in rows for sequence in _sequences(row)], plan.least_shared_tokens)
+def group_size(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> DocumentSize:
+    """Return the size of `group_document`."""
+    return trie_size([sequence for row in rows for sequence in _sequences(row)], plan.least_shared_tokens)
 
 
 def group_document(

@@ -14,6 +14,7 @@ Knows no engine and no loss. N rows, T tokens in a row.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ AUTO, SDPA, VARLEN, FLEX = "auto", "sdpa", "varlen", "flex_attention"
 FLASH = ("flash_attention_2", "flash_attention_3")  # cannot hide responses that share a prompt from each other
 IMPLEMENTATIONS = (SDPA, VARLEN, FLEX, *FLASH)
 CHOICES = (AUTO, *IMPLEMENTATIONS)  # of the flag
+_FULL = "full_attention"  # of a layer, in configurations
 BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
 
 
@@ -48,9 +50,11 @@ def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> 
     """Return `forward_plan` with the attention costs of a transformers model. others: its other arguments."""
     from training.utils.layout.planner import forward_plan
 
-    hidden_size = model.config.get_text_config().hidden_size
+    config = model.config.get_text_config()
     is_free = long_rows_are_free(text_attention(model))
-    return forward_plan(sequences, longest_tokens, hidden_size, long_rows_are_free=is_free, **others)
+    plan = forward_plan(sequences, longest_tokens, config.hidden_size, long_rows_are_free=is_free, **others)
+    kinds = getattr(config, "layer_types", None) or [_FULL]  # in others, each token costs the same
+    return replace(plan, pair_tokens=plan.pair_tokens * kinds.count(_FULL) / len(kinds))
 
 
 def sliding_window(model: Any) -> int | None:
