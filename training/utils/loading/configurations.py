@@ -14,7 +14,7 @@ from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
 from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
 from training.utils.models.families.checks import check_reads_text
-from training.utils.models.rope_scaling import scaled
+from training.utils.models.rope_scaling import scaled, scaled_positions, steady_positions
 from training.utils.models.stop_tokens import stop_tokens_in
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def check_trains(settings: ModelSettings, generates: bool) -> None:
 
 def positions_of(config: Any) -> int | None:
     """The longest sequence that a model has positions for; None if unbounded."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    return scaled_positions(config.get_text_config())
 
 
 def set_pad_token(config: Any, pad_token_id: int | None) -> None:
@@ -105,6 +105,13 @@ def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) ->
             f"{flags} allow sequences of {longest_tokens} tokens and the model '{settings.name_or_path}' has "
             f"{positions} positions; lower them or use a model with more positions (steps 1 and 2 give one more by "
             "--rope_scaling)"
+        )
+    steady = steady_positions(config.get_text_config())
+    if steady is not None and longest_tokens > steady:
+        raise ThreestepError(
+            f"{flags} allow sequences of {longest_tokens} tokens, and '{settings.name_or_path}' (longrope) gives all "
+            f"sequences of a batch other angles where one has more than {steady}, so one would change another; lower "
+            f"them to {steady}, or use a model whose positions are of another type (default, linear, yarn, llama3)"
         )
 
 

@@ -41,6 +41,34 @@ def read_scaling(text: str) -> RopeScaling:
     return RopeScaling(kind, factor)
 
 
+def scaled_positions(config: Any) -> int | None:
+    """Return the positions that a configuration of text has, None if it names none. YaRN has its factor times those
+    before, also where `max_position_embeddings` still counts these, as in Qwen2.5's instructions for long texts."""
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    for rope in _kinds_of_rope(config):
+        before, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+        if positions is not None and rope.get("rope_type") == "yarn" and before and factor:
+            positions = max(positions, int(before * factor))
+    return positions
+
+
+def steady_positions(config: Any) -> int | None:
+    """Return the tokens up to which the angles of a configuration of text do not depend on the longest sequence of a
+    batch; None without a bound. LongRoPE (Phi-3) takes others beyond it, for all sequences of the batch."""
+    bounds = [
+        rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        for rope in _kinds_of_rope(config)
+        if rope.get("rope_type") == "longrope"
+    ]
+    return min(filter(None, bounds), default=None)
+
+
+def _kinds_of_rope(config: Any) -> list[dict[str, Any]]:
+    """The rotary parameters of all layers, or of each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
+
+
 def check_scaling(mistakes: Mistakes, text: str | None) -> None:
     """Note a text that `read_scaling` does not read."""
     if text is not None:

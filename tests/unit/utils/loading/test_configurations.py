@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import Gemma3Config
+from transformers import Gemma3Config, LlamaConfig
 
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import ThreestepError
@@ -88,3 +88,16 @@ def test_settings_of_generation_that_transformers_does_not_read(tmp_path):
 def test_memory_that_is_used_up_is_not_explained_as_a_damaged_folder():
     with pytest.raises(MemoryError), errors_explained("model", "FOLDER", Exception):
         raise MemoryError
+
+
+def test_lengths_at_which_one_sequence_changes_another_are_refused(tmp_path):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 512}
+    LlamaConfig(**shape, rope_parameters={**rope, "original_max_position_embeddings": 32}).save_pretrained(tmp_path)
+    check_positions(ModelSettings(str(tmp_path)), 32, "--max_seq_len")
+    with pytest.raises(
+        ThreestepError, match=r"--max_seq_len allow sequences of 33 tokens, and .* \(longrope\) .* to 32"
+    ):
+        check_positions(ModelSettings(str(tmp_path)), 33, "--max_seq_len")
+    with pytest.raises(ThreestepError, match=r"sequences of 513 tokens and the model .* has 512 positions"):
+        check_positions(ModelSettings(str(tmp_path)), 513, "--max_seq_len")
