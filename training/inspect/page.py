@@ -9,7 +9,7 @@ from html import escape
 
 from training.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
 from training.inspect.text import NOT_READ, column_table, reading, row_title, share_sentence
-from training.utils.data.rows.views import length_bars
+from training.utils.data.rows.views import length_bars, shortened
 from training.utils.report.pages.document import document, scrolled, tiles
 from training.utils.report.pages.marked import MARKED_STYLE, length_chart, marked_texts, shown_media
 
@@ -120,7 +120,7 @@ def _dropped(phase: PhaseAccount) -> str:
 
 def _row(phase: PhaseAccount, row: ShownRow, unit: str) -> str:
     others = "".join(
-        f'<p class="soft paths">{escape(name)}: {escape(str(value))}</p>'
+        f'<p class="soft paths">{escape(name)}: {escape(shortened(str(value)))}</p>'
         for name, value in row.others.items()
         if value is not None
     )

@@ -10,7 +10,7 @@ from typing import Any
 from training.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.files.columns import column_names
-from training.utils.data.rows.views import Style, histogram, printable, side_by_side
+from training.utils.data.rows.views import Style, histogram, printable, shortened, side_by_side
 
 NOT_READ = "not read"
 
@@ -62,7 +62,7 @@ def _parts(row: ShownRow, style: Style) -> Iterator[str]:
     yield "".join(style.mark(printable(text)) if loss else printable(text) for text, loss in runs)
     for name, value in row.others.items():
         if value is not None:
-            yield f"{name}: {printable(str(value))}"
+            yield f"{name}: {printable(shortened(str(value)))}"
 
 
 def _source(source: SourceAccount, width: int) -> Iterator[str]:

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from training.utils.data.rows.tokenize import TextTokenizer
 
 ROWS_PER_CALL = 1024  # of the tokenizer
+CHARACTERS_PER_CALL = 2**20  # from which on it is called with fewer: an encoding takes some hundred bytes a token
 _LEAVES_OUT = (Dropped, MalformedBlocks, BadConversation)
 
 
 class RowMaker:
-    """Turns the raw rows of one source into rows of one kind, `ROWS_PER_CALL` at a time."""
+    """Turns the raw rows of one source into rows of one kind, `ROWS_PER_CALL` at a time, fewer of long ones."""
 
     def __init__(
         self,
@@ -74,15 +75,18 @@ class RowMaker:
         Getters are handed a copy of a row that stays in memory: they may change it, and it is read again.
         """
         waiting: list[Waiting] = []
+        characters = 0
         for index in map(int, indices):
             sample = deepcopy(rows[index]) if isinstance(rows, (list, tuple)) else rows[index]
             try:
                 waiting.append(self._take(sample, first_id + index, f"dataset '{self._source.name}', row {index}"))
             except _LEAVES_OUT as reason:
                 self._count_drop(reason)
-            if len(waiting) == ROWS_PER_CALL:
+                continue
+            characters += sum(len(piece.text) for piece in waiting[-1].sample.pieces)
+            if len(waiting) == ROWS_PER_CALL or characters >= CHARACTERS_PER_CALL:
                 yield from self._made(waiting)
-                waiting = []
+                waiting, characters = [], 0
         if waiting:
             yield from self._made(waiting)
 

@@ -24,9 +24,13 @@ from training.utils.data.rows.documents import responses_document, sentence_docu
 from training.utils.layout.rows import packed_rows
 
 Decode = Callable[[Sequence[int]], str]
+GoOn = Callable[[Sequence[int], Sequence[int], Decode], str]
 COLOUR, COLOUR_END = "\033[32m", "\033[0m"
 BRACKETS = ("\u27e6", "\u27e7")  # white square brackets, rare in texts
 _NARROWEST_COLUMN = 16
+SHOWN_TOKENS = 4096  # of a piece for people: of a longer one, the first and the last half of these
+SHOWN_CHARACTERS = 16_384  # likewise of a value beside a prompt
+_BEFORE_TOKENS = 32  # that decide how a text goes on
 
 
 def document_of(row: Row) -> Document:
@@ -100,35 +104,56 @@ def source_of(row_id: int, described: Sequence[dict[str, Any]]) -> dict[str, Any
 
 def continuation(before: Sequence[int], ids: Sequence[int], decode: Decode) -> str:
     """The text that `ids` add after `before`. Decoded alone, they may lose the space that they begin with."""
+    before = before[-_BEFORE_TOKENS:]
     start, whole = decode(before) if before else "", decode([*before, *ids])
     return whole[len(start) :] if whole.startswith(start) else decode(ids)
 
 
-def runs_of(ids: Sequence[int], loss_mask: Sequence[int], decode: Decode) -> list[tuple[str, bool]]:
+def shown_continuation(before: Sequence[int], ids: Sequence[int], decode: Decode) -> str:
+    """`continuation`, without the middle of more than `SHOWN_TOKENS`."""
+    if len(ids) <= SHOWN_TOKENS:
+        return continuation(before, ids, decode)
+    half = SHOWN_TOKENS // 2
+    left_out = f"\n[{len(ids) - SHOWN_TOKENS:,} tokens left out]\n"
+    return f"{continuation(before, ids[:half], decode)}{left_out}{continuation(ids[:-half], ids[-half:], decode)}"
+
+
+def shortened(text: str) -> str:
+    """The text, without the middle of more than `SHOWN_CHARACTERS`."""
+    if len(text) <= SHOWN_CHARACTERS:
+        return text
+    half = SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n[{len(text) - SHOWN_CHARACTERS:,} characters left out]\n{text[-half:]}"
+
+
+def runs_of(
+    ids: Sequence[int], loss_mask: Sequence[int], decode: Decode, go_on: GoOn = continuation
+) -> list[tuple[str, bool]]:
     """The text in pieces, cut where loss begins and ends: (text, carries loss)."""
     runs, at = [], 0
     for carries_loss, group in groupby(loss_mask):
-        end = at + len(list(group))
-        runs.append((continuation(ids[:at], ids[at:end], decode), bool(carries_loss)))
+        end = at + sum(1 for _ in group)
+        runs.append((go_on(ids[max(0, at - _BEFORE_TOKENS) : at], ids[at:end], decode), bool(carries_loss)))
         at = end
     return runs
 
 
-def response_texts(row: ResponsesRow, decode: Decode) -> tuple[str, list[str]]:
+def response_texts(row: ResponsesRow, decode: Decode, go_on: GoOn = continuation) -> tuple[str, list[str]]:
     """The prompt's text, and each response's as the prompt's continuation."""
     prompt = row.prompt_ids.tolist()
-    return decode(prompt), [continuation(prompt, ids.tolist(), decode) for ids in row.response_ids]
+    return go_on([], prompt, decode), [go_on(prompt, ids.tolist(), decode) for ids in row.response_ids]
 
 
 def marked_runs(row: Row, decode: Decode) -> list[tuple[str, list[tuple[str, bool]]]]:
-    """The row's parts by name, each in pieces (text, carries loss); in phase 2 the prompt and each response."""
+    """The row's parts by name, each in pieces (text, carries loss); in phase 2 the prompt and each response. Pieces
+    without their middle where they are long."""
     if isinstance(row, ResponsesRow):
-        prompt, responses = response_texts(row, decode)
+        prompt, responses = response_texts(row, decode, shown_continuation)
         parts = zip(response_names(len(responses)), responses, strict=True)
         return [("prompt", [(prompt, False)]), *((name, [(text, True)]) for name, text in parts)]
     layout = layout_of(document_of(row))
     name = "prompt" if isinstance(row, PromptRow) else "text"
-    return [(name, runs_of(layout["input_ids"], layout["loss_mask"], decode))]
+    return [(name, runs_of(layout["input_ids"], layout["loss_mask"], decode, shown_continuation))]
 
 
 def response_names(count: int) -> list[str]:
@@ -141,7 +166,7 @@ def values_beside(row: Row) -> list[tuple[str, str]]:
     if not isinstance(row, PromptRow):
         return []
     reference = [] if row.reference is None else [("reference", row.reference)]
-    return [(name, _as_lines(value)) for name, value in (*reference, *row.columns.items())]
+    return [(name, shortened(_as_lines(value))) for name, value in (*reference, *row.columns.items())]
 
 
 def _as_lines(value: Any) -> str:
@@ -180,17 +205,18 @@ def terminal_style(is_terminal: bool, columns: int) -> Style:
 
 
 def row_as_text(row: Row, decode: Decode, style: Style, show_layout: bool = False) -> str:
-    """The row's texts, with what carries loss marked; in phase 2 side by side. show_layout: a line for each segment."""
+    """The row's texts, with what carries loss marked; in phase 2 side by side. show_layout: a line for each segment.
+    Pieces without their middle where they are long."""
     document = document_of(row)
     if isinstance(row, ResponsesRow):
-        prompt, responses = response_texts(row, decode)
+        prompt, responses = response_texts(row, decode, shown_continuation)
         all_ids = zip(["prompt", *response_names(len(responses))], [row.prompt_ids, *row.response_ids], strict=True)
         titles = [f"{name}, {len(ids)} tokens" for name, ids in all_ids]
         texts = [printable(text) for text in (prompt, *responses)]
         lines = side_by_side(titles, texts, [False] + [True] * len(responses), style)
     else:
         layout = layout_of(document)
-        runs = runs_of(layout["input_ids"], layout["loss_mask"], decode)
+        runs = runs_of(layout["input_ids"], layout["loss_mask"], decode, shown_continuation)
         lines = ["".join(style.mark(printable(text)) if loss else printable(text) for text, loss in runs)]
     lines += [f"{name}: {printable(value)}" for name, value in values_beside(row)]
     return "\n".join([*lines, *(segment_lines(document) if show_layout else [])])

@@ -8,7 +8,9 @@ from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, all_rows, many
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
+from training.utils.data.build import row_maker
 from training.utils.data.build.build import build_phase
+from training.utils.data.kinds.strategies import PlainText
 
 
 def test_phase_1_is_a_sentence(flags, tiny_tokenizer):
@@ -44,6 +46,19 @@ def test_phase_3_is_a_flipped_prompt(flags, tiny_tokenizer):
     assert isinstance(row, PromptRow)
     assert tiny_tokenizer.decode(row.flipped_prompt_ids[::-1]) == PAIR["prompt"] == row.prompt_text
     assert row.reference is None
+
+
+def test_long_texts_are_tokenized_few_at_a_time(flags, tiny_tokenizer, monkeypatch, tmp_path):
+    """An encoding takes some hundred bytes a token: a thousand rows of a million characters took all memory."""
+    calls: list[int] = []
+    encode = PlainText.encode
+    monkeypatch.setattr(PlainText, "encode", lambda self, samples: calls.append(len(samples)) or encode(self, samples))
+    built = []
+    for most in (row_maker.CHARACTERS_PER_CALL, 1):
+        monkeypatch.setattr(row_maker, "CHARACTERS_PER_CALL", most)
+        data = flags(many(PAIR, 12), data_split="1,0,0", eval_fraction=0.0, data_output_path=str(tmp_path / str(most)))
+        built.append([row.input_ids.tolist() for row in all_rows(build_phase(1, data, tiny_tokenizer, seed=1))])
+    assert calls == [12, *[1] * 12] and built[0] == built[1]
 
 
 def test_rows_without_rejected_leave_phase_2_alone(flags, tiny_tokenizer):

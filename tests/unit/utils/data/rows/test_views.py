@@ -46,6 +46,33 @@ def test_a_run_keeps_the_space_that_it_would_lose_by_itself():
     assert views.runs_of([0, 1, 2], [0, 1, 1], decode) == [("One", False), (" two three", True)]
 
 
+def test_the_middle_of_a_long_piece_is_left_out(monkeypatch):
+    monkeypatch.setattr(views, "SHOWN_TOKENS", 4)
+    monkeypatch.setattr(views, "SHOWN_CHARACTERS", 6)
+    row = sentence([0, *[1] * 1000, 2, 2, 3], [0] * 3 + [1] * 1001)
+    assert views.marked_runs(row, decode) == [
+        ("text", [("One two two", False), (" two two\n[997 tokens left out]\n three\nfour", True)])
+    ]
+    assert "[997 tokens left out]" in views.row_as_text(row, decode, Style(False, 80))
+    assert views.row_as_data(row, decode)["loss_texts"] == [" two" * 998 + " three three\nfour"]  # JSON has all
+    pair = ResponsesRow(0, np.array([0] * 5, np.int32), (np.array([1], np.int32), np.array([2] * 6, np.int32)))
+    assert views.marked_runs(pair, decode)[0][1] == [("OneOne\n[1 tokens left out]\nOneOne", False)]
+    assert views.marked_runs(pair, decode)[2][1] == [(" three three\n[2 tokens left out]\n three three", True)]
+    assert views.shortened("abcdefgh") == "abc\n[2 characters left out]\nfgh" and views.shortened("abcdef") == "abcdef"
+
+
+def test_a_long_conversation_is_decoded_once(monkeypatch):
+    """Not from its beginning for each turn."""
+    decoded = []
+
+    def counted(ids) -> str:
+        decoded.append(len(ids))
+        return decode(ids)
+
+    assert len(views.runs_of([1] * 4000, [0, 1] * 2000, counted)) == 4000
+    assert sum(decoded) < 4000 * 100
+
+
 def test_columns_have_one_width_whatever_signs_take_two_cells():
     row = ResponsesRow(0, np.array([0, 5], np.int32), (np.array([1, 2], np.int32), np.array([5], np.int32)))
     lines = views.row_as_text(row, decode, Style(False, 66), show_layout=True).splitlines()

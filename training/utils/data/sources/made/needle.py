@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import NamedTuple, overload
 
 from training.utils.base.errors import Mistakes, nearest_names
@@ -64,7 +64,7 @@ class NeedleRow:
 def parse_settings(name: str) -> NeedleSettings:
     """Read the settings behind `needle`; ThreestepError for unknown ones, and for values that are no whole numbers
     above 0 or more facts than names."""
-    known = {field.name: field.default for field in fields(NeedleSettings)}
+    known = asdict(NeedleSettings())
     mistakes = Mistakes()
     for each in name.split(",")[1:]:
         setting, _, value = each.partition("=")
