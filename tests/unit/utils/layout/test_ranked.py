@@ -7,6 +7,7 @@ import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, shared_prompt, unshared
 from training.utils.layout.ranked import RankedRows, beyond_shortest, planned_size, ranked_rows
+from training.utils.models.flops import visible_pairs
 
 
 def sequence(ids: list[int]) -> TokenSequence:
@@ -96,5 +97,6 @@ def test_the_planner_bounds_what_is_computed_padding_included(responses):
     for shared in (False, True):
         rows = ranked_rows([[one]], shared, 0).rows
         assert planned_size(10, lengths, shared).tokens == rows.input_ids_NT.numel()
+        assert not shared or planned_size(10, lengths, True).pairs == visible_pairs(one)
         alone = [one] if shared else unshared(one)
         assert sum(document.tokens for document in alone) == int((rows.segment_ids_NT >= 0).sum())

@@ -13,7 +13,8 @@ from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.spans import ImageSpan
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import packed_rows
-from training.utils.layout.trie import NEVER, joined, prompt_groups, trie_document, trie_tokens
+from training.utils.layout.trie import NEVER, joined, prompt_groups, trie_document, trie_size, trie_tokens
+from training.utils.models.flops import visible_pairs
 from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 
 
@@ -91,6 +92,7 @@ def test_random_tries_hold_each_sequence_as_it_was(least):
         )
         document = trie_document(sequences, least)
         assert document.tokens == trie_tokens(sequences, least) <= sum(map(len, sequences))
+        assert trie_size(sequences, least).pairs == visible_pairs(document)
         shared += sum(map(len, sequences)) - document.tokens
         assert document.targets == sum(int(each.is_target.sum()) for each in sequences)
         for alone, each in zip(unshared(document), sequences, strict=True):
