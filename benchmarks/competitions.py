@@ -304,7 +304,7 @@ def _ppo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     flags += ["--max_answer_seq_len", "64", "--per_device_generation_batch_size", str(PROMPTS)]
     flags += ["--num_train_epochs", str(arguments.steps)]
     commands = {"Threestep": _threestep_ppo(workload, flags)}
-    commands["Threestep, forwards reused"] = _threestep_ppo(workload, [*flags, "--reuse_forwards"])
+    commands["Threestep, reading apart"] = _threestep_ppo(workload, [*flags, "--reuse_forwards", "false"])
     if not arguments.without_trl:
         common = ["--prompts", str(PROMPTS), "--new_tokens", "64"]
         for batch in (8, PROMPTS):

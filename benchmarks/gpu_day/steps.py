@@ -12,7 +12,7 @@ from benchmarks.gpu_day.record import Report
 RUNS = {
     "GRPO, 8 prompts x 4": ("grpo", "Threestep"),
     "PPO, 32 prompts, four models": ("ppo", "Threestep"),
-    "PPO, forwards reused": ("ppo", "Threestep, forwards reused"),
+    "PPO, reading apart": ("ppo", "Threestep, reading apart"),
 }
 
 

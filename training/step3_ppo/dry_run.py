@@ -13,6 +13,7 @@ import torch
 from training.step3_ppo.ahead.free import GROUPS_AT_ONCE
 from training.step3_ppo.dry_run_time import rollout_parts
 from training.step3_ppo.flags.checks import Components, check_models
+from training.step3_ppo.flags.reuse import why_apart
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import SavedActivations, cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
@@ -32,6 +33,7 @@ from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.flags.arguments import resolved_settings
+from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.models.quantized.quantized import rounded_elements
 from training.utils.sequence_parallel.checks import check_model, sizes_for
 from training.utils.sequence_parallel.group import check_divides
@@ -59,7 +61,40 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 
 
 def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
-    """Return the estimate of a run of step 3."""
+    """Return the estimate of a run of step 3, with --reuse_forwards chosen where it is left to auto."""
+    if flags.ppo.reuse_forwards is not None:
+        return estimated_as_given(flags, components, counts)
+    device = planned_device(flags.run.device, flags.run.device_memory_gb)
+    chosen = chosen_reuse(flags, components, counts, device)
+    found = estimated_as_given(with_reuse(flags, chosen.value), components, counts)
+    return replace(found, plan=[*found.plan, sentence([chosen])])
+
+
+def chosen_reuse(flags: PpoFlags, components: Components, counts: ModelCounts, device: PlannedDevice) -> AutoChoice:
+    """Return what --reuse_forwards auto stands for by flags and models without weights. device: with the memory that
+    is free, if that is known."""
+    name, why = "reuse_forwards", why_apart(flags, components.algorithm)
+    if why is not None:
+        return AutoChoice(name, False, why)
+    chosen = AutoChoice(name, True, "the forwards that read are learned from", off=False)
+    if device.memory_bytes is None:
+        return chosen
+    most = estimated_as_given(with_reuse(flags, True), components, counts).most()
+    needed = most.device_bytes + (0 if device.is_cuda else most.host_bytes)
+    if not device.leaves_room(needed):
+        return AutoChoice(
+            name, False, f"true may take {needed / 1e9:.1f} GB of {device.memory_bytes / 1e9:.1f} that are free"
+        )
+    return chosen
+
+
+def with_reuse(flags: PpoFlags, reuses: bool) -> PpoFlags:
+    """Return the flags with --reuse_forwards as chosen."""
+    return flags._replace(ppo=replace(flags.ppo, reuse_forwards=reuses))
+
+
+def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
+    """Return the estimate with --reuse_forwards as it is."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     check_divides(ranks, ppo.sequence_parallel_size)

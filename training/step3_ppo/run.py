@@ -8,6 +8,7 @@ from training.step3_ppo import STEP
 from training.step3_ppo.ahead.admission import Admission
 from training.step3_ppo.ahead.events import RolloutEvents
 from training.step3_ppo.ahead.schedule import read_schedule
+from training.step3_ppo.choices import settled
 from training.step3_ppo.flags.ahead_checks import check_ahead_of_run
 from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.learning.learning import Updates
@@ -27,6 +28,7 @@ from training.utils.rewards.weighted import open_asked
 from training.utils.run.run_folder import ROLLOUTS
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
+from training.utils.setup.setup import least_free_bytes
 from training.utils.setup.tasks import open_tasks
 
 if TYPE_CHECKING:
@@ -43,8 +45,10 @@ def run(flags: PpoFlags, components: Components) -> None:
     of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, given, trains)
     with planned_run(of_run, shares_gpu) as planned:
         opened, opening, scale = open_inputs(planned, flags._replace(data=planned.flags.data), components)
-        flags, _, tokenizers, inputs, ranks = opening
+        free_bytes = least_free_bytes(opening.ranks)
         roles = open_roles(opening, opened.model.head_chunk_mb)
+        opened, opening = settled(opened, opening, roles, free_bytes)
+        flags, _, tokenizers, inputs, ranks = opening
         settings = loop_settings(opening, roles, scale)
         engine = open_rollout_engine(opening, roles)
         parts = CheckpointParts(roles.trained, ranks, roles.average, *roles.saved)

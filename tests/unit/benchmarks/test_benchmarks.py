@@ -281,7 +281,7 @@ def test_the_floor_of_the_passes(workload):
     assert floors._shared(3, [2, 1]) == (6, 19, 2) and floors._one(3, 2) == (5, 15, 2)
     a_token = floors.floor_flops("sft", workload, "tiny")["Threestep"]
     assert 6 * body < a_token < 6 * (body + 64 * VOCABULARY) + 12 * 2 * 64 * 100
-    plain, reused = floors.floor_flops("ppo", workload, "tiny").values()
+    reused, plain = floors.floor_flops("ppo", workload, "tiny").values()
     tokens = PROMPTS * (floors.NEW_TOKENS + 10)
     assert plain - reused > 2 * 2 * body * tokens  # two forwards less
     assert floors.floor_flops("grpo", workload, "tiny") == {}

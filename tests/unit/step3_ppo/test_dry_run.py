@@ -87,12 +87,22 @@ def test_forwards_that_are_kept_are_held_together(said):
 
     flags = ("--per_device_generation_batch_size", "16", "--max_tokens_per_micro_batch", "2560")
     flags += ("--max_answer_seq_len", "96", "--actor_gradient_checkpointing", "false")
-    apart, kept = said(*flags), said(*flags, "--reuse_forwards", "true")
+    apart, kept = (said(*flags, "--reuse_forwards", given) for given in ("false", "true"))
     more = held(kept, "further activations, kept")
     peaks = [held(text, "most at once, in a backward of the actor") for text in (apart, kept)]
     assert "activations, kept" not in apart and peaks[1] - peaks[0] == pytest.approx(more, abs=0.002)
     # 16 sequences of at most 128 tokens, 2,560 tokens a forward: all in one, so that one model's activations are added
     assert more == pytest.approx(held(apart, "critic: activations"), abs=0.002)
+
+
+def test_forwards_are_reused_by_default_where_the_memory_holds_them(said):
+    text = said("--device", "cuda", "--device_memory_gb", "80")
+    assert "auto: --reuse_forwards true (the forwards that read are learned from; false turns it off)" in text
+    assert "further activations, kept" in text
+    tight = said("--device", "cuda", "--device_memory_gb", "0.01")
+    assert re.search(r"auto: --reuse_forwards false \(true may take 0\.01\d+ GB, and 0\.01 are free\)", tight)
+    assert "further activations, kept" not in tight and "auto: " not in said("--reuse_forwards", "false")
+    assert "auto: --reuse_forwards false (a rollout has 2 optimizer steps)" in said("--ppo_epochs", "2")
 
 
 def test_a_frozen_model_in_shards_is_gathered_for_its_forward(said):

@@ -132,16 +132,6 @@ def experience_settings(
     control = KlControl(flags.kl_coef, flags.kl_target if flags.kl_control == "adaptive" else None, flags.kl_horizon)
     kl = KlSettings(control, in_loss=flags.kl_in == "loss", estimator=algorithm.kl_estimator)
     mismatch = mismatch_settings(algorithm, ppo)
-    bypasses = mismatch is not None and mismatch.bypass
-    # Otherwise the actor takes one step on each rollout: the old policy is the one that is trained.
-    reads_old_logprobs = (
-        ppo.reuse_forwards
-        or (algorithm.wants_reference and not kl.in_loss and (kl.estimator.of_logits or not bypasses))
-        or (mismatch is not None and not bypasses)
-        or estimator.needs_policy
-        or ppo.report_variance
-        or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
-    )
     length = settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len, defaults=("max_prompt_tokens",))
     return ExperienceSettings(
         samples_per_prompt=ppo.num_samples_per_prompt,
@@ -149,9 +139,9 @@ def experience_settings(
         scoring=ScoringSettings(ppo.clip_reward, length, rewards, scale),
         reading=ReadingSettings(
             ppo.temperature,
-            reads_old_logprobs,
-            reuses_forwards=ppo.reuse_forwards,
-            with_entropy=ppo.reuse_forwards and flags.entropy_coef > 0,
+            bool(ppo.reuse_forwards) or reads_old_policy(algorithm, ppo),
+            reuses_forwards=bool(ppo.reuse_forwards),
+            with_entropy=bool(ppo.reuse_forwards) and flags.entropy_coef > 0,
             with_collisions=estimator.needs_policy or ppo.report_variance,
         ),
         kl=kl,
@@ -160,6 +150,20 @@ def experience_settings(
         whiten_advantages=estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages,
         mismatch=mismatch,
         reports_variance=ppo.report_variance,
+    )
+
+
+def reads_old_policy(algorithm: Algorithm, ppo: PpoArguments) -> bool:
+    """Return whether something needs the actor's log-probabilities of before its step. Otherwise the actor takes one
+    step on each rollout, and the old policy is the one that is trained."""
+    mismatch, in_loss = mismatch_settings(algorithm, ppo), algorithm.flags.kl_in == "loss"
+    bypasses = mismatch is not None and mismatch.bypass
+    return (
+        (algorithm.wants_reference and not in_loss and (algorithm.kl_estimator.of_logits or not bypasses))
+        or (mismatch is not None and not bypasses)
+        or algorithm.estimator.needs_policy
+        or ppo.report_variance
+        or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
     )
 
 

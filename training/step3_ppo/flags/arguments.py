@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.user_files import check_address
-from training.utils.contracts.guessers import BY_HEAD, GUESSERS
+from training.utils.contracts.guessers import GUESSERS
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import (
@@ -51,6 +51,7 @@ class PpoArguments:
         "samples of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. "
         "The gradient is the same.",
         default=64,
+        takes_auto=False,
     )
     sequence_parallel_size: int = flag_of(
         EngineArguments,
@@ -83,11 +84,13 @@ class PpoArguments:
         EngineArguments, "Stop after this many rollouts with their updates; default: no limit.", takes="rollouts >= 1"
     )
     ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", "passes >= 1", topic="batch")
-    reuse_forwards: bool = flag(
-        False,
+    reuse_forwards: bool | None = flag(
+        None,
         "With one optimizer step per rollout: learn from the forwards that computed log-probabilities and values,"
-        " and keep their activations until then. Faster, more memory.",
+        " and keep their activations until then. The same numbers; faster, more memory. auto: wherever that spares a"
+        " forward and the memory that is free holds the activations (docs/ppo.md).",
         topic="memory",
+        takes_auto=True,
     )
     max_answer_seq_len: int = flag_of(
         SamplingArguments, "Maximum length of a response.", name="max_new_tokens", aliases=(), topic="length"
@@ -124,11 +127,12 @@ class PpoArguments:
         "wherever that is faster. The responses stay the same. 0 guesses none.",
         "tokens",
     )
-    speculate_by: str = flag(
-        BY_HEAD,
+    speculate_by: str | None = flag(
+        None,
         "What --speculate guesses by: head, that of --mtp_num_layers; ngram, what followed the last tokens where they "
-        "were in the prompt or its responses before, which needs no head.",
+        "were in the prompt or its responses before, which needs no head; auto: the head where there is one.",
         choices=GUESSERS,
+        takes_auto=True,
     )
     vllm_speculate: int = flag(
         0,

@@ -10,6 +10,7 @@ from training.step3_ppo.flags.ahead_checks import check_ahead
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.distillation_checks import check_distillation
 from training.step3_ppo.flags.replay_checks import check_replayed_routers
+from training.step3_ppo.flags.reuse import obstacles
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
@@ -89,7 +90,8 @@ def checked_components(flags: PpoFlags) -> Components:
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes=mistakes)
-        _check_reuse(roles, ppo, algorithm, mistakes)
+        for obstacle in obstacles(flags, algorithm) if ppo.reuse_forwards else ():
+            mistakes.add(f"--reuse_forwards {obstacle.why}; {obstacle.instead}")
         check_ahead(flags, algorithm, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
@@ -98,15 +100,10 @@ def checked_components(flags: PpoFlags) -> Components:
         mistakes,
         ppo.sequence_parallel_size,
         {
-            "--reuse_forwards": ppo.reuse_forwards,
+            "--reuse_forwards": bool(ppo.reuse_forwards),
             **flags.run.recording,
             **flags.guests.reading_whole_rows,
         },
-    )
-    mistakes.require(
-        not (ppo.reuse_forwards and flags.mtp.mtp_num_layers),
-        "--reuse_forwards learns from forwards that keep no states, and --mtp_num_layers "
-        f"{flags.mtp.mtp_num_layers} reads them; leave one of the two out",
     )
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
@@ -168,9 +165,9 @@ def _checked_environments(
 def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:
     """Return what --speculate or --vllm_speculate asks for; note what it cannot go with."""
     ppo = flags.ppo
-    speculation = mistakes.note(Speculation.of_flag, ppo.speculate, ppo.speculate_by)
+    speculation = mistakes.note(Speculation.of_flag, ppo.speculate, guesser(flags))
     mistakes.require(
-        ppo.speculate_by == BY_HEAD or ppo.speculate != "0",
+        ppo.speculate_by in (None, BY_HEAD) or ppo.speculate != "0",
         f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate 1, "
         "or leave --speculate_by out",
     )
@@ -201,6 +198,11 @@ def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | N
     if by_vllm:
         _check_draft(flags, speculation, mistakes)
     return speculation
+
+
+def guesser(flags: PpoFlags) -> str:
+    """Return what --speculate guesses by: as given, or by the head where one is trained."""
+    return flags.ppo.speculate_by or (BY_HEAD if flags.mtp.mtp_num_layers else BY_NGRAMS)
 
 
 def _check_draft(flags: PpoFlags, speculation: Speculation, mistakes: Mistakes) -> None:
@@ -265,31 +267,6 @@ def _check_critic(
         needs_critic or not roles.share_trunk,
         f"--share_trunk puts actor and critic on one trunk, and --advantage {advantage} has no critic; leave it out or "
         f"use {WITH_CRITIC}",
-    )
-
-
-def _check_reuse(roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, mistakes: Mistakes) -> None:
-    """Note what keeps forwards that read from learning too."""
-    if not ppo.reuse_forwards:
-        return
-    for flag in ("actor_dropout", "critic_dropout", "lora_dropout"):
-        rate = getattr(roles, flag)
-        mistakes.require(
-            not rate,  # None: the model's own, which is judged once it is loaded
-            f"--reuse_forwards reads and learns in one forward, and --{flag} {rate} would change the log-probabilities "
-            "and values that are read; give 0",
-        )
-    for flag in ("actor_zero_stage", "critic_zero_stage"):
-        # Several forwards before the first backward: silently wrong gradients under ZeRO-3 (deepspeed 0.19).
-        mistakes.require(
-            getattr(roles, flag) < 3,
-            f"--reuse_forwards keeps forwards whose weights ZeRO-3 has released, and --{flag} is 3; give 2 or less, or "
-            "leave --reuse_forwards out",
-        )
-    mistakes.require(
-        not (algorithm.flags.kl_in == "loss" and algorithm.kl_estimator.of_logits),
-        f"--reuse_forwards would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the "
-        "loss; leave one of them out, or give --kl_in reward",
     )
 
 

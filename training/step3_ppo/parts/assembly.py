@@ -13,6 +13,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout_engine import Drawing
+from training.utils.engine.ranks.collectives import largest
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
@@ -87,7 +88,7 @@ def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
         path=flags.roles.actor_model_name_or_path,
         total_steps=optimizer_steps - warmup_steps,
         seed=flags.run.seed,
-        reuses_forwards=flags.ppo.reuse_forwards,
+        reuses_forwards=bool(flags.ppo.reuse_forwards),
     )
 
 
@@ -141,7 +142,23 @@ def with_guests(
 def check_reusable(roles: Roles) -> None:
     """ThreestepError if the forwards that read, in train mode where they also learn, would have dropout: by whatever
     name, the model's own too."""
-    for role, model in (("actor", roles.actor_model), ("critic", roles.critic_model)):
-        if model is not None:
-            instead = f"give --{role}_dropout 0, or leave --reuse_forwards out"
-            check_no_dropout(model, "and --reuse_forwards reads in it", instead)
+    for role, model in roles.trained_models.items():
+        instead = f"give --{role}_dropout 0, or leave --reuse_forwards out"
+        check_no_dropout(model, "and --reuse_forwards reads in it", instead)
+
+
+def why_not_reused(roles: Roles) -> str | None:
+    """Return why --reuse_forwards auto is false for these models and their guests, None if nothing keeps it. Before a
+    checkpoint changes the weights. A collective."""
+    for guest in (*roles.actor_guests, *roles.critic_guests):
+        if guest.why_not_ahead:
+            return guest.why_not_ahead.partition(";")[0]
+    for role, model in roles.trained_models.items():
+        try:
+            check_no_dropout(model)
+            differs = False
+        except ThreestepError:
+            differs = True
+        if largest(int(differs), roles.actor.ranks.device):
+            return f"the {role} computes something else in train mode, as with dropout"
+    return None

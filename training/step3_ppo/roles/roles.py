@@ -89,6 +89,12 @@ class Roles:
         return None if self.critic is None else self.critic.module.model  # type: ignore[return-value]
 
     @property
+    def trained_models(self) -> dict[str, PreTrainedModel]:
+        """The transformers models that learn, by role."""
+        critic = self.critic_model
+        return {"actor": self.actor_model, **({} if critic is None else {"critic": critic})}
+
+    @property
     def scorer(self) -> PreTrainedModel | None:
         """The transformers model inside the reward model."""
         return None if self.reward_model is None else self.reward_model.model

@@ -76,7 +76,7 @@ def trained_memory(
     gradients, stepping_bytes = _sharded_gradients(
         trained, share, (summed, master), dtype, stage=stage, offload=is_offloaded
     )
-    optimizer = _optimizer_state(share, bf16_states, is_offloaded)
+    optimizer = _optimizer_state(share, bf16_states, is_offloaded, in_place=dtype == "fp32" and stage < 3)
     buffers = bucket * (2 if zero.get("overlap_comm") and stage < 3 else 1)
     if stage == 3:
         buffers += gathered_elements(weights, largest, zero, trains=True) * size
@@ -139,9 +139,12 @@ def gathered_elements(weights: int, largest: int, zero: dict[str, Any], trains: 
     return min(weights, whole + largest)
 
 
-def _optimizer_state(share: int, bf16_states: bool, is_offloaded: bool) -> MemoryLine:
-    """Master weights and two moments; in float32 training too, stages 1 to 3 copy the weights."""
+def _optimizer_state(share: int, bf16_states: bool, is_offloaded: bool, in_place: bool) -> MemoryLine:
+    """Master weights and two moments; in float32 training too stage 3 copies the weights, and so do stages 1 and 2 with
+    offload (`training_engine._train_in_place`)."""
     name, a_weight = "optimizer: AdamW's moments, float32 weights", 12
+    if in_place and not is_offloaded:
+        name, a_weight = "optimizer: AdamW's moments", 8
     if bf16_states:
         name, a_weight = "optimizer: AdamW's moments, weights, in bfloat16", 6
     state = a_weight * share

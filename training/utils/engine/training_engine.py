@@ -101,6 +101,7 @@ class TrainingEngine:
         ranks.leaving.callback(release, self.engine)
         self._check_taken(config)
         _undo_trial_step(self.engine.optimizer)
+        _train_in_place(self.engine.optimizer)
         self.train()  # a model that transformers loaded is in eval mode, which turns recomputation off
 
     @property
@@ -323,6 +324,23 @@ def _undo_trial_step(wrapper: Any) -> None:
     for masters, weights in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
         for master, weight in zip(masters, weights, strict=True):
             master.data.copy_(weight.data)
+
+
+def _train_in_place(wrapper: Any) -> None:
+    """Have the optimizer of ZeRO 1 and 2 update this rank's share of float32 weights where the model has it, instead of
+    a copy: 4 bytes a weight less.
+
+    DeepSpeed clones it as a master copy for any precision, and copies it back after each step, which then copies the
+    share to itself (deepspeed 0.19, stage_1_and_2.py: __init__, step). Checkpoints are read into both by copies.
+    """
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    if not isinstance(wrapper, DeepSpeedZeroOptimizer) or wrapper.cpu_offload or wrapper.dtype != torch.float32:
+        return
+    for number, master in enumerate(wrapper.single_partition_of_fp32_groups):
+        place = torch.distributed.get_rank(wrapper.real_dp_process_group[number])
+        master.data = wrapper.parallel_partitioned_bit16_groups[number][place].data
+    wrapper._link_all_hp_params()  # views of the copies
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: EngineSettings, total_steps: int) -> Any:

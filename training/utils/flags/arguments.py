@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from training.utils.compat.deepspeed_chat_flags import old_defaults
 from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
 from training.utils.compat.old_flags import OldFlag, Renamed, flags_with_values, translated
 from training.utils.flags.flag_names import nearest_flags
-from training.utils.flags.flags import MAY_CHANGE, OWN_KEYS, UNIT, VALUES, Range, note_mistakes
+from training.utils.flags.flags import AUTO, MAY_CHANGE, OWN_KEYS, TAKES_AUTO, UNIT, VALUES, Range, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 
 _SWITCHED = {"true": True, "false": False}
@@ -121,6 +121,10 @@ def parse_arguments(
             raise ThreestepError(sentence or f"in the command line or the configuration: {message}")
 
         def add_argument(self, *names: str, **keywords: Any) -> Any:
+            if keywords.get(TAKES_AUTO):
+                if keywords["type"].__name__ == "string_to_bool":  # bare: true, as of a flag that is on or off
+                    keywords |= {"nargs": "?", "const": True}
+                keywords["type"] = _or_auto(keywords["type"])
             for key in OWN_KEYS:  # fields' metadata arrive here; argparse knows only its own
                 keywords.pop(key, None)
             return super().add_argument(*names, **keywords)
@@ -154,6 +158,16 @@ def parse_arguments(
     return instances
 
 
+def _or_auto(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return `read` with None for the word that leaves a flag to the program."""
+
+    @functools.wraps(read)
+    def read_or_none(word: str) -> Any:
+        return None if word == AUTO else read(word)
+
+    return read_or_none
+
+
 def _without_commas(words: Sequence[str], groups: Sequence[type]) -> list[str]:
     """The words with `1,10` as `1 10` behind flags that take several whole numbers."""
     lists = {f"--{each.name}" for _, each in _fields(groups) if str(each.type) == "list[int]"}
@@ -177,6 +191,7 @@ def _value_sentence(message: str, groups: Sequence[type]) -> str:
             name, got = found["name"], found["got"]
             found_in = [each.metadata for _, each in _fields(groups) if each.name == name]
             metadata: Mapping[str, Any] = found_in[0] if found_in else {}
+            expected += f", or {AUTO}" if metadata.get(TAKES_AUTO) else ""
             unit, wanted = metadata.get(UNIT), expected if got else _values_in_words(metadata.get(VALUES))
             of = f" ({unit})" if unit and unit not in name else ""
             return f"--{name} expects {wanted}{of}, got {got or 'nothing; write it behind the flag'}"

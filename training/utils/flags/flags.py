@@ -16,7 +16,8 @@ _Settings = TypeVar("_Settings")
 
 AUTO = "auto"  # a flag's value that leaves the choice to the program
 # Keys of a field's metadata that argparse must not see (`arguments.StrictParser`).
-VALUES, UNIT, TOPIC, MAY_CHANGE, DECLARED = OWN_KEYS = ("values", "unit", "topic", "may_change", "declared")
+OWN_KEYS = ("values", "unit", "topic", "may_change", "takes_auto", "declared")
+VALUES, UNIT, TOPIC, MAY_CHANGE, TAKES_AUTO, DECLARED = OWN_KEYS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ def flag(
     aliases: Sequence[str] = (),
     topic: str = "",
     may_change: bool = False,
+    takes_auto: bool = False,
 ) -> Any:
     """Return a dataclass field. None is not checked, and each item of a list is.
 
@@ -79,12 +81,13 @@ def flag(
     topic: one of `topics.TOPICS`, if not the group's own (`topic` of the dataclass)
     may_change: a resumed run may give another value: it affects no optimizer step, but for the run's two lengths,
         which move the learning rate's schedule on purpose. `may_change` of the dataclass says so of all its flags
+    takes_auto: the word `auto` stands for None, which leaves the choice to the program
     """
     declared: dict[str, Any] = {"default": default, "help": help, "takes": takes, "choices": choices}
-    declared |= {"aliases": aliases, "topic": topic, "may_change": may_change}
+    declared |= {"aliases": aliases, "topic": topic, "may_change": may_change, "takes_auto": takes_auto}
     unit, values = _taken(takes) if takes else ("", None)
     metadata: dict[str, Any] = {"help": help, VALUES: choices or values, UNIT: unit, TOPIC: topic}
-    metadata |= {MAY_CHANGE: may_change, DECLARED: declared}
+    metadata |= {MAY_CHANGE: may_change, TAKES_AUTO: takes_auto, DECLARED: declared}
     if aliases:
         metadata["aliases"] = list(aliases)
     if isinstance(default, list):

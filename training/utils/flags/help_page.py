@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.flags.flags import TOPIC, UNIT, VALUES, Range
+from training.utils.flags.flags import AUTO, TAKES_AUTO, TOPIC, UNIT, VALUES, Range
 from training.utils.flags.topics import OTHER, TOPICS
 
 HELP_FLAGS = ("-h", "--help")
@@ -93,14 +93,15 @@ def _flag_with_value(field: dataclasses.Field, kind: Any) -> str:
     """E.g. `--max_seq_len TOKENS`, `--dtype fp32|bf16|fp16`, `--padded`, `--stop TEXT ...`."""
     flag, values, unit = f"--{field.name}", field.metadata.get(VALUES), field.metadata.get(UNIT)
     kinds = [each for each in (*typing.get_args(kind), kind) if each is not type(None)]
+    or_auto = f"|{AUTO}" if field.metadata.get(TAKES_AUTO) else ""
     if bool in kinds:
-        return f"{flag} true|false"
+        return f"{flag} true|false{or_auto}"
     names = "|".join(map(str, values)) if values and not isinstance(values, Range) else ""
     shown = names if 0 < len(names) <= _LONGEST_CHOICES else (unit or "name").upper()
     if field.metadata.get("nargs") == "?":
         return f"{flag} [{shown}]"
     is_list = typing.get_origin(kind) is list
-    return f"{flag} {shown} ..." if is_list else f"{flag} {shown}"
+    return f"{flag} {shown} ..." if is_list else f"{flag} {shown}{or_auto}"
 
 
 def _text(field: dataclasses.Field, brief: bool = False) -> str:
@@ -109,7 +110,9 @@ def _text(field: dataclasses.Field, brief: bool = False) -> str:
     if brief:
         text = _SENTENCE_END.split(text, maxsplit=1)[0]
         text += "" if text.endswith(".") else "."
-    if isinstance(default, bool):
+    if default is None and field.metadata.get(TAKES_AUTO):
+        shown = AUTO
+    elif isinstance(default, bool):
         shown = str(default).lower()
     elif isinstance(default, float):
         shown = f"{default:g}"

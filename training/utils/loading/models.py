@@ -30,6 +30,7 @@ from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.families.checks import check_reads_media, check_reads_text
 from training.utils.models.families.parts import language_model_class
 from training.utils.models.families.scalar_class import scalar_model_class
+from training.utils.models.gated_mlp import keep_less
 
 if TYPE_CHECKING:
     import torch
@@ -400,4 +401,6 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
         from training.utils.models.compiled import compile_blocks
 
         compile_blocks(model)
+    elif not settings.gradient_checkpointing:
+        keep_less(model)
     return model

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from training.utils.clock.training_step import Parts, step_parts
 from training.utils.dry_run.clock import clock_device, step_plan
-from training.utils.dry_run.device import planned_device
+from training.utils.dry_run.device import PlannedDevice, planned_device
 from training.utils.dry_run.estimate import Estimate, ModelCounts, kept_counts, print_estimate
 from training.utils.dry_run.plan import LargestForward, plan_training, rows_at_most
 from training.utils.dry_run.sharing import print_advice
 from training.utils.dry_run.table import ranks_of_dry_run
+from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD
 from training.utils.engine.ranks.startup import DTYPES
+from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.sequence_parallel.checks import check_model, sizes_for
 from training.utils.sequence_parallel.group import check_divides
@@ -37,8 +39,31 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     print_advice(flags.engine.sequence_parallel_size, estimate, shared_by)
 
 
+def chosen_forward(
+    flags: OneModelFlags, scalar: bool, responses: int, counts: ModelCounts, *, device: PlannedDevice
+) -> AutoChoice:
+    """Return what --per_device_train_batch_size auto stands for on `device`, with the memory that is free there: the
+    most sequences that divide a step, of whose forward the estimate fits; one, if none does."""
+    step = SEQUENCES_OF_A_FORWARD * flags.engine.gradient_accumulation_steps
+    sizes = [size for size in range(step, 0, -1) if step % size == 0]
+    for size in sizes:
+        most = estimated(flags.with_forwards_of(size), scalar, responses, counts).most()
+        needed = most.device_bytes + (0 if device.is_cuda else most.host_bytes)
+        if device.leaves_room(needed):
+            break
+    free = "" if device.memory_bytes is None else f" of {device.memory_bytes / 1e9:.3g} that are free"
+    return AutoChoice(
+        "per_device_train_batch_size", size, f"of a step's {step}; a forward may take {needed / 1e9:.3g} GB{free}"
+    )
+
+
 def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelCounts) -> Estimate:
     """Return the estimate of a step's run."""
+    if flags.engine.per_device_train_batch_size is None:
+        device = planned_device(flags.run.device, flags.run.device_memory_gb)
+        choice = chosen_forward(flags, scalar, responses, counts, device=device)
+        found = estimated(flags.with_forwards_of(choice.value), scalar, responses, counts)
+        return replace(found, plan=[*found.plan, sentence([choice])])
     engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
@@ -50,6 +75,7 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
     built = counts.model(model, DTYPES[settings.dtype], scalar)
     check_model(built, sharing, max_seq_len)
     sequences = engine.per_device_train_batch_size
+    assert sequences is not None, "chosen above"
     rows = rows_at_most(
         sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, shared_by=responses
     )

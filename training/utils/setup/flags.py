@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_type_hints
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.distillation.settings import TeacherSettings
-from training.utils.engine.config.arguments import EngineArguments
+from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD, EngineArguments
 from training.utils.flags.arguments import resolved_settings
 from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
@@ -59,7 +59,16 @@ class OneModelFlags:
 
     @property
     def of_run(self) -> RunFlags:
-        return RunFlags(self.step, self.run, self.checkpoints, self.faults, self.data, self.settings)
+        settings = self.settings
+        if settings["per_device_train_batch_size"] is None:  # a resumed run is compared by the step's sequences
+            settings["per_device_train_batch_size"] = SEQUENCES_OF_A_FORWARD
+        return RunFlags(self.step, self.run, self.checkpoints, self.faults, self.data, settings)
+
+    def with_forwards_of(self, sequences: int) -> OneModelFlags:
+        """The flags with a step of as many sequences as by default, in forwards of so many of them."""
+        step = SEQUENCES_OF_A_FORWARD * self.engine.gradient_accumulation_steps
+        batches = {"per_device_train_batch_size": sequences, "gradient_accumulation_steps": step // sequences}
+        return replace(self, engine=replace(self.engine, **batches))
 
     @property
     def start(self) -> ModelSettings:

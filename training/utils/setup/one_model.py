@@ -80,7 +80,8 @@ def one_model_program(
             with quick_imports():
                 from training.utils.setup.one_model_run import run_one_model
 
-            run_one_model(flags, train, kind, scores, rereads_start=rereads_start(flags.of_step), check_rows=check_rows)
+            rereads = rereads_start(flags.of_step)
+            run_one_model(flags, train, kind, scores, rereads_start=rereads, check=check, check_rows=check_rows)
         return None
 
     if module == "__main__":

@@ -8,14 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log, log_on_main
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style, notes_of_chat
+from training.utils.data.rows.documents import shared_share
 from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.dry_run.device import PlannedDevice
+from training.utils.dry_run.estimate import kept_counts
 from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_model import WholeModel
+from training.utils.flags.auto import AS_BEGUN, AutoChoice
+from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
@@ -26,11 +32,12 @@ from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unus
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.recording.recorder import records_of
 from training.utils.sequence_parallel.checks import check_model
+from training.utils.setup.dry_run import chosen_forward
 from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
 from training.utils.setup.samples import EvaluationSamples
-from training.utils.setup.setup import compute_meter, load_under, may_pack, whole_steps
+from training.utils.setup.setup import compute_meter, least_free_bytes, load_under, may_pack, may_share, whole_steps
 from training.utils.setup.tasks import open_tasks
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 
@@ -45,8 +52,11 @@ if TYPE_CHECKING:
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
-    from training.utils.setup.opened_run import OpenedRun
+    from training.utils.setup.opened_run import OpenedRun, PlannedRun
     from training.utils.setup.result import TrainingResult
+
+# --share_beginnings auto looks at so many steps, and is on where one of them has this share of its tokens in common.
+_STEPS_TO_LOOK_AT, _LEAST_SHARED_SHARE, _LEAST_SHARED_TOKENS = 4, 0.01, 64
 
 
 def run_one_model(
@@ -56,13 +66,14 @@ def run_one_model(
     scores: bool,
     *,
     rereads_start: bool,
+    check: Callable[[OneModelFlags], None] | None,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
 ) -> None:
     """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
     arguments are."""
     with planned_run(flags.of_run) as planned:
         ranks, data = sharing_rows(planned.ranks, flags.engine.sequence_parallel_size), planned.flags.data
-        flags = replace(flags, data=data)
+        flags, chosen = _with_forwards(replace(flags, data=data), planned, scores, len(kind.responses))
         check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
@@ -94,12 +105,15 @@ def run_one_model(
             read,
             longest_tokens=most,
             log=log,
-            sharing=kind.shares_prompt or flags.engine.share_beginnings > 0,
+            sharing=kind.shares_prompt or bool(flags.engine.share_beginnings),
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
         media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read=read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
+        run, loop = _settled(
+            flags, run, loop, chosen, rows=rows.train, check=check, may=partial(may_share, model, engine, read, most)
+        )
         loop = replace(
             loop,
             eval_interval=run.plan.settings["eval_interval"],
@@ -129,6 +143,74 @@ def run_one_model(
             f"{run.folder.model}{result.signs}"
         )
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
+
+
+def _with_forwards(
+    flags: OneModelFlags, planned: PlannedRun, scores: bool, responses: int
+) -> tuple[OneModelFlags, list[AutoChoice]]:
+    """Return the flags with --per_device_train_batch_size chosen where it was left to auto, and that choice. A resumed
+    run keeps what it began with, if its step is as large. A collective."""
+    name, begun = "per_device_train_batch_size", planned.plan.began_with
+    if flags.engine.per_device_train_batch_size is not None:
+        return flags, []
+    if begun(name) is not None:
+        kept = flags.with_forwards_of(begun(name))
+        if kept.engine.gradient_accumulation_steps == begun("gradient_accumulation_steps"):
+            return kept, [AutoChoice(name, begun(name), AS_BEGUN)]
+    device = PlannedDevice(planned.ranks.device.type == "cuda", least_free_bytes(planned.ranks))
+    choice = chosen_forward(flags, scores, responses, kept_counts(), device=device)
+    return flags.with_forwards_of(choice.value), [choice]
+
+
+def _settled(
+    flags: OneModelFlags,
+    run: OpenedRun,
+    loop: LoopSettings,
+    chosen: Sequence[AutoChoice],
+    *,
+    rows: Sequence[Any],
+    check: Callable[[OneModelFlags], None] | None,
+    may: Callable[[], bool],
+) -> tuple[OpenedRun, LoopSettings]:
+    """Return both with --share_beginnings chosen, if it was left to auto, beside what was chosen before.
+
+    may: whether the model computes rows that share their beginnings. A collective
+    """
+    if flags.engine.share_beginnings is None:
+        choice = _share_beginnings(flags, run, rows, loop, check=check)
+        if choice.off is not None and not may():
+            choice = AutoChoice(choice.name, 0, "the model would compute something else, or has dropout")
+        chosen = [*chosen, choice]
+        loop = replace(loop, train_plan=replace(loop.train_plan, least_shared_tokens=choice.value))
+    return run.settled(chosen, gradient_accumulation_steps=flags.engine.gradient_accumulation_steps), loop
+
+
+def _share_beginnings(
+    flags: OneModelFlags,
+    run: OpenedRun,
+    rows: Sequence[Any],
+    loop: LoopSettings,
+    *,
+    check: Callable[[OneModelFlags], None] | None,
+) -> AutoChoice:
+    """Return what --share_beginnings auto stands for, by the rows of the run's first steps. rows: those to train on."""
+    name, plan = "share_beginnings", replace(loop.train_plan, least_shared_tokens=_LEAST_SHARED_TOKENS)
+    if not plan.packed:
+        return AutoChoice(name, 0, "rows are padded")
+    if (begun := run.plan.began_with(name)) is not None:
+        return AutoChoice(name, begun, AS_BEGUN)
+    try:
+        if check is not None:
+            check(replace(flags, engine=replace(flags.engine, share_beginnings=_LEAST_SHARED_TOKENS)))
+    except ThreestepError as refusal:
+        return AutoChoice(name, 0, str(refusal).partition(";")[0])
+    stream = ShuffledStream(len(rows), loop.seed, loop.shuffle)
+    steps = range(min(_STEPS_TO_LOOK_AT, loop.total_steps))
+    taken = [stream.take(step * loop.items_per_step, loop.items_per_step) for step in steps]
+    share = max((shared_share([rows[index] for index in step], plan) for step in taken), default=0.0)
+    if share < _LEAST_SHARED_SHARE:
+        return AutoChoice(name, 0, f"rows of the first steps have {share:.1%} in common")
+    return AutoChoice(name, _LEAST_SHARED_TOKENS, f"rows of the first steps have {share:.0%} in common", off=0)
 
 
 def _tasks(
@@ -242,6 +324,8 @@ def loop_settings(
     if engine.share_beginnings and not packed:
         log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
 
+    assert engine.per_device_train_batch_size is not None, "chosen as the run was opened"
+
     def plan(sequences: int) -> PlanSettings:
         most = engine.max_tokens_per_micro_batch
         return plan_for(
@@ -257,7 +341,7 @@ def loop_settings(
     return LoopSettings(
         total_steps=steps[0],
         items_per_step=steps[1],
-        train_plan=replace(plan(engine.per_device_train_batch_size), least_shared_tokens=engine.share_beginnings),
+        train_plan=replace(plan(engine.per_device_train_batch_size), least_shared_tokens=engine.share_beginnings or 0),
         eval_plan=plan(engine.per_device_eval_batch_size),
         eval_interval=engine.eval_interval,
         eval_epochs=engine.eval_epochs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +19,7 @@ from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.engine.ranks.startup import Ranks, started_process_group
+from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.flags.flags import AUTO
 from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
@@ -114,7 +115,19 @@ class OpenedRun:
         """The run with the prompt style that its rows have, which is written to its settings."""
         if prompt_style == self.plan.settings["prompt_style"]:
             return self
-        plan = self.plan.decided({"prompt_style": prompt_style})
+        return self._decided({"prompt_style": prompt_style})
+
+    def settled(self, choices: Sequence[AutoChoice], **others: Any) -> OpenedRun:
+        """The run with what was chosen for flags that were left to `auto`, which is written to its settings and, with
+        the chunks of the output layer, named in a line of the log. others: settings that follow from them."""
+        chunk_mb = self.plan.settings.get("head_chunk_mb")
+        if chunk_mb and not self.flags.settings["head_chunk_mb"]:
+            choices = [*choices, AutoChoice("head_chunk_mb", chunk_mb, "MiB of logits at a time")]
+        log(sentence(choices), self.ranks.is_main and bool(choices))
+        return self._decided({**others, **{choice.name: choice.value for choice in choices}})
+
+    def _decided(self, settings: Mapping[str, Any]) -> OpenedRun:
+        plan = self.plan.decided(settings)
         write_settings(self.folder, plan.flags_in_use, self.ranks)
         return replace(self, plan=plan)
 

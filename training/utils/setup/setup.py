@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import training
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
@@ -21,11 +19,12 @@ from training.utils.base.seeds import seed_everything
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.config.deepspeed_json import filled_in_keys, users_config, without_effect
 from training.utils.engine.ranks.collectives import largest, on_main
-from training.utils.engine.ranks.devices import device_sentence, make_deterministic
+from training.utils.engine.ranks.devices import device_sentence, free_bytes, make_deterministic
 from training.utils.engine.ranks.matmul_rate import peak_of_all_ranks
 from training.utils.engine.ranks.startup import DTYPES, Ranks, born_sharded, check_dtype
 from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import load_config
+from training.utils.loading.models import check_no_dropout
 from training.utils.models.adapters.one_precision import to_one_precision
 from training.utils.models.attention.attention import text_attention
 from training.utils.models.flops import ComputeMeter, model_shape
@@ -34,6 +33,8 @@ from training.utils.report.hub import open_repository
 from training.utils.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    import torch
+
     from training.utils.checkpoints.plan import CheckpointPlan
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.config.arguments import EngineArguments, EngineSettings
@@ -70,9 +71,8 @@ def with_head_chunk(plan: CheckpointPlan, model: ModelSettings, dtype: str, rank
     if not chunk_mb and ranks.device.type != "cuda":
         chunk_mb = CHUNK_MB
     elif not chunk_mb:
-        free_bytes, _ = torch.cuda.mem_get_info(ranks.device)
         vocabulary = load_config(model.name_or_path, model.trust_remote_code).get_text_config().vocab_size
-        chunk_mb = chunk_mb_for(-largest(-free_bytes, ranks.device), vocabulary, DTYPES[dtype])
+        chunk_mb = chunk_mb_for(least_free_bytes(ranks), vocabulary, DTYPES[dtype])
         log(
             f"the output layer computes {chunk_mb} MiB of logits at a time, {chunk_mb * 2**18 // vocabulary:,} tokens: "
             f"chosen by the memory that is free; --head_chunk_mb {chunk_mb} gives the same bits elsewhere",
@@ -81,8 +81,14 @@ def with_head_chunk(plan: CheckpointPlan, model: ModelSettings, dtype: str, rank
     return plan.decided({"head_chunk_mb": chunk_mb})
 
 
+def least_free_bytes(ranks: Ranks) -> int:
+    """Return the memory that is free for the rank that has the least. A collective."""
+    return -largest(-free_bytes(ranks.device, ranks.world_size, os.environ), ranks.device)
+
+
 def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, int]:
     """Return (optimizer steps, sequences of each). Raises ThreestepError if the rows do not fill one."""
+    assert engine.per_device_train_batch_size is not None, "chosen as the run was opened"
     sequences = engine.per_device_train_batch_size * ranks.groups * engine.gradient_accumulation_steps
     steps = steps_in(rows, engine.num_train_epochs, sequences)
     if steps == 0:
@@ -147,6 +153,28 @@ def may_pack(
     if packs and device.type == "cuda" and engine.ranks.is_main:
         _time_attention(engine.module, model, lambda said: log(f"{name}: {said}"))
     return packs
+
+
+def may_share(
+    model: Any, engine: TrainingEngine, read: Callable[[TokenRows], torch.Tensor], longest_tokens: int
+) -> bool:
+    """Return whether `engine`, which may pack, reads documents that share their beginnings as the model's own forward
+    does, and has no dropout, which would fall on all of them alike. A collective."""
+    from training.utils.models.layout_check import why_not_packed
+
+    was_training = engine.module.training
+    engine.eval()
+    try:
+        if why_not_packed(model, read, longest_tokens, engine.ranks.device, sharing=True) is not None:
+            return False
+    finally:
+        engine.train(was_training)
+    try:
+        check_no_dropout(model)
+        draws = False
+    except ThreestepError:
+        draws = True
+    return not largest(int(draws), engine.ranks.device)
 
 
 def _time_attention(reader: Any, model: Any, say: Callable[[str], None]) -> None:

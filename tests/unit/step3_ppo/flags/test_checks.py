@@ -156,7 +156,7 @@ def test_settings_of_paths_without_them(name):
     ("given", "said"),
     [
         (
-            {"mtp_num_layers": 0},
+            {"mtp_num_layers": 0, "speculate_by": "head"},
             "--speculate 1 guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 or "
             "--speculate_by ngram, or leave --speculate out",
         ),
@@ -180,6 +180,7 @@ def test_what_is_guessed():
     found = [names_of(speculate=given, mtp_num_layers=1).speculation for given in ("0", "3", "auto")]
     assert found == [None, Speculation(3), Speculation(1, is_auto=True)]
     assert names_of(speculate="2", speculate_by="ngram").speculation == Speculation(2, by="ngram")
+    assert names_of(speculate="2").speculation == Speculation(2, by="ngram")  # there is no head
 
 
 @pytest.mark.parametrize(

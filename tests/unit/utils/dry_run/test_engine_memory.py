@@ -47,6 +47,12 @@ def test_only_what_trains_has_gradients():
     assert held(1000, "fp32", {"stage": 0}, 1, trained=16) == (4 * 1000 + 12 * 16, 0)
 
 
+@pytest.mark.parametrize(("stage", "optimizer"), [(0, 8), (1, 8 / 2), (2, 8 / 2), (3, 12 / 2)])
+def test_float32_weights_are_held_once_below_stage_3(stage, optimizer):
+    memory = trained_memory(1000, 1000, 100, "fp32", zero={**BUCKETS, "stage": stage}, ranks=2)
+    assert memory.optimizer.device_bytes == 1000 * optimizer
+
+
 def test_stage_3_gathers_what_may_live():
     memory = trained_memory(1000, 1000, 100, "bf16", zero={**BUCKETS, "stage": 3}, ranks=2)
     assert memory.buffers.device_bytes == (500 + 300 + 100) * 2

@@ -13,6 +13,7 @@ import yaml
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags import arguments
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, resolved_settings
+from training.utils.flags.flags import flag
 
 # Each level has ten of the level before: of a list 10^12 values, of merged mappings as much work.
 ALIASES = b"\n".join(b"a%d: &a%d {<<: [%s]}" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 13))
@@ -295,3 +296,38 @@ def test_a_switch_may_have_its_value_behind_it(words, on, rest):
     parser.add_argument("runs", nargs="*")
     options = parser.parse(words)
     assert (options.live, options.runs) == (on, rest)
+
+
+@dataclass
+class LeftOpen:
+    quick: bool | None = flag(None, "On.", takes_auto=True)
+    rows: int | None = flag(4, "Rows.", "rows >= 0", takes_auto=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "quick", "rows"),
+    [
+        ([], None, 4),
+        (["--quick", "--rows", "auto"], True, None),
+        (["--quick", "false", "--rows=0"], False, 0),
+        (["--quick", "auto"], None, 4),
+    ],
+)
+def test_auto_leaves_a_flag_to_the_program(words, quick, rows, tmp_path):
+    assert parse_arguments([LeftOpen], words, "") == (LeftOpen(quick, rows),)
+    settings = tmp_path / "run.yaml"
+    settings.write_text("quick: auto\nrows: auto\n")
+    assert parse_arguments([LeftOpen], ["--config", str(settings)], "") == (LeftOpen(None, None),)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--quick", "perhaps"], "--quick expects true or false, or auto, got perhaps"),
+        (["--rows", "many"], "--rows expects a whole number, or auto, got 'many'"),
+        (["--rows", "-1"], "--rows expects 0 or more, got -1"),
+    ],
+)
+def test_neither_a_value_nor_auto(words, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        parse_arguments([LeftOpen], words, "")

@@ -100,6 +100,8 @@ class Made:
     texts: list[str] = flag([], "What.", "text")
     yes: bool = flag(True, "Whether.")
     maybe: float | None = flag(None, "Perhaps; default: not.", "seconds")
+    open: bool | None = flag(None, "Left open.", takes_auto=True)
+    some: int | None = flag(4, "Some.", "rows >= 0", takes_auto=True)
 
 
 def test_how_flags_look():
@@ -107,6 +109,7 @@ def test_how_flags_look():
     assert shown == {
         "number": (OTHER, "--number ROWS"), "rate": ("optimizer", "--rate RATE"), "kind": (OTHER, "--kind one|two"),
         "texts": (OTHER, "--texts TEXT ..."), "yes": (OTHER, "--yes true|false"), "maybe": (OTHER, "--maybe SECONDS"),
+        "open": (OTHER, "--open true|false|auto"), "some": (OTHER, "--some ROWS|auto"),
     }  # fmt: skip
     lines = help_page(
         [Made], "it", "It does.\n\n    python -m training.it --number 5 \\\n        --yes false"
@@ -117,6 +120,7 @@ def test_how_flags_look():
     assert {re.sub(r" +", " ", line) for line in lines} >= {
         " --number ROWS How many. The more the better. [3]", " --rate RATE How fast. [2e-05]",
         " --yes true|false Whether. [true]", " --maybe SECONDS Perhaps; default: not.",
+        " --open true|false|auto Left open. [auto]", " --some ROWS|auto Some. [4]",
     }  # fmt: skip
     brief = help_page([Made], "it", "It does.", "", first_flags=["number", "config"])
     assert re.search(r"--number ROWS +How many\. \[3\]\n", brief) and "--rate" not in brief

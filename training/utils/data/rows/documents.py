@@ -83,6 +83,12 @@ def group_size(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -
     return trie_size([sequence for row in rows for sequence in _sequences(row)], plan.least_shared_tokens)
 
 
+def shared_share(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> float:
+    """Return the share of a step's tokens that `plan`, which has equal beginnings shared, spares."""
+    alone = sum(group_tokens([row], plan) for row in rows)
+    return 1 - sum(group_tokens([rows[index] for index in group], plan) for group in row_groups(rows, plan)) / alone
+
+
 def group_document(
     rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings, are_targets: bool = True
 ) -> Document:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
 ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's
+SEQUENCES_OF_A_FORWARD = 16
 ADAM_EPSILON = 1e-8  # Adam's authors' (Kingma and Ba 2015), and torch's
 
 
@@ -68,11 +69,14 @@ class EngineArguments:
 
     topic: ClassVar[str] = "optimizer"
 
-    per_device_train_batch_size: int = flag(
-        16,
-        "Sequences (step 2: prompts) in one forward of a rank. They are packed into as few rows as fit.",
+    per_device_train_batch_size: int | None = flag(
+        SEQUENCES_OF_A_FORWARD,
+        "Sequences (step 2: prompts) in one forward of a rank. They are packed into as few rows as fit. auto: of the "
+        "default's step, 16 x --gradient_accumulation_steps, as many as the memory that is free holds by --dry_run's "
+        "count.",
         "sequences >= 1",
         topic="batch",
+        takes_auto=True,
     )
     per_device_eval_batch_size: int = flag(
         16,
@@ -93,12 +97,14 @@ class EngineArguments:
     padded: bool = flag(
         False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
     )
-    share_beginnings: int = flag(
-        0,
+    share_beginnings: int | None = flag(
+        None,
         "From how many equal tokens on the beginnings of an optimizer step's rows are computed once, e.g. those of one "
-        "conversation; 0: none are. The gradient is the same. Packed rows alone; responses share their prompt anyway.",
+        "conversation; 0: none are; auto: 64, where the first steps' rows begin alike. The gradient is the same. "
+        "Packed rows alone; responses share their prompt anyway.",
         "tokens >= 0",
         topic="batch",
+        takes_auto=True,
     )
     sequence_parallel_size: int = flag(
         1,

@@ -55,6 +55,8 @@ def _from_flags(
             zero["stage3_max_reuse_distance"] = settings.zero3_live_parameters
         if settings.zero3_prefetch_parameters is not None:
             zero["stage3_prefetch_bucket_size"] = settings.zero3_prefetch_parameters
+    if ranks == 1 and stage in (1, 2) and not (on_gpu or settings.offload):
+        zero["reduce_bucket_size"] = 1  # nothing is reduced: a gradient larger than the bucket stays where it is
     if settings.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
         if stage == 3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,6 +69,23 @@ def set_allocator(environment: MutableMapping[str, str], shares_gpu: bool = Fals
     """
     if not shares_gpu and not any(environment.get(name) for name in _ALLOCATOR):
         environment[_ALLOCATOR[-1]] = _EXPANDABLE
+
+
+def free_bytes(device: torch.device, world_size: int, environment: Mapping[str, str]) -> int:
+    """Return the memory that is free for this rank: of its GPU, or its share of the host's, of which each of the ranks
+    here gets the same (Linux's MemAvailable; all of the host's memory where the system does not say)."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    here = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size
+    return _available_bytes() // max(1, int(here))
+
+
+def _available_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def set_threads(environment: Mapping[str, str], world_size: int) -> None:

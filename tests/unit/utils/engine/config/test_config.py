@@ -43,6 +43,11 @@ def test_from_flags(config_of, stage, dtype):
 def test_buckets_are_no_larger_than_the_model(config_of):
     assert config_of(elements=1000)["zero_optimization"]["reduce_bucket_size"] == 1000
     assert config_of(elements=10**12)["zero_optimization"]["reduce_bucket_size"] == 500_000_000
+    alone, of_two, offloaded = (
+        config_of(elements=1000, zero_stage=2, **given)["zero_optimization"]["reduce_bucket_size"]
+        for given in ({"ranks": 1}, {}, {"ranks": 1, "offload": True})
+    )
+    assert (alone, of_two, offloaded) == (1, 1000, 1000)
 
 
 def test_no_timer_waits_for_the_device_unless_asked(config_of):

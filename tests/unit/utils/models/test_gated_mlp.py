@@ -1,0 +1,57 @@
+"""Gated MLPs that keep less: the same gradients to the bit, of less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.dry_run.activations import SavedTensors
+from training.utils.models.adapters.lora import add_lora
+from training.utils.models.gated_mlp import keep_less
+from training.utils.models.settings import ModelSettings
+
+
+def gradients(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.train()
+    model(input_ids=ids, labels=ids).loss.backward()
+    found = {name: part.grad for name, part in model.named_parameters() if part.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def saved_bytes(model: Any, ids: torch.Tensor) -> int:
+    counting = SavedTensors(set())
+    with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
+        model(input_ids=ids, labels=ids)
+    return counting.bytes[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lora", [0, 2])
+def test_gradients_are_those_of_the_plain_mlp(dtype, lora):
+    torch.manual_seed(1)
+    model = add_lora(tiny_causal_lm("llama"), ModelSettings("", lora_dim=lora)).to(dtype)
+    ids = torch.arange(24).view(2, 12)
+    plain, bytes_before = gradients(model, ids), saved_bytes(model, ids)
+    config = model.config
+    assert keep_less(model) == config.num_hidden_layers and keep_less(model) == 0
+    again = gradients(model, ids)
+    assert plain.keys() == again.keys() and all(torch.equal(plain[name], again[name]) for name in plain)
+    two = 2 * ids.numel() * config.intermediate_size * dtype.itemsize * config.num_hidden_layers
+    spared = bytes_before - saved_bytes(model, ids)
+    assert spared == two if not lora else spared >= two
+
+
+def test_nothing_is_kept_where_nothing_learns():
+    model = tiny_causal_lm("llama")
+    keep_less(model)
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, tiny_causal_lm("llama")(input_ids=ids).logits)
+
+
+def test_an_mlp_of_another_form_is_left_alone():
+    assert keep_less(tiny_causal_lm("gpt2")) == 0

@@ -1,0 +1,119 @@
+"""Gated MLPs that keep two of their four inner activations for the backward, and compute the other two again.
+
+down(act(gate(x)) * up(x)): autograd saves gate, act(gate), up and their product, each [N, T, I]. The second and the
+fourth take a pass over the first and the third, which is little beside the three matrix products; the operations and
+their numbers stay the same, so that gradients do, to the bit.
+
+N rows, T tokens in a row, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _usual_forward(self: Any, x: Any) -> Any:
+    down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+    return down_proj
+
+
+def keep_less(model: nn.Module) -> int:
+    """Have the gated MLPs of `model` keep less, in place; return how many. They are those whose class has the forward
+    that most families of transformers share; its adapters may come before or after."""
+    found = [part for part in model.modules() if _is_usual(part) and "forward" not in vars(part)]
+    for part in found:
+        part.forward = GatedMlp(part)  # type: ignore[assignment]
+    return len(found)
+
+
+def _is_usual(part: nn.Module) -> bool:
+    code, usual = getattr(type(part).forward, "__code__", None), _usual_forward.__code__
+    return code is not None and (code.co_code, code.co_names) == (usual.co_code, usual.co_names)
+
+
+class GatedMlp:
+    """The forward of `mlp`."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        self._whole: Callable[[torch.Tensor], torch.Tensor] = mlp.forward
+        self._mlp: Any = mlp
+
+    def __call__(self, x_NTH: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return self._whole(x_NTH)
+        mlp = self._mlp
+        gate_NTI, up_NTI = mlp.gate_proj(x_NTH), mlp.up_proj(x_NTH)
+        inner = _Inner(mlp.act_fn, gate_NTI.detach(), up_NTI.detach())
+        product_NTI = _GateTimesUp.apply(gate_NTI, up_NTI, inner)
+        storage = product_NTI.untyped_storage()._cdata
+
+        def pack(saved: torch.Tensor) -> Any:
+            is_product = saved.untyped_storage()._cdata == storage and saved.numel() == product_NTI.numel()
+            return _Again(inner, saved.shape) if is_product and saved.is_contiguous() else saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+            return mlp.down_proj(product_NTI)
+
+
+class _Inner:
+    """The two that are kept. release: once the backward has passed."""
+
+    def __init__(self, act: Callable[[torch.Tensor], torch.Tensor], gate: torch.Tensor, up: torch.Tensor) -> None:
+        self.act = act
+        self.kept: tuple[torch.Tensor, torch.Tensor] | None = (gate, up)
+        self._acted: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def acted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gate, detached, and its activation with a graph."""
+        assert self.kept is not None, "one backward"
+        if self._acted is None:
+            with torch.enable_grad():
+                gate = self.kept[0].detach().requires_grad_()
+                self._acted = gate, self.act(gate)
+        return self._acted
+
+    def release(self) -> None:
+        self.kept = self._acted = None
+
+
+class _Again(NamedTuple):
+    """In the place of the saved product."""
+
+    inner: _Inner
+    shape: torch.Size
+
+
+def _unpacked(packed: Any) -> torch.Tensor:
+    if not isinstance(packed, _Again):
+        return packed
+    _, acted = packed.inner.acted()
+    assert packed.inner.kept is not None
+    return (acted.detach() * packed.inner.kept[1]).view(packed.shape)
+
+
+class _GateTimesUp(torch.autograd.Function):
+    """act(gate) * up, which saves gate and up alone."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, inner: _Inner) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)  # counted by dry runs; `inner` has the same
+        ctx.inner = inner
+        return inner.act(gate) * up
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        inner = ctx.inner
+        gate, acted = inner.acted()
+        _, up = ctx.saved_tensors
+        wants_gate, wants_up, _ = ctx.needs_input_grad
+        of_up = gradient * acted.detach() if wants_up else None
+        of_gate = torch.autograd.grad(acted, gate, gradient * up)[0] if wants_gate else None
+        inner.release()
+        return of_gate, of_up, None
