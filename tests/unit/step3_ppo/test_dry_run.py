@@ -100,7 +100,7 @@ def test_forwards_are_reused_by_default_where_the_memory_holds_them(said):
     assert "auto: --reuse_forwards true (the forwards that read are learned from; false turns it off)" in text
     assert "further activations, kept" in text
     tight = said("--device", "cuda", "--device_memory_gb", "0.01")
-    assert re.search(r"auto: --reuse_forwards false \(true may take 0\.01\d+ GB, and 0\.01 are free\)", tight)
+    assert re.search(r"auto: --reuse_forwards false \(true may take 0\.0\d+ GB, and 0\.01 are free\)", tight)
     assert "further activations, kept" not in tight and "auto: " not in said("--reuse_forwards", "false")
     assert "auto: --reuse_forwards false (a rollout has 2 optimizer steps)" in said("--ppo_epochs", "2")
 

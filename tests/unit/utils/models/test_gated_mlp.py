@@ -23,7 +23,7 @@ def gradients(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def saved_bytes(model: Any, ids: torch.Tensor) -> int:
-    counting = SavedTensors(set())
+    counting = SavedTensors({part.untyped_storage()._cdata for part in model.parameters()})
     with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
         model(input_ids=ids, labels=ids)
     return counting.bytes[0]
