@@ -33,8 +33,8 @@ def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: in
 
 def _reuse(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: int) -> AutoChoice:
     """A resumed run keeps what it began with, wherever it still can."""
-    if opening.inputs.media is not None:
-        return AutoChoice("reuse_forwards", False, "prompts have images")
+    if (media := opening.inputs.media) is not None:
+        return AutoChoice("reuse_forwards", False, f"prompts have {media.name}")
     begun = opened.plan.began_with("reuse_forwards")
     if begun is False:
         return AutoChoice("reuse_forwards", False, AS_BEGUN)

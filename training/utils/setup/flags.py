@@ -67,8 +67,10 @@ class OneModelFlags:
     def with_forwards_of(self, sequences: int) -> OneModelFlags:
         """The flags with a step of as many sequences as by default, in forwards of so many of them."""
         step = SEQUENCES_OF_A_FORWARD * self.engine.gradient_accumulation_steps
-        batches = {"per_device_train_batch_size": sequences, "gradient_accumulation_steps": step // sequences}
-        return replace(self, engine=replace(self.engine, **batches))
+        engine = replace(
+            self.engine, per_device_train_batch_size=sequences, gradient_accumulation_steps=step // sequences
+        )
+        return replace(self, engine=engine)
 
     @property
     def start(self) -> ModelSettings:
