@@ -65,27 +65,34 @@ def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> E
     if flags.ppo.reuse_forwards is not None:
         return estimated_as_given(flags, components, counts)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
-    chosen = chosen_reuse(flags, components, counts, device)
-    found = estimated_as_given(with_reuse(flags, chosen.value), components, counts)
+    chosen, found = _chosen_reuse(flags, components, counts, device)
+    if found is None:
+        found = estimated_as_given(with_reuse(flags, chosen.value), components, counts)
     return replace(found, plan=[*found.plan, sentence([chosen])])
 
 
 def chosen_reuse(flags: PpoFlags, components: Components, counts: ModelCounts, device: PlannedDevice) -> AutoChoice:
     """Return what --reuse_forwards auto stands for by flags and models without weights. device: with the memory that
     is free, if that is known."""
+    return _chosen_reuse(flags, components, counts, device)[0]
+
+
+def _chosen_reuse(
+    flags: PpoFlags, components: Components, counts: ModelCounts, device: PlannedDevice
+) -> tuple[AutoChoice, Estimate | None]:
+    """The same, with the estimate of what was chosen, if it was made for that."""
     name, why = "reuse_forwards", why_apart(flags, components.algorithm)
     if why is not None:
-        return AutoChoice(name, False, why)
+        return AutoChoice(name, False, why), None
     chosen = AutoChoice(name, True, "the forwards that read are learned from", off=False)
     if device.memory_bytes is None:
-        return chosen
-    most = estimated_as_given(with_reuse(flags, True), components, counts).most()
-    needed = most.device_bytes + (0 if device.is_cuda else most.host_bytes)
-    if not device.leaves_room(needed):
-        return AutoChoice(
-            name, False, f"true may take {needed / 1e9:.1f} GB of {device.memory_bytes / 1e9:.1f} that are free"
-        )
-    return chosen
+        return chosen, None
+    found = estimated_as_given(with_reuse(flags, True), components, counts)
+    needed = found.most().device_bytes + (0 if device.is_cuda else found.most().host_bytes)
+    if device.leaves_room(needed):
+        return chosen, found
+    free = device.memory_bytes / 1e9
+    return AutoChoice(name, False, f"true may take {needed / 1e9:.3g} GB, and {free:.3g} are free"), None
 
 
 def with_reuse(flags: PpoFlags, reuses: bool) -> PpoFlags:
