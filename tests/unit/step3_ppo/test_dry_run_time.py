@@ -47,9 +47,8 @@ def test_what_is_not_done_takes_no_time(parts):
 def test_scores_of_sharded_roles_wait_for_their_weights(parts):
     """By hand: 16 ranks in two nodes gather three layers with 15 hops of 6 us each; the first layer's are waited for,
     and the others are longer than a forward of so small a model."""
-    whole, sharded = (
-        parts("--num_ranks", "16", "--actor_zero_stage", stage, "--critic_zero_stage", stage) for stage in "03"
-    )
+    apart = ("--num_ranks", "16", "--reuse_forwards", "false")
+    whole, sharded = (parts(*apart, "--actor_zero_stage", stage, "--critic_zero_stage", stage) for stage in "03")
     for role in ("actor", "reference", "critic", "reward model"):
         name = f"scores of the {role}"
         assert 15 * 6e-6 < sharded[name] - whole[name] < 3 * 15 * 6e-6 + 2e-4
