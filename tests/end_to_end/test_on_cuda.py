@@ -225,7 +225,8 @@ def test_a_step_with_one_model_waits_for_its_figures_alone(on_cuda, place, modul
 @pytest.mark.parametrize(
     ("name", "models", "flags"),
     [
-        ("ppo", (1, 2), "--critic_warmup 1"),  # the critic alone, then both
+        # The critic alone, then both; forwards that are reused have been copied to the device when they read.
+        ("ppo", (1, 2), "--critic_warmup 1 --reuse_forwards false"),
         ("grpo", (1, 1, 1, 1), "--advantage grpo --num_samples_per_prompt 2"),
     ],
 )

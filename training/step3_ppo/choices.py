@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from training.step3_ppo.dry_run import chosen_reuse, with_reuse
 from training.step3_ppo.flags.checks import guesser
 from training.step3_ppo.parts.assembly import why_not_reused
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
 from training.utils.dry_run.device import PlannedDevice
 from training.utils.dry_run.estimate import kept_counts
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.setup.opened_run import OpenedRun
+
+# Of a family whose forward needs numbers, which a model without weights does not have.
+_UNCOUNTED = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ThreestepError)
 
 
 def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: int) -> tuple[OpenedRun, PpoOpening]:
@@ -39,7 +43,10 @@ def _reuse(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: int
     if begun is False:
         return AutoChoice("reuse_forwards", False, AS_BEGUN)
     device = PlannedDevice(opening.ranks.device.type == "cuda", None if begun else free_bytes)
-    choice = chosen_reuse(opening.flags, opening.components, kept_counts(), device)
+    try:
+        choice = chosen_reuse(opening.flags, opening.components, kept_counts(), device)
+    except _UNCOUNTED:
+        return AutoChoice("reuse_forwards", False, "the memory of a model of this family cannot be counted")
     if choice.value and (why := why_not_reused(roles)) is not None:
         return AutoChoice(choice.name, False, why)
     return AutoChoice(choice.name, True, AS_BEGUN) if begun and choice.value else choice
