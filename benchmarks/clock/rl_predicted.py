@@ -124,8 +124,10 @@ def _plan(row: RolloutRow, name: str) -> StepPlan:
     weights = _weights(name)
     if row.is_ppo:
         fits = _WITH_STATES * weights / row.gpus < 0.6e9 * DEVICES[row.device].memory_gb
-        zero = {"zero_stage": 3, "offloads": not fits, "recomputed": 1.0}
-        return StepPlan(weights, weights, _layers(name), row.gpus, _micro_steps(row), **zero)
+        steps, offloads = _micro_steps(row), not fits
+        return StepPlan(
+            weights, weights, _layers(name), row.gpus, steps, zero_stage=3, offloads=offloads, recomputed=1.0
+        )
     held = weights / tensor / pipeline / experts
     ranks = max(1, row.gpus // (tensor * pipeline))
     recomputed = 1.0 if name == "llama3-8b" else 0.0

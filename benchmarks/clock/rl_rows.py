@@ -83,9 +83,9 @@ def published_rollouts() -> list[RolloutRow]:
             )
         )
     for line in _CHAT.strip().splitlines():
-        device, model, gpus, hours = line.split()
-        seconds = float(hours) * 3600 / _STEPS_OF_AN_EPOCH
+        device, model, number, hours = line.split()
+        spent = float(hours) * 3600 / _STEPS_OF_AN_EPOCH
         rows.append(
-            RolloutRow("D", device, model, int(gpus), 1024, _DEEPSPEED_CHAT, 1, 0, (1, 1, 1), round(seconds, 1))
+            RolloutRow("D", device, model, int(number), 1024, _DEEPSPEED_CHAT, 1, 0, (1, 1, 1), round(spent, 1))
         )
     return rows

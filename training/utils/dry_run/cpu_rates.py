@@ -98,11 +98,12 @@ def _thin_rate(rows: int, dtype: torch.dtype) -> float:
 def _attention_rates(dtype: torch.dtype) -> tuple[float, float]:
     """FLOP/s of causal attention, forward and backward, as the clock counts them."""
     parts = [torch.randn(1, _HEADS, _TOKENS, _HEAD).to(dtype).requires_grad_() for _ in range(3)]
+    query, key, value = parts
     pairs = _HEADS * _TOKENS * (_TOKENS + 1) / 2
     grads = torch.randn_like(parts[0])
 
     def forward() -> torch.Tensor:
-        return scaled_dot_product_attention(*parts, is_causal=True)
+        return scaled_dot_product_attention(query, key, value, is_causal=True)
 
     def both() -> None:
         torch.autograd.grad(forward(), parts, grads)
