@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+_AT_ONCE = 2**20  # numbers, so that an MLP's of a long row are not in memory several times
+
 
 @contextlib.contextmanager
 def rounded_once_more(model: nn.Module, seed: int) -> Iterator[None]:
@@ -26,9 +28,12 @@ def rounded_once_more(model: nn.Module, seed: int) -> Iterator[None]:
         if not tensor.is_floating_point():
             return tensor
         generator = generators.setdefault(tensor.device, torch.Generator(tensor.device).manual_seed(seed))
-        wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-        uniform = torch.rand(wide.shape, generator=generator, device=wide.device, dtype=wide.dtype) * 2 - 1
-        return (wide * (1 + torch.finfo(tensor.dtype).eps * uniform)).to(tensor.dtype)
+        moved = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for part, into in zip(tensor.flatten().split(_AT_ONCE), moved.view(-1).split(_AT_ONCE), strict=True):
+            wide = part.to(torch.promote_types(part.dtype, torch.float32))
+            uniform = torch.rand(wide.shape, generator=generator, device=wide.device, dtype=wide.dtype) * 2 - 1
+            into.copy_(wide * (1 + torch.finfo(tensor.dtype).eps * uniform))
+        return moved
 
     def after(module: nn.Module, inputs: Any, output: Any) -> Any:
         return disturbed(output) if isinstance(output, torch.Tensor) else None
