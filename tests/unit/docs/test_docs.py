@@ -130,8 +130,8 @@ def test_commands_in_the_text_exist(path):
 def test_flags_in_the_text_exist(path):
     known = set(FOREIGN_FLAGS).union(*(command_lines.flags_of(module) for module in command_lines.all_programs()))
     spans = pages.code_spans(path.read_text())
-    for span in spans:  # a program of the tests, or the script that runs them: its source names its flags
-        match = re.match(r"python -m (tests\.[\w.]+)|\w+ (scripts/test\.sh|docs/site/build\.py)", span)
+    for span in spans:  # a program of tests or benchmarks, or the script that runs them: its source names its flags
+        match = re.match(r"python -m ((?:tests|benchmarks)\.[\w.]+)|\w+ (scripts/test\.sh|docs/site/build\.py)", span)
         if match is not None:
             place = ROOT / match[2] if match[2] else ROOT.joinpath(*match[1].split("."))
             source = place if match[2] else place / "__main__.py" if place.is_dir() else place.with_suffix(".py")

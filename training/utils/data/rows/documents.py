@@ -85,8 +85,10 @@ def group_size(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -
 
 def shared_share(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> float:
     """Return the share of a step's tokens that `plan`, which has equal beginnings shared, spares."""
-    alone = sum(group_tokens([row], plan) for row in rows)
-    return 1 - sum(group_tokens([rows[index] for index in group], plan) for group in row_groups(rows, plan)) / alone
+    alone = sum(group_size([row], plan).tokens for row in rows)
+    groups = row_groups(rows, plan)
+    together = sum(group_size([rows[index] for index in group], plan).tokens for group in groups)
+    return 1 - together / alone
 
 
 def group_document(
