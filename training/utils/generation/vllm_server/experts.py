@@ -31,8 +31,8 @@ def taken_experts(client: ServerClient, name: str, tokens: int, seconds: float) 
     if it has none."""
     answer = client.post("/collective_rpc", {"method": "threestep_experts", "args": [name]}, seconds)
     results = answer.get("results") if isinstance(answer, dict) else None
-    found = results[0] if isinstance(results, list) and results else None
-    shape = found.get("shape") if isinstance(found, dict) else None
+    found = results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {}
+    shape = found.get("shape")
     if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(each, int) and each > 0 for each in shape)):
         raise ServerFailure("it has no experts of a response that it drew")
     try:
