@@ -62,6 +62,7 @@ class Case:
     packed: bool = False
     offload: bool = False
     checkpointing: bool = False
+    tiles: int = 1  # of MLPs
     lora_dim: int = 0
     dora: bool = False
     pad_token_id: int = PAD
@@ -108,10 +109,10 @@ ORDINARY = {
         packed_orpo packed_plackett_luce packed_simpo packed_desensitized packed_sigmoid_norm
         packed_dpo_mamba packed_shared_sft_z3 packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3
         packed_regularized_z3 packed_regularized_lora_z0 packed_dora_z3 packed_bf16 packed_one_a_step_z3
-        packed_dpo_one_a_step
+        packed_tiles_lora_z3 packed_dpo_one_a_step
         mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3
         mixture_packed_dpo_micro3_z3 mixture_packed_ranking_micro1_z0 mixture_padded_ranking_micro1_z2
-        mixture_wide_z3 mixture_off_z3 mixture_one_a_step_z3
+        mixture_wide_z3 mixture_off_z3 mixture_tiles_z3 mixture_one_a_step_z3
     """.split(),
 }
 
@@ -236,6 +237,11 @@ def packed_cases(world_size: int) -> list[Case]:
         )
         for stage in (0, 2, 3)
     ]
+    found += [
+        Case(f"packed_tiles_{name}_z{stage}", zero_stage=stage, tiles=3, packed=True, **changes)
+        for stage in range(4)
+        for name, changes in (("plain", {}), ("lora", {"lora_dim": LORA_DIM, "checkpointing": True}))
+    ]
     found += [Case("packed_bf16", dtype="bf16", packed=True), Case("packed_pad_is_eos", pad_token_id=END, packed=True)]
     found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
     kinds = {"sft": "causal", "ranking": "scalar", "dpo": "causal"}
@@ -275,6 +281,7 @@ def mixture_cases(world_size: int) -> list[Case]:
         replace(packed, name="lora", lora_dim=LORA_DIM, lora_part="self_attn", checkpointing=True),
         replace(packed, name="given", router_coef=0.2, checkpointing=True),
         replace(packed, name="off", router_coef=0.0),
+        replace(packed, name="tiles", router_coef=0.0, tiles=3),
     ]
     found += [replace(packed, name="one_a_step", per_step=1)] if world_size == 2 else []
     found = [
@@ -347,6 +354,7 @@ def model_settings(case: Case, models: Path) -> Any:
     return ModelSettings(
         str(models / case.model),
         gradient_checkpointing=case.checkpointing,
+        mlp_tiles=case.tiles,
         lora_dim=case.lora_dim,
         lora_alpha=LORA_ALPHA,
         lora_module_name=case.lora_part,

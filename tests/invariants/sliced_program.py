@@ -41,6 +41,7 @@ def cases(world_size: int) -> list[SlicedCase]:
     found += [Case(f"padded_{kind}_z1", kind, model, zero_stage=1, micro=2) for kind, model in kinds.items()]
     found += [
         replace(packed, name="packed_in_turns", micro=1, checkpointing=True, zero_stage=3),
+        replace(packed, name="tiles", checkpointing=True, zero_stage=3, tiles=3),
         replace(packed, name="untied", model="untied", zero_stage=2),
         replace(packed, name="offload", offload=True, zero_stage=2),
         replace(packed, name="offload_z3", offload=True, zero_stage=3),

@@ -42,7 +42,14 @@ def test_a_balancing_loss_is_that_of_the_whole_step(launched, models, world_size
 def check(case: Case, models: Path, out: Path, got: dict[str, Any]) -> None:
     """Compare what one run of a trainer left behind with plain PyTorch."""
     assert got["packed"] is case.packed and got["said"] == []
-    layout_alone: dict[str, Any] = {"name": "", "zero_stage": 0, "micro": 3, "packed": False, "compiled": False}
+    layout_alone: dict[str, Any] = {
+        "name": "",
+        "zero_stage": 0,
+        "micro": 3,
+        "packed": False,
+        "compiled": False,
+        "tiles": 1,
+    }
     want, seen = trained_plainly(models, replace(case, **layout_alone, checkpointing=False))
     rounding = rounding_of(case.kind)
     assert got["losses"] == pytest.approx([loss for _, _, loss in seen], abs=4 * rounding)

@@ -92,10 +92,10 @@ def settings_that_differ(a: RunDigests, b: RunDigests) -> dict[str, tuple[Any, A
 
 # Flags that change the order of sums and nothing else.
 _OF_ROUNDING = (
-    "actor_zero_stage", "attn_implementation", "critic_zero_stage", "dtype", "gradient_accumulation_steps",
-    "gradient_checkpointing", "head_chunk_mb", "max_tokens_per_micro_batch", "offload", "padded",
-    "per_device_eval_batch_size", "per_device_generation_batch_size", "per_device_train_batch_size",
-    "per_device_training_batch_size", "share_beginnings", "zero_stage",
+    "activation_offload", "actor_zero_stage", "attn_implementation", "critic_zero_stage", "dtype",
+    "gradient_accumulation_steps", "gradient_checkpointing", "head_chunk_mb", "max_tokens_per_micro_batch", "mlp_tiles",
+    "offload", "padded", "per_device_eval_batch_size", "per_device_generation_batch_size",
+    "per_device_train_batch_size", "per_device_training_batch_size", "share_beginnings", "zero_stage",
 )  # fmt: skip
 
 

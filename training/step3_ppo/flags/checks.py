@@ -105,6 +105,11 @@ def checked_components(flags: PpoFlags) -> Components:
             **flags.guests.reading_whole_rows,
         },
     )
+    mistakes.require(
+        roles.mlp_tiles == 1 or not flags.guests.records_experts,
+        f"--mlp_tiles {roles.mlp_tiles} computes routers tile by tile, and --replay_routers "
+        f"{flags.guests.replay} replays those of whole rows; leave one of the two out",
+    )
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
     if flags.reward.reward_timeout >= flags.faults.rank_timeout:

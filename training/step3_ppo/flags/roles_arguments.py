@@ -15,7 +15,7 @@ from training.utils.engine.config.arguments import (
     check_zero3_limits,
 )
 from training.utils.flags.flags import flag, flags_of, settings_of
-from training.utils.models.arguments import MAGNITUDES, ModelArguments, check_kinds, scaled_alpha
+from training.utils.models.arguments import MAGNITUDES, ModelArguments, check_kinds, check_memory, scaled_alpha
 from training.utils.models.quantized.quantization import (
     NOT_SHARDED,
     check_beside_quantization,
@@ -69,7 +69,15 @@ _FLAGS = (
         ROLES,
     ),
     *flags_of(EngineArguments, {"zero3_live_parameters": "", "zero3_prefetch_parameters": ""}),
-    *flags_of(ModelArguments, {"head_chunk_mb": ""}),
+    *flags_of(
+        ModelArguments,
+        {
+            "head_chunk_mb": "",
+            "activation_offload": "With recomputation of actor or critic: keep their layers' inputs in the host's "
+            "memory until the backward. On a GPU alone.",
+            "mlp_tiles": "Compute the MLPs of all four models in so many tiles along the row, as step 1's --mlp_tiles.",
+        },
+    ),
     *flags_of(
         ModelArguments,
         {
@@ -176,6 +184,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_schedule(mistakes, self)
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--actor_lora_dim": self.actor_lora_dim})
+        check_memory(mistakes, self, self.actor_gradient_checkpointing or self.critic_gradient_checkpointing)
         check_kinds(mistakes, self, self.actor_lora_dim, self.critic_lora_dim)
         sharded = {f"--{role}_zero_stage 3": getattr(self, f"{role}_zero_stage") == 3 for role in ROLES}
         check_beside_quantization(

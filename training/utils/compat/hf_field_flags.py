@@ -140,7 +140,9 @@ EVERY_STEP_FIELDS: dict[str, OldFlag] = {
     "--torch_empty_cache_steps": needless("the allocator's segments grow, and memory stays in one piece"),
     "--use_cache": needless_switch("training keeps no cache of keys and values; rollouts and answers do"),
 }  # fmt: skip
-_OFFLOADING = refused_switch("is not built; --gradient_checkpointing keeps a block's input alone")
+_OFFLOADING = renamed_switch(
+    "--activation_offload", "layer inputs beside --gradient_checkpointing, not all that autograd saves"
+)
 _ONLY_SFT = refused("is of step 1 here", unless=("0", "0.0", *NO_VALUE))
 ONE_MODEL_FIELDS: dict[str, OldFlag] = {
     "--activation_offloading": _OFFLOADING,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from training.utils.models.attention.attention import SDPA
+from training.utils.models.mlp_tiles import mlps_of, tokens_of_tile
 from training.utils.models.target_head import CHUNK_MB
 
 if TYPE_CHECKING:
@@ -39,28 +40,43 @@ class SavedActivations:
     outside: of modules in no layer
     boundary: one layer's input [N, T, H], all that gradient checkpointing saves of a layer
     widest: the largest tensor
+    tile: of an MLP's tile, if MLPs are computed in tiles; layers have their inputs alone then
     """
 
     layers: tuple[int, ...]
     outside: int
     boundary: int
     widest: int
+    tile: int = 0
 
-    def held(self, gradient_checkpointing: bool) -> int:
+    @property
+    def layer(self) -> int:
+        """Bytes of the layer that saves most, on its own."""
+        return max(self.layers, default=0) + self.tile
+
+    def held(self, gradient_checkpointing: bool, offloaded: bool = False) -> int:
         """Everything; or with checkpointing the inputs of the layers, and one layer computed again (Chen et al. 2016,
-        "Training Deep Nets with Sublinear Memory Cost", one segment a layer)."""
+        "Training Deep Nets with Sublinear Memory Cost", one segment a layer). offloaded: of the inputs, that of this
+        layer alone."""
         if not gradient_checkpointing:
-            return self.outside + sum(self.layers)
-        return self.outside + len(self.layers) * self.boundary + max(self.layers, default=0)
+            return self.outside + sum(self.layers) + self.tile
+        return self.outside + (1 if offloaded else len(self.layers)) * self.boundary + self.layer
 
 
 def saved_activations(
-    model: PreTrainedModel, rows: int, tokens: int, attention: str = SDPA, *, in_float32: bool = False
+    model: PreTrainedModel,
+    rows: int,
+    tokens: int,
+    attention: str = SDPA,
+    *,
+    in_float32: bool = False,
+    mlp_tiles: int = 1,
 ) -> SavedActivations:
     """Count the bytes that a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on meta,
     in train mode. Layers of one kind save the same: only enough of them run to see each kind. With attention by sdpa,
     key-value heads are repeated for their query heads, and the copies saved. in_float32: attention is computed in
-    float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`)."""
+    float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`). mlp_tiles: in which
+    MLPs are computed, one after the other."""
     base: Any = model.base_model
     layers = decoder_layers(base)
     kinds = [layer_kind(layer) for layer in layers]
@@ -71,7 +87,8 @@ def saved_activations(
         shortened(base, layers, length) as run,
         _counted_attention(model, repeats=attention == SDPA, in_float32=in_float32),
     ):
-        hooks = counted_apart(run, counting)
+        mlps = mlps_of(model, mlp_tiles, lambda: read_on_meta(base, rows, mlp_tiles)) if mlp_tiles > 1 else {}
+        hooks = [*counted_apart(run, counting), *mlps_apart(mlps, counting)]
         try:
             with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
                 read_on_meta(base, rows, tokens)
@@ -79,11 +96,14 @@ def saved_activations(
             for hook in hooks:
                 hook.remove()
     of_kind = {layer_kind(layer): counting.bytes[id(layer)] for layer in run}
+    inside = {id(mlp) for each in mlps.values() for mlp in each}
+    share = tokens_of_tile(tokens, mlp_tiles) / tokens
     return SavedActivations(
         layers=tuple(of_kind[kind] for kind in kinds),
         outside=counting.bytes[0],
         boundary=counting.boundary,
-        widest=counting.widest,
+        widest=int(max((most * (share if at in inside else 1) for at, most in counting.widest_in.items()), default=0)),
+        tile=int(share * max((counting.bytes[mlp] for mlp in inside), default=0)),
     )
 
 
@@ -109,6 +129,23 @@ def counted_apart(layers: Sequence[nn.Module], counting: SavedTensors) -> list[R
 
     hooks = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in layers]
     return [*hooks, *(layer.register_forward_hook(leave) for layer in layers)]
+
+
+def mlps_apart(mlps: Mapping[nn.Module, Sequence[nn.Module]], counting: SavedTensors) -> list[RemovableHandle]:
+    """Count what MLPs save beside their inputs, which are the layer's, separately; return the hooks."""
+    hooks = []
+    for layer, several in mlps.items():
+        for mlp in several:
+
+            def enter(mlp: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+                counting(args[0])
+                counting.within = id(mlp)
+
+            def leave(mlp: nn.Module, args: Any, output: Any, layer: nn.Module = layer) -> None:
+                counting.within = id(layer)
+
+            hooks += [mlp.register_forward_pre_hook(enter), mlp.register_forward_hook(leave)]
+    return hooks
 
 
 def head_bytes(
@@ -161,16 +198,22 @@ class SavedTensors:
     def __init__(self, weights: set[int]) -> None:
         self.within = 0  # the layer; 0 outside of all
         self.bytes: Counter[int] = Counter()
-        self.boundary = self.widest = 0
+        self.widest_in: Counter[int] = Counter()
+        self.boundary = 0
         self._seen = weights
         self._saved: list[torch.Tensor] = []  # a freed storage could pass its address on to another
+
+    @property
+    def widest(self) -> int:
+        """Bytes of the largest tensor."""
+        return max(self.widest_in.values(), default=0)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._seen:
             self._seen.add(storage._cdata)
             self._saved.append(tensor)
-            self.widest = max(self.widest, storage.nbytes())
+            self.widest_in[self.within] = max(self.widest_in[self.within], storage.nbytes())
             self.bytes[self.within] += storage.nbytes()
         return tensor
 

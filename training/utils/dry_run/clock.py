@@ -46,6 +46,8 @@ def step_plan(
     model: Any, loading: ModelSettings, settings: EngineSettings, *, ranks: int, micro_steps: int
 ) -> StepPlan:
     """The plan by which `model`, on meta, trains."""
+    if loading.mlp_tiles > 1 or loading.activation_offload:
+        log_on_main("seconds: without what --mlp_tiles computes again and what --activation_offload copies")
     return StepPlan(
         sum(part.numel() for part in model.parameters()),
         sum(part.numel() for part in model.parameters() if part.requires_grad),

@@ -111,7 +111,7 @@ def pinned_shards(sizes: Sequence[int], dtype: str, zero: dict[str, Any], ranks:
     extra = 0
     if zero["stage"] == 3 and _pins(zero, "offload_param"):
         shards = [ELEMENT_BYTES[dtype] * -(-size // ranks) for size in sizes]
-        extra = sum(_power_of_two(shard) - shard for shard in shards)
+        extra = sum(power_of_two(shard) - shard for shard in shards)
     return MemoryLine("pinned host memory, rounded up", 0, extra)
 
 
@@ -185,10 +185,11 @@ def _rounded_up(share: int, size: int, summed: int, zero: dict[str, Any]) -> int
             blocks += [summed * share, *[4 * group] * (share // max(group, 1)), 4 * (share % max(group, 1))]
     if zero["stage"] == 3 and _pins(zero, "offload_param"):
         blocks.append(size * share)
-    return sum(_power_of_two(block) - block for block in blocks)
+    return sum(power_of_two(block) - block for block in blocks)
 
 
-def _power_of_two(amount: int) -> int:
+def power_of_two(amount: int) -> int:
+    """Bytes of the block of pinned memory that torch takes for `amount`."""
     return 1 << (amount - 1).bit_length() if amount > 0 else 0
 
 

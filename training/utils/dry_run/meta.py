@@ -39,8 +39,10 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
             model = auto_class.from_config(config, dtype=dtype)
             if settings.quantization is not None:
                 quantize_layers(model, settings.quantization)
-            # Recomputation and compiling change no weight; the estimate accounts for the memory that they change.
-            model = prepared(model, replace(settings, gradient_checkpointing=False, torch_compile=False), False)
+            # Recomputation, tiles and compiling change no weight; the estimate counts the memory that they change.
+            model = prepared(
+                model, replace(settings, gradient_checkpointing=False, mlp_tiles=1, torch_compile=False), False
+            )
             for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device
                 part.data = part.data.to(dtype)
     except ValueError as problem:

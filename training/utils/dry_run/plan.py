@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.dry_run.activations import SavedActivations, head_bytes, saved_activations
 from training.utils.dry_run.attention_memory import mask_lines
-from training.utils.dry_run.engine_memory import EngineMemory, trained_memory
+from training.utils.dry_run.engine_memory import EngineMemory, power_of_two, trained_memory
 from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
+from training.utils.models.activation_offload import check_offloads
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.quantized.quantized import count_weights, quantized_layers
@@ -80,12 +81,17 @@ def plan_training(
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
-    saved = count(model, forward.rows, forward.slice_tokens, attention, in_float32=in_float32)
-    held = saved.held(loading.gradient_checkpointing)
+    if loading.activation_offload:
+        check_offloads(device.is_cuda)
+    counted = (model, forward.rows, forward.slice_tokens, attention)
+    saved = count(*counted, in_float32=in_float32, mlp_tiles=loading.mlp_tiles)
+    held = saved.held(loading.gradient_checkpointing, loading.activation_offload)
     beside = [] if forward.media is None else forward.media.lines(model, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
+    recomputed += f", MLPs in {loading.mlp_tiles} tiles" if loading.mlp_tiles > 1 else ""
     lines = [
         MemoryLine(f"activations{recomputed}", held),
+        MemoryLine("layer inputs on the host, pinned", 0, pinned_inputs(saved, loading)),
         MemoryLine("gradients of activations", 3 * saved.widest),
         *whole_layer,
         *beside,
@@ -115,7 +121,16 @@ def plan_training(
     ]
     if beside and forward.media is not None:
         sentences.append(forward.media.sentence)
-    return PlannedModel(tuple(sentences), engine, tuple(lines), max(saved.layers, default=saved.widest))
+    return PlannedModel(tuple(sentences), engine, tuple(lines), saved.layer or saved.widest)
+
+
+def pinned_inputs(saved: SavedActivations, loading: ModelSettings) -> int:
+    """Bytes of the layer inputs that a backward finds on the host, in blocks that are powers of two."""
+    return (
+        len(saved.layers) * power_of_two(saved.boundary)
+        if loading.activation_offload and loading.gradient_checkpointing
+        else 0
+    )
 
 
 def engine_of(

@@ -206,6 +206,10 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
             raise ThreestepError(
                 f"--attn_implementation {implementation} needs a CUDA device, and there is none here; use sdpa"
             )
+    if settings.activation_offload:
+        from training.utils.models.activation_offload import check_offloads
+
+        check_offloads(has_cuda)
     if settings.torch_compile:
         from training.utils.models.compiled import check_compiler
 
@@ -306,6 +310,11 @@ def _measure(
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
+    if settings.mlp_tiles > 1:  # compared on short sequences, so that long ones are never whole in an MLP
+        from training.utils.models.mlp_tiles import tile_mlps
+
+        read_own_forward(model)
+        tile_mlps(model, settings.mlp_tiles)
     own = read_own_forward(model, longest_tokens, media)
     settle_attention(model, own, settings.attn_implementation, settings.dropout, compiled=settings.torch_compile)
 
@@ -383,13 +392,22 @@ def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer
 
 
 def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool = False) -> PreTrainedModel:
-    """Apply `settings` to a loaded model, in place: dropout, recomputation, adapters, compilation."""
+    """Apply `settings` to a loaded model, in place: dropout, recomputation, tiles, adapters, compilation."""
     if settings.dropout is not None:
         _set_dropout(model, settings.dropout)
     if settings.dropout == 0:
         check_no_dropout(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if settings.activation_offload:
+            from training.utils.models.activation_offload import offload_inputs
+
+            offload_inputs(model)
+    if settings.mlp_tiles > 1:
+        from training.utils.models.mlp_tiles import refuse_noise, tile_mlps
+
+        tile_mlps(model, settings.mlp_tiles)
+        refuse_noise(model)
     model = add_lora(model, settings)
     freeze_parts(model, settings)
     train_as_given(model, settings, embeddings_train)

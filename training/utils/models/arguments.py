@@ -31,6 +31,13 @@ class AdapterFlags(Protocol):
     use_dora: bool
 
 
+class MemoryFlags(Protocol):
+    """Flags of what a forward keeps."""
+
+    activation_offload: bool
+    mlp_tiles: int
+
+
 @dataclass
 class ModelArguments:
     """The model to train, and which of its weights."""
@@ -71,6 +78,19 @@ class ModelArguments:
     )
     gradient_checkpointing: bool = flag(
         False, "Recompute activations in the backward pass: less memory, more time.", topic="memory"
+    )
+    activation_offload: bool = flag(
+        False,
+        "With recomputation: keep the layers' inputs in the host's memory until the backward. On a GPU alone.",
+        topic="memory",
+    )
+    mlp_tiles: int = flag(
+        1,
+        "Compute MLPs in so many tiles along the row, each again in the backward: an MLP keeps its input alone. For "
+        "rows of some 64,000 tokens a rank and more; for mixtures of experts, without their balancing loss "
+        "(docs/long_context.md).",
+        "tiles >= 1",
+        topic="memory",
     )
     torch_compile: bool = flag(
         False,
@@ -153,6 +173,7 @@ class ModelArguments:
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})
         check_kinds(mistakes, self, self.lora_dim)
+        check_memory(mistakes, self, self.gradient_checkpointing, self.torch_compile)
         compiles = "which compiles the layers that it replaces" if self.torch_compile else None
         others = {"--torch_compile": compiles, "--use_dora": MAGNITUDES if self.use_dora else None}
         check_beside_quantization(mistakes, self, others)
@@ -161,6 +182,21 @@ class ModelArguments:
         path, others = self.model_name_or_path, ("trains_adapter_on", "new_head", "takes_media")
         alpha = scaled_alpha(self.lora_alpha, self.lora_dim, self.use_rslora)
         return settings_of(ModelSettings, self, name_or_path=path, lora_alpha=alpha, defaults=others)
+
+
+def check_memory(mistakes: Mistakes, flags: MemoryFlags, recomputes: bool, compiles: bool = False) -> None:
+    """Note offloaded layer inputs where none are kept, and tiles beside what does not go with them. recomputes: some
+    model does. compiles: --torch_compile is given."""
+    mistakes.require(
+        not flags.activation_offload or recomputes,
+        "--activation_offload keeps on the host what recomputation keeps of a layer; give --gradient_checkpointing (in "
+        "step 3 --actor_gradient_checkpointing or --critic_gradient_checkpointing), or leave it out",
+    )
+    mistakes.require(
+        flags.mlp_tiles == 1 or not compiles,
+        f"--mlp_tiles {flags.mlp_tiles} and --torch_compile change one forward in two ways that were never compared; "
+        "leave one of them out",
+    )
 
 
 def scaled_alpha(alpha: float, dim: int, is_by_root: bool) -> float:

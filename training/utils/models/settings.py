@@ -15,6 +15,7 @@ class ModelSettings:
     use_dora: adapters have a magnitude for each output of their layer (Liu et al. 2024, arXiv:2402.09353).
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
+    activation_offload, mlp_tiles: see training.utils.models.activation_offload and .mlp_tiles.
     load_in_4bit, load_in_8bit, bnb_4bit_*: see training.utils.models.quantized.quantization.
     trust_remote_code: run Python code that comes with the model.
     head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
@@ -30,6 +31,8 @@ class ModelSettings:
     attn_implementation: str = AUTO
     dropout: float | None = None
     gradient_checkpointing: bool = False
+    activation_offload: bool = False
+    mlp_tiles: int = 1
     torch_compile: bool = False
     lora_dim: int = 0
     lora_alpha: float = 16.0
@@ -63,6 +66,7 @@ class ModelSettings:
             self.name_or_path,
             trust_remote_code=self.trust_remote_code,
             head_chunk_mb=self.head_chunk_mb,
+            mlp_tiles=self.mlp_tiles,
             takes_media=self.takes_media,
             rope_scaling=self.rope_scaling,
         )

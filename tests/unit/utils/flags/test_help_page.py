@@ -23,7 +23,7 @@ UNITS = frozenset(
         "gigabytes", "money", "heads", "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port",
         "probability", "processes", "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts",
         "rows", "samples", "score", "seconds", "seed", "sequences", "share", "stage", "steps", "temperature",
-        "tokens", "tries", "units", "waves", "weights",
+        "tiles", "tokens", "tries", "units", "waves", "weights",
     }
 )  # fmt: skip
 

@@ -55,6 +55,17 @@ def test_defaults_need_only_a_model():
             "--load_in_8bit cannot go with --torch_compile, which compiles the layers that it replaces; leave one of "
             "the two out",
         ),
+        ({"mlp_tiles": 0}, "--mlp_tiles expects 1 or more, got 0"),
+        (
+            {"mlp_tiles": 4, "torch_compile": True},
+            "--mlp_tiles 4 and --torch_compile change one forward in two ways that were never compared; leave one of "
+            "them out",
+        ),
+        (
+            {"activation_offload": True},
+            "--activation_offload keeps on the host what recomputation keeps of a layer; give --gradient_checkpointing "
+            "(in step 3 --actor_gradient_checkpointing or --critic_gradient_checkpointing), or leave it out",
+        ),
         (
             {"lora_dim": 4, "bnb_4bit_use_double_quant": True},
             "--bnb_4bit_use_double_quant is of --load_in_4bit, which is off; leave it out or give both",
@@ -89,7 +100,8 @@ def test_every_setting_is_passed_on():
         "lora_dim": 8, "lora_alpha": 3.0, "lora_dropout": 0.2, "lora_module_name": "x", "only_optimize_lora": False,
         "trust_remote_code": True, "head_chunk_mb": 64, "load_in_4bit": True, "load_in_8bit": True,
         "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True, "freeze_vision_tower": False,
-        "freeze_projector": True, "use_dora": True, "rope_scaling": "yarn:4",
+        "freeze_projector": True, "use_dora": True, "rope_scaling": "yarn:4", "activation_offload": True,
+        "mlp_tiles": 3,
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()
     assert dataclasses.asdict(settings) == {

@@ -2,8 +2,8 @@
 
 torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
 A row of many documents, or of a prompt and its responses, is therefore cut into runs (`contracts.runs`), each computed
-without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens; short ones of a
-bfloat16 model in float32 (`attention_precision`).
+without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens, a part of them at a
+time where that is not small; short ones of a bfloat16 model in float32 (`attention_precision`).
 
 N rows, T tokens in a row, A heads, K key-value heads, D head size (values may have another), L tokens of a run,
 g heads that share keys.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 # One more than speculative rollouts guess at most (`contracts.rollout_engine`).
 _FEW_TOKENS = 9
+MOST_OF_A_MASK = 2**24  # entries, of a byte, and in the backward of a number; beyond, queries go in parts
 
 
 def use_document_attention(model: PreTrainedModel) -> None:
@@ -166,16 +168,48 @@ def attention_by_document(
             continue
         seen_keys = [keys[span.run][span.start : span.end] for span in run.sees]
         seen_values = [values[span.run][span.start : span.end] for span in run.sees]
-        key, value, mask = keys[index], values[index], None
+        key, value = keys[index], values[index]
         if run.sees:
             key, value = torch.cat([*seen_keys, key]), torch.cat([*seen_values, value])
-            mask = torch.ones(run.tokens, len(key), dtype=torch.bool, device=key.device).tril(len(key) - run.tokens)
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (queries[index], key, value))
-        output = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling
-        )
+        output = _of_run(query, key, value, dropout=dropout, scaling=scaling)
         outputs.append(output.squeeze(0).transpose(0, 1))
     return torch.cat(outputs).to(dtype).view(count, width, heads, -1), None
+
+
+def _of_run(
+    query_1ALD: torch.Tensor, key_1ASD: torch.Tensor, value_1ASD: torch.Tensor, *, dropout: float, scaling: float | None
+) -> torch.Tensor:
+    """Return [1, A, L, D]: queries of the last L of S keys, causal among these. Of a large mask a part is made at a
+    time, in the backward again."""
+    tokens, seen = query_1ALD.shape[2], key_1ASD.shape[2] - query_1ALD.shape[2]
+    if seen == 0:
+        return functional.scaled_dot_product_attention(
+            query_1ALD, key_1ASD, value_1ASD, dropout_p=dropout, is_causal=True, scale=scaling
+        )
+
+    def part(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        before = key.shape[2] - query.shape[2]
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(before)
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
+        )
+
+    at_once = max(1, MOST_OF_A_MASK // key_1ASD.shape[2])
+    if tokens <= at_once:
+        return part(query_1ALD, key_1ASD, value_1ASD)
+    ends = range(at_once, tokens + at_once, at_once)
+    parts = [
+        checkpoint(
+            part,
+            query_1ALD[:, :, end - at_once : end],
+            key_1ASD[:, :, : seen + end],
+            value_1ASD[:, :, : seen + end],
+            use_reentrant=False,
+        )
+        for end in ends
+    ]
+    return torch.cat(parts, dim=2)
 
 
 def _of_few_tokens(

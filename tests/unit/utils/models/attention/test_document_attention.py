@@ -9,6 +9,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
+from training.utils.models.attention import document_attention
 from training.utils.models.attention.attention_precision import attention_dtype
 from training.utils.models.attention.document_attention import (
     BY_DOCUMENT,
@@ -69,6 +70,27 @@ def test_it_gives_what_the_dense_mask_gives(family):
     torch.testing.assert_close(again_M, logprobs_M, rtol=0, atol=1e-12)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradients_again[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+def test_a_large_mask_is_made_in_parts(monkeypatch):
+    """A response of 6 tokens behind 7: of its mask of 6 x 13 two rows at a time, then one."""
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="sdpa").double().eval()
+    logprobs_M, gradients = read(model)
+    use_document_attention(model)
+    made: list[int] = []
+    ones = torch.ones
+    monkeypatch.setattr(
+        torch, "ones", lambda *sizes, **others: (made.append(sizes[0] * sizes[1]), ones(*sizes, **others))[1]
+    )
+    for most, largest in ((2**24, 6 * 13), (26, 26), (13, 13)):
+        made.clear()
+        monkeypatch.setattr(document_attention, "MOST_OF_A_MASK", most)
+        again_M, gradients_again = read(model)
+        assert max(made) == largest
+        torch.testing.assert_close(again_M, logprobs_M, rtol=0, atol=1e-12)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradients_again[name], gradient, rtol=0, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
