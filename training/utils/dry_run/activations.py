@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from training.utils.models.attention.attention import SDPA
+from training.utils.models.gated_mlp import keeping_all
 from training.utils.models.mlp_tiles import mlps_of, tokens_of_tile
 from training.utils.models.target_head import CHUNK_MB
 
@@ -90,7 +91,10 @@ def saved_activations(
         mlps = mlps_of(model, mlp_tiles, lambda: read_on_meta(base, rows, mlp_tiles)) if mlp_tiles > 1 else {}
         hooks = [*counted_apart(run, counting), *mlps_apart(mlps, counting)]
         try:
-            with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
+            with (
+                keeping_all([mlp for each in mlps.values() for mlp in each]),
+                torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor),
+            ):
                 read_on_meta(base, rows, tokens)
         finally:
             for hook in hooks:

@@ -9,13 +9,14 @@ N rows, T tokens in a row, I intermediate size.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def _usual_forward(self: Any, x: Any) -> Any:
@@ -30,6 +31,17 @@ def keep_less(model: nn.Module) -> int:
     for part in found:
         part.forward = GatedMlp(part)  # type: ignore[assignment]
     return len(found)
+
+
+@contextlib.contextmanager
+def keeping_all(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, those of `parts` that keep less keep all, as they do in tiles."""
+    less = {part: vars(part).pop("forward") for part in parts if isinstance(vars(part).get("forward"), GatedMlp)}
+    try:
+        yield
+    finally:
+        for part, forward in less.items():
+            part.forward = forward
 
 
 def _is_usual(part: nn.Module) -> bool:

@@ -76,7 +76,7 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
             tiled = TiledMlp(mlp, tiles)
             mlp.forward = tiled  # type: ignore[assignment]
             layer.register_forward_pre_hook(tiled.look_for_cache, with_kwargs=True)
-    difference = current_difference(model, own, inside=lambda: _without_cache(model))
+    difference = current_difference(model, own, inside=lambda: without_cache(model))
     if not difference <= own.tolerance:
         raise ThreestepError(
             f"--mlp_tiles {tiles}: {type(model).__name__} computes something else in tiles: its log-probabilities or "
@@ -88,7 +88,7 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
 
 
 @contextlib.contextmanager
-def _without_cache(model: PreTrainedModel) -> Iterator[None]:
+def without_cache(model: PreTrainedModel) -> Iterator[None]:
     """Inside, a plain forward makes no cache, behind which MLPs would be whole."""
     config: Any = model.config.get_text_config()
     before, config.use_cache = getattr(config, "use_cache", None), False

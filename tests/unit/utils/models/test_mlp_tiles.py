@@ -28,7 +28,7 @@ _SHAPE = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "initializer_range": 0.3,
-    "experts_implementation": "eager",  # grouped products are of float32 and narrower, on meta of bfloat16 alone
+    "experts_implementation": "eager",  # grouped products are of float32 and narrower
     "max_position_embeddings": 128,
 }
 _MOE = {**_SHAPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
@@ -78,11 +78,11 @@ def test_tiles_compute_what_whole_mlps_do(family):
 
 
 def test_scores_adapters_and_a_copy():
-    """Of a reward model; of LoRA's adapters inside of MLPs and beside; of a tiled model's copy."""
-    assert_same(
-        scalar := tiny_scalar_model("llama", torch.float64), copied := prepared(copy.deepcopy(scalar), settings())
-    )
-    assert_same(scalar, tiled := prepared(copied, settings(mlp_tiles=4)))
+    """Of a reward model, also where MLPs keep less; of LoRA's adapters inside of MLPs and beside; of a tiled model's
+    copy."""
+    scalar = tiny_scalar_model("llama", torch.float64)
+    assert_same(scalar, prepared(prepared(copy.deepcopy(scalar), settings()), settings(mlp_tiles=4)))
+    assert_same(scalar, tiled := prepared(copy.deepcopy(scalar), settings(mlp_tiles=4)))
     assert_same(scalar, again := copy.deepcopy(tiled))
     tile = next(iter(vars(module)["forward"] for module in again.modules() if "forward" in vars(module)))
     assert tile.whole.__self__ in set(again.modules())
@@ -155,7 +155,8 @@ def test_an_mlp_that_reads_its_neighbours_is_refused():
 
 def test_the_parts_of_each_layer_are_found_on_the_meta_device():
     with torch.device("meta"):
-        model = MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=4))
+        model = MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=4)).bfloat16()
+        model.set_experts_implementation("grouped_mm")  # on meta of bfloat16 alone
     found = mlps_of(model, 2, lambda: read_on_meta(model.base_model, 1, 4))
     assert [type(mlp).__name__ for mlps in found.values() for mlp in mlps] == ["MixtralSparseMoeBlock"] * 2
     assert (tokens_of_tile(9, 4), tokens_of_tile(1, 4)) == (3, 1)
