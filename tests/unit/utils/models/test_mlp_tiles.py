@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache, MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tests.invariants.peak_program import memory_events, most_at_once
 from tests.support.random_rows import random_rows
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.base.errors import ThreestepError
 from training.utils.dry_run.activations import read_on_meta
-from training.utils.loading.models import prepared
+from training.utils.loading.models import load_causal_lm, prepared
 from training.utils.models.mlp_tiles import TiledMlp, is_tiled, mlps_of, tile_mlps, tokens_of_tile
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -133,6 +134,16 @@ def test_behind_a_cache_mlps_are_whole():
     assert calls == [9, 9]
     assert torch.allclose(model(input_ids=ids_NT, use_cache=False).logits, cached, rtol=1e-12)
     assert calls == [9, 9, *[3] * 6]
+
+
+def test_the_longest_row_is_read_in_tiles_when_a_model_is_loaded(tmp_path, monkeypatch):
+    """Of 100 tokens, alone and beside a short one."""
+    tiny_causal_lm("llama", max_position_embeddings=128).save_pretrained(tmp_path)
+    seen: list[int] = []
+    whole = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda mlp, states: (seen.append(states.shape[1]), whole(mlp, states))[1])
+    loaded = load_causal_lm(ModelSettings(str(tmp_path), mlp_tiles=4), torch.float32, VOCABULARY, longest_tokens=100)
+    assert is_tiled(loaded) and 25 <= max(seen) <= 30
 
 
 def test_a_model_without_mlps_to_be_found_is_refused():
