@@ -310,16 +310,13 @@ def _measure(
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
-    context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if settings.mlp_tiles > 1:  # compared on short sequences, so that long ones are never whole in an MLP
-        from training.utils.models.mlp_tiles import tile_mlps, without_cache
+        from training.utils.models.mlp_tiles import tile_mlps
 
         read_own_forward(model)
         tile_mlps(model, settings.mlp_tiles)
-        context = without_cache(model)
-    with context:
-        own = read_own_forward(model, longest_tokens, media)
-        settle_attention(model, own, settings.attn_implementation, settings.dropout, compiled=settings.torch_compile)
+    own = read_own_forward(model, longest_tokens, media)
+    settle_attention(model, own, settings.attn_implementation, settings.dropout, compiled=settings.torch_compile)
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:

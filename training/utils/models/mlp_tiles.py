@@ -9,9 +9,8 @@ N rows, T tokens in a row (or a slice of it), H hidden size, K tiles.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.models.families.parts import language_part
-from training.utils.models.own_forward import current_difference, own_forward_of
+from training.utils.models.own_forward import WITHOUT_CACHE, current_difference, own_forward_of
 from training.utils.models.tensors.sharding import whole_shape
 
 if TYPE_CHECKING:
@@ -76,7 +75,8 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
             tiled = TiledMlp(mlp, tiles)
             mlp.forward = tiled  # type: ignore[assignment]
             layer.register_forward_pre_hook(tiled.look_for_cache, with_kwargs=True)
-    difference = current_difference(model, own, inside=lambda: without_cache(model))
+    setattr(model, WITHOUT_CACHE, True)
+    difference = current_difference(model, own)
     if not difference <= own.tolerance:
         raise ThreestepError(
             f"--mlp_tiles {tiles}: {type(model).__name__} computes something else in tiles: its log-probabilities or "
@@ -87,17 +87,6 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
     )
 
 
-@contextlib.contextmanager
-def without_cache(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, a plain forward makes no cache, behind which MLPs would be whole."""
-    config: Any = model.config.get_text_config()
-    before, config.use_cache = getattr(config, "use_cache", None), False
-    try:
-        yield
-    finally:
-        config.use_cache = before
-
-
 def is_tiled(model: nn.Module) -> bool:
     """Return whether `tile_mlps` changed the model."""
     return any(isinstance(vars(module).get("forward"), TiledMlp) for module in model.modules())
@@ -106,7 +95,7 @@ def is_tiled(model: nn.Module) -> bool:
 def refuse_noise(model: nn.Module) -> None:
     """ThreestepError for tiled MLPs that draw noise in training where a tile cannot take it."""
     for part in model.modules():
-        if isinstance(vars(part).get("forward"), TiledMlp) and getattr(part, "jitter_noise", 0):
+        if isinstance(vars(part).get("forward"), TiledMlp) and getattr(part, "jitter_noise", False):
             raise ThreestepError(
                 f"--mlp_tiles: {type(part).__name__} multiplies its input by noise in place, which a tile shares with "
                 "the others; give --dropout 0, or leave --mlp_tiles out"

@@ -36,6 +36,8 @@ _SHORT_TOKENS = 64  # up to this many, all logits of a sequence are computed: 33
 _ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
 # An attribute of models whose forward may do more than is seen of it in eval mode: it is always called as a whole.
 WHOLE_FORWARD = "_threestep_whole_forward"
+# An attribute of models that compute otherwise behind a cache: none is made when they are read.
+WITHOUT_CACHE = "_threestep_without_cache"
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,7 @@ def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple
     of_scores = hasattr(model, "score")
     head = model.score if of_scores else model.get_output_embeddings()
     ids_1T = ids_T.unsqueeze(0).to(model.device)
-    with _outputs_kept(model.base_model, head) as kept:
+    with _outputs_kept(model.base_model, head) as kept, _without_cache(model):
         logits = model(input_ids=ids_1T, **others).logits
     is_linear = (
         not others
@@ -316,6 +318,20 @@ def _outputs_kept(trunk: nn.Module, head: Any) -> Iterator[dict[str, Any]]:
         if isinstance(head, nn.Module):
             hooks.callback(head.register_forward_hook(after_head).remove)
         yield kept
+
+
+@contextlib.contextmanager
+def _without_cache(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, a model with WITHOUT_CACHE makes none."""
+    if not hasattr(model, WITHOUT_CACHE):
+        yield
+        return
+    config: Any = model.config.get_text_config()
+    before, config.use_cache = getattr(config, "use_cache", None), False
+    try:
+        yield
+    finally:
+        config.use_cache = before
 
 
 @contextlib.contextmanager
