@@ -45,8 +45,7 @@ def run(flags: PpoFlags, components: Components) -> None:
     of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, given, trains)
     with planned_run(of_run, shares_gpu) as planned:
         opened, opening, scale = open_inputs(planned, flags._replace(data=planned.flags.data), components)
-        free_bytes = least_free_bytes(opening.ranks)
-        roles = open_roles(opening, opened.model.head_chunk_mb)
+        free_bytes, roles = least_free_bytes(opening.ranks), open_roles(opening, opened.model.head_chunk_mb)
         opened, opening = settled(opened, opening, roles, free_bytes)
         flags, _, tokenizers, inputs, ranks = opening
         settings = loop_settings(opening, roles, scale)
@@ -63,10 +62,9 @@ def run(flags: PpoFlags, components: Components) -> None:
             evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, tasks)
             updates = Updates(roles, settings, inputs.texts, bad_steps)
             events = events_of_rollouts(opened, opening)
-            trainer = PpoTrainer(
+            result = PpoTrainer(
                 roles, engine, inputs.train, updates, evaluator, settings, metrics, checkpoints, events
-            )
-            result = trainer.train()
+            ).train()
         summary = result.summary()
         closing = closing_sentence(summary, opened.folder, flags.ppo.val_only) + result.signs
         opened.finish(parts, roles.actor_guests, {"summary.json": summary}, closing)
