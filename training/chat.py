@@ -30,7 +30,7 @@ from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.models.arguments import ModelArguments
+from training.utils.models.arguments import ModelArguments, with_flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 
@@ -122,11 +122,6 @@ def main(argv: Sequence[str]) -> None:
     else:
         talk = loaded(flags)()
         answer_once(talk, as_typed(talk, sys.stdin.read().removesuffix("\n")))
-
-
-def with_flag(argv: Sequence[str]) -> list[str]:
-    """Give the words before the first flag, which are the models, their flag."""
-    return ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
 
 
 def check_acting(flags: ChatFlags) -> None:

@@ -29,10 +29,10 @@ from training.utils.flags.flags import AUTO, flag, flag_of, settings_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import WITH_SERVERS, engine_class, server_command_of
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.models.arguments import ModelArguments
+from training.utils.models.arguments import ModelArguments, with_flag
 from training.utils.run.program import run_program
 from training.utils.serving.door import ADDRESS
-from training.utils.serving.ports import check_port, free_port, port_refused
+from training.utils.serving.ports import check_port, free_port, taking_port
 
 if TYPE_CHECKING:
     from training.inference.endpoint.model import StyledModel
@@ -95,8 +95,7 @@ class ServeFlags(NamedTuple):
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load, serve."""
-    words = ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    flags = ServeFlags(*parse_arguments(GROUPS, words, __doc__ or "")).serve
+    flags = ServeFlags(*parse_arguments(GROUPS, with_flag(argv), __doc__ or "")).serve
     check_model_folder(flags.model_name_or_path)
     check_port("--port", flags.port)
     key, is_new = key_of(flags.api_key_file)
@@ -175,12 +174,10 @@ def serve_ours(flags: ServeArguments, key: str, is_new: bool) -> None:
     model, rows = load_served(flags.model_name_or_path, flags.name, flags.sampling, flags.text), flags.max_rows or _ROWS
     batch = Batch(model.make_rows, rows, flags.max_waiting)
     service = Service(model, batch, flags.sampling, int(time.time()))
-    try:
+    with taking_port("--port", flags.port):
         server = EndpointServer(
             flags.port, service, key, flags.max_body_mb * 2**20, most_connections=rows + flags.max_waiting + 16
         )
-    except OSError as problem:
-        raise port_refused("--port", flags.port, problem) from problem
 
     def finish() -> None:
         note(f"ending: {batch.drawing} answers are being drawn or wait, for at most {flags.grace_seconds:g} s")

@@ -23,10 +23,10 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.models.arguments import ModelArguments
+from training.utils.models.arguments import ModelArguments, with_flag
 from training.utils.run.program import run_program
 from training.utils.serving.door import ADDRESS
-from training.utils.serving.ports import check_port, port_refused
+from training.utils.serving.ports import check_port, taking_port
 
 if TYPE_CHECKING:
     pass
@@ -63,8 +63,7 @@ class ServeRewardFlags(NamedTuple):
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load, serve until the program is asked to end."""
-    words = ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    flags = ServeRewardFlags(*parse_arguments(GROUPS, words, __doc__ or "")).serve
+    flags = ServeRewardFlags(*parse_arguments(GROUPS, with_flag(argv), __doc__ or "")).serve
     check_model_folder(flags.model_name_or_path)
     check_port("--port", flags.port, flags.host)
     key, is_new = key_of(flags.api_key_file)
@@ -72,10 +71,8 @@ def main(argv: Sequence[str]) -> None:
     from training.inference.endpoint.reward_server import SCORES, RewardServer, load_served_reward
 
     served = load_served_reward(flags.model_name_or_path, flags.name, flags.dtype, flags.text)
-    try:
+    with taking_port("--port", flags.port):
         server = RewardServer(flags.port, served, key, flags.max_body_mb * 2**20, address=flags.host)
-    except OSError as problem:
-        raise port_refused("--port", flags.port, problem) from problem
     address = f"http://{flags.host}:{server.port}{SCORES}"
 
     def announce() -> None:

@@ -11,7 +11,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.images.data.values import MOST_FILE_BYTES
 from training.utils.serving.asgi import GuardedApp, server_of
 from training.utils.serving.door import Door
-from training.utils.serving.ports import check_port, listening, port_refused
+from training.utils.serving.ports import check_port, listening, taking_port
 
 if TYPE_CHECKING:
     from training.inference.talk import Talk
@@ -48,10 +48,8 @@ def serve(new_talk: Callable[[], Talk], port: int, announce: Callable[[str], Non
     each visitor."""
     door = Door()
     app = guarded_page(new_talk, door)
-    try:
+    with taking_port("--web_port", port):
         socket = listening(port)
-    except OSError as problem:
-        raise port_refused("--web_port", port, problem) from problem
     announce(f"{door.address(socket.getsockname()[1])} (Ctrl-C ends)")
     server_of(app).run(sockets=[socket])
 

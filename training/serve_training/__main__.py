@@ -24,12 +24,12 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.models.arguments import ModelArguments
+from training.utils.models.arguments import ModelArguments, with_flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import make_output_dir
 from training.utils.serving.door import ADDRESS
-from training.utils.serving.ports import check_port, port_refused
+from training.utils.serving.ports import check_port, taking_port
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -101,8 +101,7 @@ class ServeTrainingFlags(NamedTuple):
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load, serve until the program is asked to end."""
-    words = ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    flags = ServeTrainingFlags(*parse_arguments(GROUPS, words, __doc__ or "")).serve
+    flags = ServeTrainingFlags(*parse_arguments(GROUPS, with_flag(argv), __doc__ or "")).serve
     check_model_folder(flags.model_name_or_path)
     check_port("--port", flags.port, flags.host)
     key, is_new = training_key(flags.api_key_file)
@@ -115,10 +114,8 @@ def main(argv: Sequence[str]) -> None:
     service, computing = open_service(
         flags.model_name_or_path, flags.name, flags.output_dir, dtype=flags.dtype, settings=settings
     )
-    try:
+    with taking_port("--port", flags.port):
         server = TrainingServer(flags.port, service, key, flags.max_body_mb * 2**20, address=flags.host)
-    except OSError as problem:
-        raise port_refused("--port", flags.port, problem) from problem
 
     def announce() -> None:
         if flags.host != ADDRESS:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.inference.endpoint.lines import LENGTH, STOP, Event, Line, TogetherRows
+from training.inference.endpoint.lines import STOP, Event, Line, TogetherRows
 from training.inference.endpoint.lines import Order as DrawOrder
 from training.inference.endpoint.text import AnswerText
 from training.serve_training.desk import SERVER, USER
@@ -262,15 +262,10 @@ class Sampler:
 
     @staticmethod
     def _take(job: SampleJob, event: Event) -> None:
-        text, line = job.texts[event.place], job.lines[event.place]
         if event.failed is not None:
             _fail(job, event.failed)
-        elif event.token is not None:
-            text.take(event.token)
-            if text.finish is not None:  # by a stop text, which the rows do not know
-                line.is_over = True
-        elif text.finish is None:
-            text.finish = event.ended or LENGTH
+        else:
+            job.texts[event.place].follow(event, job.lines[event.place])
 
 
 def _seed_of(seed: str, place: int) -> int:

@@ -88,7 +88,7 @@ def _chosen_reuse(
     if device.memory_bytes is None:
         return chosen, None
     found = estimated_as_given(with_reuse(flags, True), components, counts)
-    needed = found.most().device_bytes + (0 if device.is_cuda else found.most().host_bytes)
+    needed = found.most_bytes(device)
     if device.leaves_room(needed):
         return chosen, found
     free = device.memory_bytes / 1e9

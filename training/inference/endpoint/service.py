@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from training.inference.endpoint.fields import CompletionRequest, read_request
-from training.inference.endpoint.lines import LENGTH, Event, Line
+from training.inference.endpoint.lines import Event, Line
 from training.inference.endpoint.refusals import RefusedRequest
 from training.inference.endpoint.replies import Piece, ReplyForms
 from training.inference.endpoint.text import AnswerText
@@ -134,7 +134,7 @@ class Answering:
                 if event.failed is not None:
                     self.cancel()
                     raise self._refusal(event.failed)
-                self._take(event)
+                self.texts[event.place].follow(event, self.lines[event.place])
                 changed.add(event.place)
                 if self.texts[event.place].finish is not None:
                     going.discard(event.place)
@@ -150,15 +150,6 @@ class Answering:
                 found.append(self.events.get_nowait())
         except Empty:
             return found
-
-    def _take(self, event: Event) -> None:
-        text, line = self.texts[event.place], self.lines[event.place]
-        if event.token is not None:
-            text.take(event.token)
-            if text.finish is not None:  # by a stop text, which the batch does not know
-                line.is_over = True
-        elif text.finish is None:
-            text.finish = event.ended or LENGTH
 
     def _without_end(self, piece: Piece) -> Piece:
         """The piece without its end token, which has no text, among its tokens."""

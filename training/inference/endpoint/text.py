@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from training.inference.endpoint.lines import STOP, DrawnToken
+from training.inference.endpoint.lines import LENGTH, STOP, DrawnToken, Event, Line
 from training.utils.generation.decoding.stop_strings import StopStrings
 
 _BROKEN_CHARACTER = "\ufffd"
@@ -35,6 +35,15 @@ class AnswerText:
         self._ids.append(drawn.token)
         if self._stops is not None and self._stops.completed(self._ids):
             self.finish = STOP
+
+    def follow(self, event: Event, line: Line) -> None:
+        """Take an event of `line`, which is drawn no further where a stop text ends the answer: rows do not know it."""
+        if event.token is not None:
+            self.take(event.token)
+            if self.finish is not None:
+                line.is_over = True
+        elif self.finish is None:
+            self.finish = event.ended or LENGTH
 
     def news(self) -> str:
         """Return what is certain of the text and was not returned before."""

@@ -13,12 +13,11 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout_engine import Drawing
-from training.utils.engine.ranks.collectives import largest
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import set_stop_tokens
-from training.utils.setup.setup import may_pack
+from training.utils.setup.setup import differs_in_training, may_pack
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
@@ -154,11 +153,6 @@ def why_not_reused(roles: Roles) -> str | None:
         if guest.why_not_ahead:
             return guest.why_not_ahead.partition(";")[0]
     for role, model in roles.trained_models.items():
-        try:
-            check_no_dropout(model)
-            differs = False
-        except ThreestepError:
-            differs = True
-        if largest(int(differs), roles.actor.ranks.device):
+        if differs_in_training(model, roles.actor.ranks):
             return f"the {role} computes something else in train mode, as with dropout"
     return None

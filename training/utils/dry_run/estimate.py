@@ -64,6 +64,11 @@ class Estimate:
             host_bytes=max(one.host_bytes for one in sums),
         )
 
+    def most_bytes(self, device: PlannedDevice) -> int:
+        """The most of the device's memory at once; a CPU's is the host's."""
+        most = self.most()
+        return most.device_bytes + (0 if device.is_cuda else most.host_bytes)
+
 
 def print_estimate(
     estimate: Estimate, program: str, run: RunArguments, settings: Mapping[str, Any], *, ranks: int

@@ -121,13 +121,7 @@ def parse_arguments(
             raise ThreestepError(sentence or f"in the command line or the configuration: {message}")
 
         def add_argument(self, *names: str, **keywords: Any) -> Any:
-            if keywords.get(TAKES_AUTO):
-                if keywords["type"].__name__ == "string_to_bool":  # bare: true, as of a flag that is on or off
-                    keywords |= {"nargs": "?", "const": True}
-                keywords["type"] = _or_auto(keywords["type"])
-            for key in OWN_KEYS:  # fields' metadata arrive here; argparse knows only its own
-                keywords.pop(key, None)
-            return super().add_argument(*names, **keywords)
+            return super().add_argument(*names, **_of_argparse(keywords))
 
     parser = StrictParser(parts, prog=_program(), add_help=False, allow_abbrev=False)
     parser.add_argument(*HELP_FLAGS, action="store_true")  # for the names that are suggested
@@ -156,6 +150,17 @@ def parse_arguments(
         note_mistakes(instance, mistakes)
     mistakes.raise_if_any()
     return instances
+
+
+def _of_argparse(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of an argument that argparse knows, of these and a field's metadata, which arrive with
+    them."""
+    known = {key: value for key, value in keywords.items() if key not in OWN_KEYS}
+    if keywords.get(TAKES_AUTO):
+        if known["type"].__name__ == "string_to_bool":  # bare: true, as of a flag that is on or off
+            known |= {"nargs": "?", "const": True}
+        known["type"] = _or_auto(known["type"])
+    return known
 
 
 def _or_auto(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -197,6 +198,11 @@ def check_memory(mistakes: Mistakes, flags: MemoryFlags, recomputes: bool, compi
         f"--mlp_tiles {flags.mlp_tiles} and --torch_compile change one forward in two ways that were never compared; "
         "leave one of them out",
     )
+
+
+def with_flag(argv: Sequence[str]) -> list[str]:
+    """Give the words before the first flag, which are models, their flag."""
+    return ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
 
 
 def scaled_alpha(alpha: float, dim: int, is_by_root: bool) -> float:

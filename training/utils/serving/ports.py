@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from training.utils.base.errors import ThreestepError
 from training.utils.serving.door import ADDRESS
@@ -37,6 +39,15 @@ def check_port(flag: str, port: int, address: str = ADDRESS) -> None:
 def port_refused(flag: str, port: int, problem: OSError) -> ThreestepError:
     """The mistake of a port that is in use, or closed to this user."""
     return ThreestepError(f"{flag} {port}: {problem.strerror}; give another port")
+
+
+@contextmanager
+def taking_port(flag: str, port: int) -> Iterator[None]:
+    """Open a server inside, on `port`, the value of `flag`; ThreestepError where that is refused."""
+    try:
+        yield
+    except OSError as problem:
+        raise port_refused(flag, port, problem) from problem
 
 
 def free_port() -> int:

@@ -47,8 +47,7 @@ def chosen_forward(
     step = SEQUENCES_OF_A_FORWARD * flags.engine.gradient_accumulation_steps
     sizes = [size for size in range(step, 0, -1) if step % size == 0]
     for size in sizes:
-        most = estimated(flags.with_forwards_of(size), scalar, responses, counts).most()
-        needed = most.device_bytes + (0 if device.is_cuda else most.host_bytes)
+        needed = estimated(flags.with_forwards_of(size), scalar, responses, counts).most_bytes(device)
         if device.leaves_room(needed):
             break
     free = "" if device.memory_bytes is None else f" of {device.memory_bytes / 1e9:.3g} that are free"

@@ -123,8 +123,7 @@ def run_one_model(
         )
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
-        read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
-        digests = start_digests({"model_name_or_path": read_again}, data.cache.cache_dir)
+        digests = _start_digests(flags, rereads_start)
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
         with run.recorded(parts, read_data, digests) as files:
             training = TrainingRun(
@@ -143,6 +142,12 @@ def run_one_model(
             f"{run.folder.model}{result.signs}"
         )
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
+
+
+def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:
+    """Return the digest of the start model's files, to be made if the run reads it again."""
+    read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
+    return start_digests({"model_name_or_path": read_again}, flags.data.cache.cache_dir)
 
 
 def _with_forwards(

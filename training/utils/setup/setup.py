@@ -34,6 +34,7 @@ from training.utils.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from training.utils.checkpoints.plan import CheckpointPlan
     from training.utils.contracts.token_rows import TokenRows
@@ -169,12 +170,18 @@ def may_share(
             return False
     finally:
         engine.train(was_training)
+    return not differs_in_training(model, engine.ranks)
+
+
+def differs_in_training(model: PreTrainedModel, ranks: Ranks) -> bool:
+    """Return whether the model computes something else in train mode, as with dropout, on any rank. Call it before the
+    weights change. A collective."""
     try:
         check_no_dropout(model)
-        draws = False
+        differs = False
     except ThreestepError:
-        draws = True
-    return not largest(int(draws), engine.ranks.device)
+        differs = True
+    return bool(largest(int(differs), ranks.device))
 
 
 def _time_attention(reader: Any, model: Any, say: Callable[[str], None]) -> None:
