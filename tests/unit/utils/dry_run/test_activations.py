@@ -117,6 +117,14 @@ def test_mlps_in_tiles_keep_their_inputs_and_one_tile(tmp_path):
         saved_activations(built(tmp_path, "opt"), ROWS, TOKENS, mlp_tiles=4)
 
 
+def test_whole_mlps_keep_activation_and_product_too(tmp_path):
+    model = built(tmp_path, "llama")
+    less, whole = (saved_activations(model, ROWS, TOKENS, whole_mlps=choice) for choice in (False, True))
+    inner = 2 * ROWS * TOKENS * 48 * 4  # activation and product, T x 48 numbers each
+    assert [kept - without for kept, without in zip(whole.layers, less.layers, strict=True)] == [inner] * 5
+    assert saved_activations(model, ROWS, TOKENS) == less  # the model is as it was
+
+
 def test_offloaded_inputs_leave_one(tmp_path):
     counted = saved_activations(built(tmp_path, "llama"), ROWS, TOKENS)
     assert counted.held(True) - counted.held(True, offloaded=True) == 4 * counted.boundary

@@ -13,6 +13,7 @@ from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_train
 from training.utils.dry_run.sharing import advised_sharing, print_advice
 from training.utils.dry_run.table import MemoryLine, Moment, most_at_once
 from training.utils.engine.config.arguments import EngineSettings
+from training.utils.models.gated_mlp import keep_less
 from training.utils.models.settings import ModelSettings
 from training.utils.sequence_parallel.checks import sizes_for
 
@@ -69,7 +70,9 @@ def eight_billion(key_value_heads: int = 8):
         max_position_embeddings=TOKENS,
     )
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    keep_less(model)  # as every estimate builds it; recomputed layers keep all (`prepared`)
+    return model
 
 
 def planned(model, sharing: int, **more) -> PlannedModel:
