@@ -180,8 +180,21 @@ def _world_size() -> int:
 def _claim_of(sentence: str) -> Path:
     """The file by which one rank of this host claims `sentence`; ranks of one launch share a parent process."""
     digest = hashlib.sha256(sentence.encode()).hexdigest()[:16]
-    key = f"threestep_{os.getuid()}_{os.getppid()}_{os.environ.get('MASTER_PORT', '')}_{digest}"
+    key = f"{_claims_of_user()}{os.getppid()}_{os.environ.get('MASTER_PORT', '')}_{digest}"
     return Path(tempfile.gettempdir()) / key
+
+
+def _claims_of_user() -> str:
+    return f"threestep_{os.getuid()}_"
+
+
+def _drop_old_claims(folder: Path) -> None:
+    """Remove what earlier runs left too: nobody else does."""
+    oldest = time.time() - _CLAIM_LIFETIME_SECONDS
+    for claim in folder.glob(f"{_claims_of_user()}*"):
+        with contextlib.suppress(OSError):  # another rank was faster
+            if claim.stat().st_mtime < oldest:
+                claim.unlink()
 
 
 def _claim_to_speak(sentence: str) -> bool:
@@ -190,8 +203,7 @@ def _claim_to_speak(sentence: str) -> bool:
         return True
     claim = _claim_of(sentence)
     try:
-        if claim.exists() and time.time() - claim.stat().st_mtime > _CLAIM_LIFETIME_SECONDS:
-            claim.unlink()
+        _drop_old_claims(claim.parent)
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
         return False

@@ -91,6 +91,7 @@ def test_a_later_run_says_it_again(monkeypatch, tmp_path):
     for claim in tmp_path.iterdir():
         os.utime(claim, (1, 1))
     assert program._claim_to_speak("x")
+    assert len(list(tmp_path.iterdir())) == 1  # the old ones are gone
 
 
 def test_where_nothing_can_be_claimed_every_rank_speaks(monkeypatch, tmp_path):
