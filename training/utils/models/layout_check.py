@@ -36,7 +36,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
     read: TokenRows -> float32 [M] (or [B]), in eval mode. A collective under ZeRO-3: every rank gets the same result.
     """
     own = _measured(model)
-    keys, longest = getattr(model.config.get_text_config(), "keep_window_size", None), own.probes.alone[-1].tokens
+    keys = getattr(model.config.get_text_config(), "keep_window_size", None)
+    longest = max(own.probes.longest_tokens, own.probes.alone[-1].tokens)
     if keys is not None and keys < longest:
         raise ThreestepError(
             f"{type(model).__name__} keeps {keys} keys of a row (keep_window_size in its config.json), chosen from all "

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.models.tensors.probes import Probes, make_probes
+from training.utils.models.tensors.probes import MOST_LONG_TOKENS, Probes, make_probes
 from training.utils.models.tensors.rounding import rms, rounded_once_more
 from training.utils.models.tensors.sharding import whole_where_used
 
@@ -91,10 +91,14 @@ def head_is_linear(model: PreTrainedModel) -> bool:
 def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0, media: RunMedia | None = None) -> OwnForward:
     """Measure `model` and keep the result with it. Raises ThreestepError if it is no causal model of token ids.
 
-    longest_tokens: of the sequences of the training. media: of its rows.
+    longest_tokens: of the sequences of the training; beyond MOST_LONG_TOKENS a shorter one is read, and a note says so.
+    media: of its rows.
     A ZeRO-3 model that no engine owns yet is gathered module by module; every rank must call this.
     """
-    return _measured(model, make_probes(model.config, longest_tokens), media)
+    own = _measured(model, make_probes(model.config, longest_tokens), media)
+    if longest_tokens > MOST_LONG_TOKENS:
+        own.notes.append(f"the check at the start reads {MOST_LONG_TOKENS:,} tokens in a row, of {longest_tokens:,}")
+    return own
 
 
 def read_again(model: PreTrainedModel) -> float:

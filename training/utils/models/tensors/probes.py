@@ -10,18 +10,21 @@ import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
 
+MOST_LONG_TOKENS = 16_384  # of a long sequence: every rank reads all of it, also where ranks share the training's rows
 _LONG_TARGETS = 8  # of a long sequence, only its last tokens are predicted
 
 
 @dataclass(frozen=True)
 class Probes:
     """first, second: a prompt with two responses each. other: as long as `first`, with other tokens.
-    long: one sequence of the training's longest length, None if that is no longer than the others."""
+    long: one sequence of `longest_tokens`, the training's longest length, or of MOST_LONG_TOKENS if that is less; None
+    if it would be no longer than the others."""
 
     first: Document
     second: Document
     other: Document
     long: Document | None
+    longest_tokens: int
 
     @cached_property
     def alone(self) -> list[Document]:
@@ -47,9 +50,10 @@ def make_probes(config: Any, longest_tokens: int) -> Probes:
     first, second, other = document(5, 3, 4), document(4, 2, 3), document(5, 3, 4)
     long = None
     if longest_tokens > max(document.tokens for document in unshared(first)):
-        prompt, response = run(longest_tokens - _LONG_TARGETS, False), run(_LONG_TARGETS, True)
+        length = min(longest_tokens, MOST_LONG_TOKENS)
+        prompt, response = run(length - _LONG_TARGETS, False), run(_LONG_TARGETS, True)
         long = plain(join(prompt.input_ids, response.input_ids))
-    return Probes(first, second, other, long)
+    return Probes(first, second, other, long, longest_tokens)
 
 
 def _ordinary_ids(config: Any) -> torch.Tensor:
