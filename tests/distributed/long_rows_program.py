@@ -1,9 +1,10 @@
 """Launched on P ranks: the tensors of one forward and backward of a long row, whole and in slices.
 
-Arguments: tokens, then name=number for other sizes than SIZES'. Report: {"whole" or "sliced": {"peak", "largest",
-"seconds"}}, bytes held at once beside weights and gradients, and of the largest tensor. By hand, for a table:
+Arguments: tokens (several lengths by hand: 8192,16384), then name=number for other sizes than SIZES'. Report:
+{"whole" or "sliced": {"peak", "largest", "seconds"}}, bytes held at once beside weights and gradients, and of the
+largest tensor. By hand, for a table:
 
-    THREESTEP_RANKS=2 python -m training.utils.run.launch tests.distributed.long_rows_program 16384 whole=0 layers=4
+    THREESTEP_RANKS=2 python -m training.utils.run.launch tests.distributed.long_rows_program 8192,16384 whole=0
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def main(argv: list[str]) -> None:
     from tests.invariants.peak_program import COLLECTIVES, held_for_gloo
     from training.utils.sequence_parallel.group import ALONE, sequence_group
 
-    tokens, sizes = int(argv[0]), {**SIZES, **{name: int(n) for name, n in (word.split("=") for word in argv[1:])}}
+    lengths = [int(each) for each in argv[0].split(",")]
+    sizes = {**SIZES, **{name: int(n) for name, n in (word.split("=") for word in argv[1:])}}
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
@@ -32,12 +34,13 @@ def main(argv: list[str]) -> None:
             setattr(dist, name, held_for_gloo(getattr(dist, name)))
         rank, ranks = dist.get_rank(), dist.get_world_size()
         groups = {"sliced": sequence_group(rank, ranks, ranks), **({"whole": ALONE} if sizes["whole"] else {})}
-        found = {name: of_a_step(tokens, sizes, group) for name, group in groups.items()}
-        if "THREESTEP_TEST_RESULT" in os.environ:
-            report(found)
-        else:
-            print(f"P {ranks}, rank {rank}, {tokens} tokens, {sizes}: {found}", flush=True)
-        dist.barrier()
+        for tokens in lengths:
+            found = {name: of_a_step(tokens, sizes, group) for name, group in groups.items()}
+            if "THREESTEP_TEST_RESULT" in os.environ:
+                report(found)
+            else:
+                print(f"P {ranks}, rank {rank}, {tokens} tokens, {sizes}: {found}", flush=True)
+            dist.barrier()
     finally:
         dist.destroy_process_group()
 
