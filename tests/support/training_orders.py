@@ -1,4 +1,4 @@
-"""Requests for forwards of training clients, of a seed."""
+"""Requests for forwards of training clients, of a seed; and the adapters of one as layers of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tests.support.tiny_models import VOCABULARY
+from training.serve_training.adapters import ALPHA
 from training.serve_training.losses import LOSSES
 from training.serve_training.records import ForwardOrder, TrainingDatum
 
@@ -24,3 +25,32 @@ def order_of(seed: int, loss: str, lengths: Sequence[int], targets: int = 1, **m
         ids, wanted = (torch.randint(3, VOCABULARY, shape, generator=dice) for shape in ((length,), (length, targets)))
         data.append(TrainingDatum(ids, wanted, {key: inputs[key] for key in LOSSES[loss].needs}, targets == 1))
     return ForwardOrder(tuple(data), loss, **more)
+
+
+def filled(layout, seed):
+    """Weights whose B is not 0, so that both get gradients."""
+    dice = torch.Generator().manual_seed(seed)
+    return layout.new(seed, torch.float64) + 0.05 * torch.randn(sum(layout.sizes), generator=dice, dtype=torch.float64)
+
+
+class Written(torch.nn.Module):
+    """A linear layer with an adapter, as in Hu et al. 2021."""
+
+    def __init__(self, base, down, up):
+        super().__init__()
+        self.base, self.down, self.up = base, torch.nn.Parameter(down.clone()), torch.nn.Parameter(up.clone())
+
+    def forward(self, given):
+        return self.base(given) + ALPHA / len(self.down) * (given @ self.down.T) @ self.up.T
+
+
+def written_out(model, layout, weights_P) -> list[torch.nn.Parameter]:
+    """Give a model a client's adapters as layers; return their weights in the order of the vector."""
+    learned: list[torch.nn.Parameter] = []
+    for name, (down, up) in layout.pieces(weights_P.unsqueeze(0)).items():
+        parent, _, leaf = name.rpartition(".")
+        place = model.get_submodule(parent) if parent else model
+        layer = Written(getattr(place, leaf), down[0], up[0])
+        setattr(place, leaf, layer)
+        learned += [layer.down, layer.up]
+    return learned

@@ -25,6 +25,7 @@ from training.serve_training.records import ATTENTION, HEAD, MLP, LoraSpec
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.models.adapters.adaptable import why_no_adapters
+from training.utils.models.families.parts import is_beside_language
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -236,9 +237,9 @@ def _adaptable_layers(model: PreTrainedModel) -> tuple[AdaptedLayer, ...]:
     head = model.get_output_embeddings()
     named = {name: module for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))}
     reasons = why_no_adapters(model, {name: module for name, module in named.items() if module is not head})
-    reasons |= dict.fromkeys(
-        (name for name in named if name not in _layers_of_all_tokens(model, named)), "it sees some of the tokens alone"
-    )
+    seen, is_beside = _layers_of_all_tokens(model, named), is_beside_language(model)
+    reasons |= dict.fromkeys((name for name in named if name not in seen), "it sees some of the tokens alone")
+    reasons |= {name: "it is not of the language model" for name in named if is_beside(name)}
     for reason in sorted(set(reasons.values())):
         kinds = sorted({name.rpartition(".")[2] for name, why in reasons.items() if why == reason})
         note(f"no adapters on layers named {', '.join(kinds[:6])}: {reason}")

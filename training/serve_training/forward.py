@@ -8,15 +8,15 @@ N rows, T tokens in a row, K targets of a position, C requests of a micro-batch,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from training.serve_training.losses import LOSSES
-from training.serve_training.records import ForwardOrder, ForwardResult, TrainingDatum
+from training.serve_training.records import ForwardOrder, ForwardResult, GivenMedia, SamplePrompt, TrainingDatum
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import padded_rows
@@ -26,6 +26,7 @@ from training.utils.models.target_head import CHUNK_BYTES, at_least_float32
 
 if TYPE_CHECKING:
     from training.serve_training.adapters import AdaptedModel, WeightLayout
+    from training.utils.contracts.media import SentMedia
     from training.utils.contracts.token_rows import TokenRows
 
 
@@ -65,9 +66,10 @@ class _JobRow(NamedTuple):
 class Forwards:
     """Computes jobs with one model."""
 
-    def __init__(self, adapted: AdaptedModel, pad_id: int, most_tokens: int) -> None:
-        """most_tokens: of a micro-batch, padding included; a longer datum is computed alone."""
-        self._adapted, self._pad_id, self._most_tokens = adapted, pad_id, most_tokens
+    def __init__(self, adapted: AdaptedModel, pad_id: int, most_tokens: int, media: SentMedia | None = None) -> None:
+        """most_tokens: of a micro-batch, padding included; a longer datum is computed alone. media: reads those of
+        inputs; None for a model of text."""
+        self._adapted, self._pad_id, self._most_tokens, self._media = adapted, pad_id, most_tokens, media
         self._head_is_linear = head_is_linear(adapted.model)
 
     def run(self, jobs: Sequence[ForwardJob], layout: WeightLayout, has_backward: bool) -> None:
@@ -87,10 +89,17 @@ class Forwards:
                 places = sorted(place for (place,) in micro_batch)  # rows of a job follow one another
                 self._micro_batch(jobs, [rows[place] for place in places], layout, has_backward)
 
-    def read(self, weights_P: torch.Tensor | None, layout: WeightLayout | None, ids: Sequence[int]) -> torch.Tensor:
+    def of_prompt(self, prompt: SamplePrompt) -> Any:
+        """Return what rows that draw take of the prompt's media; None of a text."""
+        if not prompt.media.spans:
+            return None
+        assert self._media is not None, "it was read by this"
+        return self._media.of(prompt.media.sent).of_prompts([prompt.media.spans])
+
+    def read(self, weights_P: torch.Tensor | None, layout: WeightLayout | None, prompt: SamplePrompt) -> torch.Tensor:
         """Return the log-probabilities [T, V] of what may follow each token of one row; without adapters for None."""
         with torch.no_grad():
-            rows = self._rows([torch.tensor(ids)])
+            rows = self._rows([(torch.tensor(prompt.ids), prompt.media)])
             if weights_P is None or layout is None:
                 return self._logprobs_TV(rows)
             with self._adapted.adapters(layout, weights_P.unsqueeze(0), [0]):
@@ -146,7 +155,7 @@ class Forwards:
 
     def _logprobs(self, rows: Sequence[_JobRow]) -> torch.Tensor:
         """Return the log-probabilities of the rows' targets, [N, T, K]; those of padding are of token 0."""
-        token_rows = self._rows([row.datum.ids_T for row in rows])
+        token_rows = self._rows((row.datum.ids_T, row.datum.media) for row in rows)
         most = max(row.datum.targets_TK.shape[1] for row in rows)
         shape = torch.Size((token_rows.input_ids_NT.shape[1], most))
         targets_NTK = _padded([row.datum.targets_TK for row in rows], shape).to(self._adapted.model.device)
@@ -168,13 +177,22 @@ class Forwards:
         ]
         return torch.cat(parts, dim=1)
 
-    def _rows(self, ids: Sequence[torch.Tensor]) -> TokenRows:
-        sequences = [TokenSequence(ids_T, torch.zeros_like(ids_T, dtype=torch.bool)) for ids_T in ids]
-        return padded_rows(sequences, self._pad_id).to(self._adapted.model.device)
+    def _rows(self, inputs: Iterable[tuple[torch.Tensor, GivenMedia]]) -> TokenRows:
+        sequences, sent = list[TokenSequence](), list[bytes]()
+        for ids_T, media in inputs:
+            spans = tuple(replace(span, key=len(sent) + span.key) for span in media.spans)
+            sequences.append(TokenSequence(ids_T, torch.zeros_like(ids_T, dtype=torch.bool), spans))
+            sent += media.sent
+        rows = padded_rows(sequences, self._pad_id)
+        if sent:
+            assert self._media is not None, "they were read by this"
+            rows = self._media.of(sent).loaded(rows)
+        return rows.to(self._adapted.model.device)
 
     def _inputs(self, rows: TokenRows) -> dict[str, object]:
         model = self._adapted.model
-        return model_inputs(rows, text_attention(model), sliding_window(model))
+        inputs = model_inputs(rows, text_attention(model), sliding_window(model))
+        return inputs if rows.media is None else inputs | rows.media.inputs(model, rows.input_ids_NT.device)
 
 
 def _picked(logits_NTV: torch.Tensor, targets_NTK: torch.Tensor) -> torch.Tensor:

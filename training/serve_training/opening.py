@@ -5,26 +5,28 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from training.inference.model import load_chat_model, start_alone
+from training.inference.model import load_chat_folder, open_chat_folder, start_alone
 from training.serve_training.adapters import AdaptedModel
 from training.serve_training.forward import Forwards
-from training.serve_training.sampling import Sampler
+from training.serve_training.sampling import DrawnMedia, Sampler
 from training.serve_training.service import ServedBase, TrainingService
 from training.serve_training.store import Store
 from training.serve_training.trainer import Trainer
 from training.serve_training.wire import RequestBounds, forward_answer, messages
 from training.utils.base.console import note
 from training.utils.data.build.arguments import DataArguments
-from training.utils.generation.decoding.decode_check import why_not_in_turns
+from training.utils.generation.decoding.decode_check import why_no_media_in_turns, why_not_in_turns
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.token_model import PolicyModel
+from training.utils.setup.media import reader_of_model, sent_media, why_unread
 
 if TYPE_CHECKING:
     from training.serve_training.desk import Desk
@@ -86,14 +88,21 @@ def open_service(
     """Load a base model and the state of earlier clients. ThreestepError where the model cannot be read or trained."""
     messages()
     ranks = start_alone()
-    chat_model = load_chat_model(path, dtype, DataArguments(), ranks.device, with_media=False)
+    folder = open_chat_folder(path, DataArguments())
+    reader = reader_of_model(path, False, folder.tokenizer)
+    media = None if reader is None else sent_media(reader, folder.tokenizer)
+    if reader is not None:
+        note(f"{path}: {reader.sentence}")
+    run = None if media is None else media.run
+    chat_model = load_chat_folder(replace(folder, reader=reader), dtype, ranks.device, media=run)
     model: Any = chat_model.model
     read = PolicyModel(model)
     check_padded(model, lambda rows: read(rows).logprobs_M, ranks.device)
     tokenizer = str(Path(path).resolve()) if Path(path).is_dir() else path
     base = {"name": name, "dtype": str(model.dtype).removeprefix("torch.")}
     base["trains"] = "all weights" if settings.is_full else "adapters"
-    bounds = RequestBounds(model.config.get_text_config().vocab_size, chat_model.positions)
+    vocabulary = model.config.get_text_config().vocab_size
+    bounds = RequestBounds(vocabulary, chat_model.positions, media, why_unread(path) if media is None else "")
     return service_of(
         model,
         Store(Path(output_dir), base),
@@ -119,13 +128,23 @@ def service_of(
 ) -> tuple[TrainingService, Computing]:
     """The same of a model that is loaded."""
     adapted = AdaptedModel(model)
-    forwards = Forwards(adapted, 0, settings.tokens)
+    media = bounds.media
+    padding = 0 if media is None or media.placeholder_id else 1  # a medium's token would be one without content
+    forwards = Forwards(adapted, padding, settings.tokens, media)
     own = own_forward_of(model)
     assert own is not None, "its weights are whole"
     reason = why_not_in_turns(model, own, False)
     if reason is not None:
         note(f"{name}: no sequences are drawn from it: {reason}")
-    sampler = Sampler(adapted, forwards, decode, ends, most_rows=settings.rows, no_batches=reason)
+    with_media = None
+    if media is not None:
+        why_not = reason or why_no_media_in_turns(model, own)
+        with_media = DrawnMedia((media.placeholder_id,), why_not)
+        if why_not is not None and reason is None:
+            note(f"{name}: no sequences are drawn behind {media.run.name}: {why_not}")
+    sampler = Sampler(
+        adapted, forwards, decode, ends, most_rows=settings.rows, no_batches=reason, with_media=with_media
+    )
 
     move = partial(torch.Tensor.to, device=model.device)
     base = ServedBase(name, tokenizer, bounds, settings.waiting, adapted.layout, adapted.new, move, settings.is_full)

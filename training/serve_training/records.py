@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
 
@@ -41,6 +41,15 @@ class LoraSpec:
 
 
 @dataclass(frozen=True)
+class GivenMedia:
+    """Media among the tokens of an input. spans: where each stands, whose key is its place in `sent`. sent: each as the
+    client sent it."""
+
+    spans: tuple[Any, ...] = ()
+    sent: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
 class TrainingDatum:
     """ids_T: int64, the input. targets_TK: int64, the tokens that position t is to predict, shifted by the client.
     inputs: of the loss, by name, float32 [T, K]. is_flat: the client gave targets [T], and gets log-probabilities so.
@@ -50,6 +59,7 @@ class TrainingDatum:
     targets_TK: torch.Tensor
     inputs: Mapping[str, torch.Tensor]
     is_flat: bool = True
+    media: GivenMedia = GivenMedia()
 
     def __len__(self) -> int:
         return int(self.ids_T.numel())
@@ -105,11 +115,19 @@ class LoadOrder:
 
 
 @dataclass(frozen=True)
-class SampleOrder:
-    """ids: of the prompt. most_tokens: None, as many as the model's positions leave. stop_ids: tokens, each of which
-    ends a sequence; None: the model's own. top_prompt, top_sample: further tokens with their log-probabilities."""
+class SamplePrompt:
+    """Tokens, with media among them."""
 
     ids: tuple[int, ...]
+    media: GivenMedia = GivenMedia()
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """most_tokens: None, as many as the model's positions leave. top_sample: further tokens with their
+    log-probabilities."""
+
+    prompt: SamplePrompt
     samples: int = 1
     most_tokens: int | None = None
     temperature: float = 1.0

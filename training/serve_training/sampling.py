@@ -13,10 +13,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from training.inference.endpoint.lines import STOP, Event, Line, TogetherRows
 from training.inference.endpoint.lines import Order as DrawOrder
 from training.inference.endpoint.text import AnswerText
 from training.serve_training.desk import SERVER, USER
-from training.serve_training.records import SampledPrompt, SampledSequence, SampleOrder
+from training.serve_training.records import SampledPrompt, SampledSequence, SampleOrder, SamplePrompt
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import is_out_of_memory
 from training.utils.contracts.rollout_engine import Sampling
@@ -73,7 +73,22 @@ class SampleJob:
         for line in self.lines:
             line.is_over = True
         self.error = self.error or (sentence, category)
+        self.end()
+
+    def end(self) -> None:
+        """Tell whoever waits. The answer is kept, and the prompt with its media is not."""
+        self.order = replace(self.order, prompt=SamplePrompt(()))
+        for line in self.lines:
+            line.order = replace(line.order, media=None)
         self.done.set()
+
+
+class DrawnMedia(NamedTuple):
+    """never: tokens that stand for media, and are not drawn: in training one would be without content. why_not: nothing
+    is drawn behind prompts with media; None where it is."""
+
+    never: tuple[int, ...]
+    why_not: str | None
 
 
 class _AdaptedRows:
@@ -117,8 +132,11 @@ class Sampler:
         *,
         most_rows: int,
         no_batches: str | None,
+        with_media: DrawnMedia | None = None,
     ) -> None:
-        """ends: tokens that end a sequence by default. no_batches: why the family cannot be drawn in one batch."""
+        """ends: tokens that end a sequence by default. no_batches: why the family cannot be drawn in one batch.
+        with_media: None for a model of text."""
+        self._media = with_media or DrawnMedia((), None)
         self._adapted, self._forwards, self._decode, self._ends = adapted, forwards, decode, ends
         self._most_rows, self._no_batches = most_rows, no_batches
         self._lock = threading.Lock()
@@ -170,13 +188,17 @@ class Sampler:
     def _put_in_line(self, job: SampleJob) -> None:
         if self._no_batches is not None:
             return job.fail(f"this server draws no sequences: {self._no_batches}", USER)
-        order = job.order
+        order, media = job.order, self._forwards.of_prompt(job.order.prompt)
+        if media is not None and self._media.why_not is not None:
+            return job.fail(f"this server draws no sequences behind media: {self._media.why_not}", USER)
         ends = self._ends if order.stop.ids is None else frozenset(order.stop.ids)
         most = order.most_tokens
         assert most is not None, "the service has looked"
-        sampling = Sampling(most, order.temperature, order.top_k, order.top_p, -1, 0)
+        never = tuple((token,) for token in self._media.never)
+        sampling = Sampling(most, order.temperature, order.top_k, order.top_p, -1, 0, bad_words=never)
         for place in range(order.samples):
-            drawing = DrawOrder(order.ids, sampling, ends, _seed_of(job.seed, place), order.top_sample)
+            seed = _seed_of(job.seed, place)
+            drawing = DrawOrder(order.prompt.ids, sampling, ends, seed, order.top_sample, media)
             line = Line(drawing, place, job.events)
             job.lines.append(line)
             job.texts.append(AnswerText(self._decode, ends, order.stop.texts, strips=False))
@@ -184,13 +206,13 @@ class Sampler:
                 self._waiting.append((job, line))
 
     def _read_prompt(self, job: SampleJob) -> None:
-        read, ids = job.order.read, job.order.ids
+        read, prompt = job.order.read, job.order.prompt
         if not read.has_logprobs and not read.top:
             job.result = SampledPrompt((), None, None)
             return
-        logprobs_TV = self._forwards.read(job.weights.weights_P, job.weights.layout, ids)[:-1]
-        first = 0 if read.last is None else max(0, len(ids) - 1 - read.last)
-        next_T1 = torch.tensor(ids[1:], dtype=torch.int64, device=logprobs_TV.device).unsqueeze(1)
+        logprobs_TV = self._forwards.read(job.weights.weights_P, job.weights.layout, prompt)[:-1]
+        first = 0 if read.last is None else max(0, len(prompt.ids) - 1 - read.last)
+        next_T1 = torch.tensor(prompt.ids[1:], dtype=torch.int64, device=logprobs_TV.device).unsqueeze(1)
         own = logprobs_TV.gather(-1, next_T1).squeeze(1).tolist()
         logprobs = [math.nan] * (first + 1) + own[first:]
         top: list[list[tuple[int, float]]] | None = None
@@ -198,6 +220,10 @@ class Sampler:
             values_TK, ids_TK = logprobs_TV[first:].topk(min(read.top, logprobs_TV.shape[-1]), dim=-1)
             pairs = zip(ids_TK.tolist(), values_TK.tolist(), strict=True)
             top = [[]] * (first + 1) + [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
+        for place in (place for span in prompt.media.spans for place in range(span.begin, span.end)):
+            logprobs[place] = math.nan  # nobody writes a medium
+            if top is not None:
+                top[place] = []
         job.result = SampledPrompt((), logprobs if read.has_logprobs else None, top)
 
     def _join(self) -> None:
@@ -285,7 +311,7 @@ def _finish(job: SampleJob) -> None:
         for text in job.texts
     )
     job.result = job.result._replace(sequences=sequences)
-    job.done.set()
+    job.end()
 
 
 def _fail(job: SampleJob, problem: Exception) -> None:

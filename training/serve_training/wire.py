@@ -7,7 +7,8 @@ nothing that was asked for is left out in silence.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,12 +22,14 @@ from training.serve_training.records import (
     AdamOrder,
     ForwardOrder,
     ForwardResult,
+    GivenMedia,
     LoadOrder,
     LoraSpec,
     Order,
     PromptReading,
     SampledPrompt,
     SampleOrder,
+    SamplePrompt,
     SaveOrder,
     StopRule,
     TrainingDatum,
@@ -34,23 +37,28 @@ from training.serve_training.records import (
 )
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import parse_json
+from training.utils.data.sources.formats.media import ONLY_TEXT
 
 if TYPE_CHECKING:
     from training.serve_training.store import StoredMessage
+    from training.utils.contracts.media import SentMedia, SentMedium
 
 FORWARD, STEP, SAVE, LOAD, SAVE_SAMPLER = "forward", "step", "save", "load", "save_sampler"
 MOST_RANK, MOST_SAMPLES, MOST_TOP = 1024, 4096, 128
-_TARGETS = "target_tokens"
+_TARGETS, _TEXT = "target_tokens", "encoded_text"
 _FLOAT32, _INT64, _INT32, _BFLOAT16 = 1, 2, 3, 4  # DType of the messages
 _TYPES = {_FLOAT32: np.float32, _INT64: np.int64, _INT32: np.int32, _BFLOAT16: np.uint16}
 _Kind = TypeVar("_Kind", int, float, str, bool)
 
 
 class RequestBounds(NamedTuple):
-    """vocabulary: ids below it exist. positions: the longest row; None without a bound."""
+    """vocabulary: ids below it exist. positions: the longest row; None without a bound. media: reads those that are
+    sent; None where the model reads text alone, for the reason `unread`."""
 
     vocabulary: int
     positions: int | None
+    media: SentMedia | None = None
+    unread: str = ONLY_TEXT
 
 
 class Fields:
@@ -133,6 +141,44 @@ def check_optimizer(given: Any) -> None:
     kind = "adamw" if given is None else given.get("type") if isinstance(given, dict) else given
     if kind != "adamw":
         raise WrongRequest(f"optimizer_config expects type 'adamw', got {kind!r:.60}; this server has no other")
+
+
+# --- chunks
+
+
+def read_chunks(chunks: Iterable[tuple[str, Any]], where: str, bounds: RequestBounds) -> tuple[np.ndarray, GivenMedia]:
+    """Return the ids of an input, int64 [T], and its media. chunks: of each its kind, and the ids of a text or the
+    fields of another. WrongRequest for what the model does not read."""
+    parts, spans, sent, length = [np.zeros(0, np.int64)], list[Any](), list[bytes](), 0
+    for place, (kind, held) in enumerate(chunks):
+        if kind == _TEXT:
+            ids = np.asarray(held).astype(np.int64)
+            _check_ids(ids, where, bounds.vocabulary)
+            if bounds.media is not None and (ids == bounds.media.placeholder_id).any():
+                raise WrongRequest(
+                    f"{where}: the token {bounds.media.placeholder_id} stands for {bounds.media.run.name} in this "
+                    "model; send them as chunks of their own"
+                )
+        else:
+            medium = _medium(kind, held, f"{where}, chunk {place}", bounds)
+            ids = np.asarray(medium.ids, np.int64)
+            spans += [replace(span, begin=length + span.begin, key=len(sent)) for span in medium.media]
+            sent.append(medium.data)
+        parts.append(ids)
+        length += len(ids)
+    most = None if bounds.media is None else bounds.media.most
+    if most is not None and len(sent) > most:
+        raise WrongRequest(f"{where}: this family reads inputs of {most} of them, got {len(sent)}; send fewer")
+    return np.concatenate(parts), GivenMedia(tuple(spans), tuple(sent))
+
+
+def _medium(kind: str, fields: Mapping[str, Any], where: str, bounds: RequestBounds) -> SentMedium:
+    if bounds.media is None:
+        raise WrongRequest(f"{where}: expected encoded_text, got {kind:.60}, and {bounds.unread}")
+    try:
+        return bounds.media.read(kind, fields, where)
+    except ThreestepError as problem:
+        raise WrongRequest(str(problem)) from problem
 
 
 # --- requests of training clients
@@ -237,14 +283,8 @@ def _forward_of(body: bytes, bounds: RequestBounds) -> ForwardOrder:
 
 def _datum(place: int, given: Any, loss_name: str, bounds: RequestBounds) -> TrainingDatum:
     where, loss = f"datum {place}", LOSSES[loss_name]
-    ids = list[np.ndarray]()
-    for chunk in given.model_input:
-        kind = chunk.WhichOneof("chunk")
-        if kind != "encoded_text":
-            raise WrongRequest(f"{where}: model_input expects chunks of encoded_text, got {kind}")
-        ids.append(_from_bytes(chunk.encoded_text.tokens, np.int32, where))
-    ids_T = np.concatenate([*ids, np.zeros(0, np.int32)]).astype(np.int64)
-    _check_ids(ids_T, f"{where}: model_input", bounds.vocabulary)
+    chunks = (_held(chunk, where) for chunk in given.model_input)
+    ids_T, media = read_chunks(chunks, f"{where}: model_input", bounds)
     if len(ids_T) == 0 or (bounds.positions is not None and len(ids_T) > bounds.positions):
         raise WrongRequest(f"{where}: model_input expects 1 to {bounds.positions or 'many'} tokens, got {len(ids_T)}")
     tensors = {name: _tensor(value, f"{where}: {name}") for name, value in given.loss_fn_inputs.items()}
@@ -275,7 +315,15 @@ def _datum(place: int, given: Any, loss_name: str, bounds: RequestBounds) -> Tra
     column = (len(ids_T), -1)
     inputs = {name: torch.from_numpy(value.astype(np.float32)).view(column) for name, value in tensors.items()}
     targets_TK = torch.from_numpy(targets.astype(np.int64)).view(column)
-    return TrainingDatum(torch.from_numpy(ids_T), targets_TK, inputs, targets.ndim == 1)
+    return TrainingDatum(torch.from_numpy(ids_T), targets_TK, inputs, targets.ndim == 1, media)
+
+
+def _held(chunk: Any, where: str) -> tuple[str, Any]:
+    kind = chunk.WhichOneof("chunk")
+    if kind == _TEXT:
+        return kind, _from_bytes(chunk.encoded_text.tokens, np.int32, where)
+    fields = () if kind is None else getattr(chunk, kind).ListFields()
+    return str(kind), {field.name: value for field, value in fields}
 
 
 def _check_ids(ids: np.ndarray, where: str, vocabulary: int) -> None:
@@ -350,7 +398,7 @@ def forward_answer(result: ForwardResult) -> bytes:
 def sample_of(fields: Fields, bounds: RequestBounds) -> SampleOrder:
     """Read `asample`, but for the fields that say of which weights."""
     prompt = Fields(fields.raw("prompt"), "prompt")
-    ids = _prompt_ids(prompt.raw("chunks"), bounds)
+    ids, media = _prompt_chunks(prompt.raw("chunks"), bounds)
     params = Fields(fields.raw("sampling_params") or {}, "sampling_params")
     room = None if bounds.positions is None else bounds.positions - len(ids)
     most = params.count("max_tokens", None, 1, 2**31 - 1) if params.has("max_tokens") else None
@@ -362,7 +410,7 @@ def sample_of(fields: Fields, bounds: RequestBounds) -> SampleOrder:
     top_k = params.take("top_k", int, -1)
     seed = params.take("seed", int) if params.has("seed") else None
     order = SampleOrder(
-        ids,
+        SamplePrompt(ids, media),
         fields.count("num_samples", 1, 1, MOST_SAMPLES),
         most if most is not None else room,
         params.number("temperature", 1.0, 0.0, 100.0),
@@ -380,17 +428,22 @@ def sample_of(fields: Fields, bounds: RequestBounds) -> SampleOrder:
     return order
 
 
-def _prompt_ids(chunks: Any, bounds: RequestBounds) -> tuple[int, ...]:
-    ids = list[int]()
+def _prompt_chunks(chunks: Any, bounds: RequestBounds) -> tuple[tuple[int, ...], GivenMedia]:
+    held = list[tuple[str, Any]]()
     for chunk in chunks if isinstance(chunks, list) else [None]:
         fields = Fields(chunk, "prompt: a chunk")
-        kind, tokens = fields.take("type", str, "encoded_text"), fields.raw("tokens")
-        if kind != "encoded_text" or not isinstance(tokens, list) or any(type(each) is not int for each in tokens):
-            raise WrongRequest(f"prompt expects chunks of encoded_text with lists of token ids, got '{kind:.60}'")
-        ids += tokens
-    if not ids or not all(0 <= each < bounds.vocabulary for each in ids):
-        raise WrongRequest(f"prompt expects at least one token, of ids from 0 to {bounds.vocabulary - 1}")
-    return tuple(ids)
+        kind = fields.take("type", str, _TEXT)
+        if kind == _TEXT:
+            tokens = fields.raw("tokens")
+            if not isinstance(tokens, list) or not all(type(each) is int and abs(each) < 2**31 for each in tokens):
+                raise WrongRequest("prompt expects chunks of encoded_text with lists of token ids")
+            held.append((kind, tokens))
+        else:
+            held.append((kind, {name: value for name, value in chunk.items() if name != "type" and value is not None}))
+    ids, media = read_chunks(held, "prompt", bounds)
+    if len(ids) == 0:
+        raise WrongRequest("prompt expects at least one token, got none")
+    return tuple(ids.tolist()), media
 
 
 def _stop_of(given: Any, bounds: RequestBounds) -> StopRule:

@@ -6,35 +6,18 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from tests.support.training_orders import order_of
+from tests.support.training_orders import filled, order_of, written_out
 from training.serve_training import forward
-from training.serve_training.adapters import ALPHA, AdaptedModel
+from training.serve_training.adapters import AdaptedModel
 from training.serve_training.forward import ForwardJob, Forwards
 from training.serve_training.losses import LOSSES
-from training.serve_training.records import ATTENTION, PARTS, LoraSpec
-
-
-class Written(torch.nn.Module):
-    """A linear layer with an adapter, as in Hu et al. 2021."""
-
-    def __init__(self, base, down, up):
-        super().__init__()
-        self.base, self.down, self.up = base, torch.nn.Parameter(down.clone()), torch.nn.Parameter(up.clone())
-
-    def forward(self, given):
-        return self.base(given) + ALPHA / len(self.down) * (given @ self.down.T) @ self.up.T
+from training.serve_training.records import ATTENTION, PARTS, LoraSpec, SamplePrompt
 
 
 def reference(family, layout, weights_P):
     """The model with a client's adapters written out, and these in the order of the vector."""
-    model, learned = tiny_causal_lm(family, torch.float64).requires_grad_(False), []
-    for name, (down, up) in layout.pieces(weights_P.unsqueeze(0)).items():
-        parent, _, leaf = name.rpartition(".")
-        place = model.get_submodule(parent) if parent else model
-        layer = Written(getattr(place, leaf), down[0], up[0])
-        setattr(place, leaf, layer)
-        learned += [layer.down, layer.up]
-    return model, learned
+    model = tiny_causal_lm(family, torch.float64).requires_grad_(False)
+    return model, written_out(model, layout, weights_P)
 
 
 def of_reference(family, layout, weights_P, order):
@@ -51,12 +34,6 @@ def of_reference(family, layout, weights_P, order):
         total += float(loss.detach())
         logprobs.append(own.detach().squeeze(-1) if datum.is_flat else own.detach())
     return total, logprobs, torch.cat([part.grad.flatten() for part in learned])
-
-
-def filled(layout, seed):
-    """Weights whose B is not 0, so that both get gradients."""
-    dice = torch.Generator().manual_seed(seed)
-    return layout.new(seed, torch.float64) + 0.05 * torch.randn(sum(layout.sizes), generator=dice, dtype=torch.float64)
 
 
 @pytest.fixture(params=["llama", "gpt2"])
@@ -117,10 +94,12 @@ def test_a_forward_alone_has_no_gradient_and_a_prompt_is_read():
     forwards.run([job], layout, has_backward=False)
     assert job.gradient_P is None
     [datum] = job.order.data
-    read_TV = forwards.read(job.weights_P, layout, datum.ids_T.tolist())
+    read_TV = forwards.read(job.weights_P, layout, SamplePrompt(tuple(datum.ids_T.tolist())))
     torch.testing.assert_close(read_TV.gather(-1, datum.targets_TK)[:, 0], job.result.logprobs[0])
     base = tiny_causal_lm("llama", torch.float64)(input_ids=datum.ids_T.unsqueeze(0)).logits[0]
-    torch.testing.assert_close(forwards.read(None, None, datum.ids_T.tolist()), torch.log_softmax(base, dim=-1))
+    torch.testing.assert_close(
+        forwards.read(None, None, SamplePrompt(tuple(datum.ids_T.tolist()))), torch.log_softmax(base, dim=-1)
+    )
 
 
 def test_parts_choose_layers():

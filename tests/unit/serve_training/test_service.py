@@ -26,16 +26,19 @@ class Running:
     """A server on a folder. model: its base, in float64."""
 
     def __init__(self, folder, port=0, is_full=False):
+        self.service, self.computing = self.opened(folder, is_full)
+        self.server = TrainingServer(port, self.service, KEY, 2**20)
+        self.computing.start()
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def opened(self, folder, is_full):
         self.model = tiny_causal_lm("llama", torch.float64).requires_grad_(False)
         self.store = Store(folder, {"name": "tiny"})
-        self.service, self.computing = service_of(
+        return service_of(
             self.model, self.store, ServerSettings(1000, 8, 64, is_full), tokenizer=str(folder), name="tiny",
             bounds=RequestBounds(VOCABULARY, 32), decode=lambda ids: "".join(chr(97 + each % 26) for each in ids),
             ends=frozenset([2]),
         )  # fmt: skip
-        self.server = TrainingServer(port, self.service, KEY, 2**20)
-        self.computing.start()
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     @property
     def url(self):

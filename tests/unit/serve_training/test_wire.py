@@ -52,7 +52,7 @@ def test_requests_in_json_are_records():
 
 def test_requests_for_sequences_are_records():
     plain = sample()
-    assert (plain.ids, plain.samples, plain.most_tokens, plain.stop) == ((5, 6), 1, 14, StopRule())
+    assert (plain.prompt.ids, plain.samples, plain.most_tokens, plain.stop) == ((5, 6), 1, 14, StopRule())
     params = {"max_tokens": 3, "seed": 7, "temperature": 0, "top_k": 4, "top_p": 0.5, "stop": "x"}
     full = sample(sampling_params=params, num_samples=2, prompt_logprobs=True, topk_prompt_logprobs=2,
                   topk_sample_logprobs=3, prompt_logprobs_last_n=1, prompt_alt_tokens_k=0)  # fmt: skip
@@ -81,8 +81,11 @@ def test_requests_for_sequences_are_records():
         (lambda: sample(sampling_params={"max_tokens": 15}), "leaves room for 14 tokens, not for 15; shorten"),
         (lambda: sample(sampling_params={"stop": [True]}), r"stop expects texts or token ids, got \[True\]"),
         (lambda: sample(sampling_params={"top_p": 0}), "'top_p' expects a number from 1e-06 to 1, got 0"),
-        (lambda: sample(prompt={"chunks": [{"type": "picture"}]}), "chunks of encoded_text with lists of token ids"),
-        (lambda: sample(prompt={"chunks": [{"tokens": [100]}]}), "at least one token, of ids from 0 to 99"),
+        (lambda: sample(prompt={"chunks": [{"tokens": [1.5]}]}), "chunks of encoded_text with lists of token ids"),
+        (lambda: sample(prompt={"chunks": [{"tokens": [100]}]}), "prompt expects ids from 0 to 99, got 100"),
+        (lambda: sample(prompt={"chunks": [{"tokens": []}]}), "prompt expects at least one token, got none"),
+        (lambda: sample(prompt={"chunks": [{"type": "dmel"}]}),
+         "prompt, chunk 0: expected encoded_text, got dmel, and only text is trained on"),
         (lambda: sample(prompt_alt_tokens_k=3), "'prompt_alt_tokens_k' is not honoured here"),
         (lambda: sample(record_stability_info=True), "'record_stability_info' is not honoured here"),
         (lambda: sample(target_prompt_logprobs={"data": []}), "'target_prompt_logprobs' is not honoured here"),

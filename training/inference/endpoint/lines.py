@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.rollout_engine import Sampling
 
+_Prompt = tuple[tuple[int, ...], int]
 STOP, LENGTH = "stop", "length"  # OpenAI's words for what ended an answer
 
 
 @dataclass(frozen=True)
 class Order:
     """An answer to draw. ids: of the prompt. ends: tokens, each of which ends it. alternatives: see
-    `fields.CompletionRequest`."""
+    `fields.CompletionRequest`. media: of the prompt, the same object for all answers to it; None of a text."""
 
     ids: tuple[int, ...]
     sampling: Sampling
     ends: frozenset[int]
     seed: int
     alternatives: int | None = None
+    media: Any = None
 
 
 @dataclass(frozen=True)
@@ -125,17 +127,18 @@ class TogetherRows:
         self.lines: list[Line] = []
 
     def join(self, lines: Sequence[Line]) -> None:
-        firsts = dict[tuple[int, ...], Line]()
+        firsts = dict[_Prompt, Line]()
         for line in lines:
-            firsts.setdefault(line.order.ids, line)
-        computing, start = list(firsts.values()), len(self.lines)
-        copying = [line for line in lines if firsts[line.order.ids] is not line]
+            firsts.setdefault(_prompt_of(line), line)
+        computing, start = sorted(firsts.values(), key=lambda line: line.order.media is not None), len(self.lines)
+        copying = [line for line in lines if firsts[_prompt_of(line)] is not line]
         rows = self._rows = self._rows or RaggedRows(self._model)
         rows.add(len(computing))
-        logits_JV = rows.give(start, [line.order.ids for line in computing])
+        prompts, media = ([getattr(line.order, name) for line in computing] for name in ("ids", "media"))
+        logits_JV = rows.begin(start, prompts, media)
         if copying:
-            places = {line.order.ids: place for place, line in enumerate(computing)}
-            sources = [*range(len(computing)), *(places[line.order.ids] for line in copying)]
+            places = {_prompt_of(line): place for place, line in enumerate(computing)}
+            sources = [*range(len(computing)), *(places[_prompt_of(line)] for line in copying)]
             rows.reorder([*range(start), *(start + source for source in sources)])
             logits_JV = logits_JV[torch.tensor(sources, device=logits_JV.device)]
         joined = [*computing, *copying]
@@ -147,10 +150,10 @@ class TogetherRows:
         assert rows is not None, "a step is of lines that have joined"
         extent = max(rows.filled) + 1
         rows.make_room(extent)
-        token_A, column_A = torch.tensor(
-            [[max(line.last, 0) for line in self.lines], rows.filled], device=self._model.device
+        token_A, column_A, position_A = torch.tensor(
+            [[max(line.last, 0) for line in self.lines], rows.filled, rows.positions], device=self._model.device
         )
-        logits_AV = rows.step(token_A, column_A, column_A, extent)
+        logits_AV = rows.step(token_A, column_A, position_A, extent)
         rows.filled = [filled + 1 for filled in rows.filled]
         _draw(logits_AV, self.lines)
 
@@ -200,12 +203,18 @@ class AloneRows:
         self._streams = {key: stream for key, stream in self._streams.items() if key in going}
 
 
+def _prompt_of(line: Line) -> _Prompt:
+    """The prompt of a line, which is computed once also for several of them."""
+    return line.order.ids, id(line.order.media)
+
+
 def _draw(logits_AV: torch.Tensor, lines: Sequence[Line]) -> None:
     """Give each line its next token. Lines with the same settings are drawn together."""
     groups = dict[Any, list[int]]()
     for row, line in enumerate(lines):
         sampling = line.order.sampling
-        key = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, line.order.alternatives)
+        cuts = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.bad_words)
+        key = (sampling.temperature, *cuts, line.order.alternatives)
         groups.setdefault(key, []).append(row)
     for rows in groups.values():
         own_AV = logits_AV if len(rows) == len(lines) else logits_AV[torch.tensor(rows, device=logits_AV.device)]
@@ -217,7 +226,7 @@ def _draw_group(logits_AV: torch.Tensor, lines: Sequence[Line]) -> None:
     uniform_A = torch.tensor(
         [0.0 if line.is_over else line.uniform for line in lines], dtype=torch.float64, device=logits_AV.device
     )
-    token_A, logprob_A = draw(logits_AV, uniform_A, order.sampling)
+    token_A, logprob_A = draw(logits_AV, uniform_A, order.sampling, _never_drawn(logits_AV, order.sampling))
     drawn = [DrawnToken(token) for token in token_A.tolist()]
     if order.alternatives is not None:
         logprobs_AV = torch.log_softmax(logits_AV, dim=-1)
@@ -232,3 +241,12 @@ def _draw_group(logits_AV: torch.Tensor, lines: Sequence[Line]) -> None:
             line.fail(ThreestepError("the model computes NaN here, so that nothing can be drawn; try another --dtype"))
         else:
             line.take(each)
+
+
+def _never_drawn(logits_AV: torch.Tensor, sampling: Sampling) -> torch.Tensor | None:
+    """Return bool [A, V], True for bad words of one token; None without any. Here none has several."""
+    if not sampling.bad_words:
+        return None
+    banned_AV = torch.zeros_like(logits_AV, dtype=torch.bool)
+    banned_AV[:, [token for (token,) in sampling.bad_words]] = True
+    return banned_AV

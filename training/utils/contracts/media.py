@@ -6,6 +6,7 @@ M numbers: log-probabilities of targets, or scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from training.utils.images.row_media import MediaRun, media_of_rows  # noqa: F401 (for layouts)
@@ -104,6 +105,34 @@ class RunMedia(Protocol):
 
     def measured(self, model: Any) -> MediaForward:
         """Return the numbers of a model's own forward of some rows with media. ThreestepError if that fails."""
+
+
+@dataclass(frozen=True)
+class SentMedium:
+    """A medium that a client sent. ids: all that a model reads of it. media: where it stands among these. data: as it
+    came."""
+
+    ids: tuple[int, ...]
+    media: tuple[ImageSpan, ...]
+    data: bytes
+
+
+class SentMedia(Protocol):
+    """Reads media that clients of a server send for one model (`images.run.sent_images`).
+
+    placeholder_id: the token that stands for each of a medium. most: media of a sequence; None without a bound.
+    run: of a few examples.
+    """
+
+    placeholder_id: int
+    most: int | None
+    run: RunMedia
+
+    def read(self, kind: str, given: Mapping[str, Any], where: str) -> SentMedium:
+        """Read a medium. kind: the sender's word for it. ThreestepError, from `where` on, for one that is none."""
+
+    def of(self, sent: Sequence[bytes]) -> RunMedia:
+        """Return these as the media of rows, each by its place as its key."""
 
 
 class PlannedMedia(Protocol):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import torch
 
 from training.utils.images.inputs import image_inputs
 from training.utils.images.kept_features import KeptFeatures, known_pictures
-from training.utils.images.spans import ImagePixels, ImageSpan, left_padded_axes, positions_taken
+from training.utils.images.spans import ImagePixels, ImageSpan, left_padded_axes, media_between, positions_taken
 
 PixelsOf = Callable[[Sequence[int]], ImagePixels]
 _SEES_ITSELF = "token_type_ids"  # 1 where a token is of an image that sees itself (Gemma 3, transformers 5.19)
@@ -63,6 +63,20 @@ class PromptImages:
     def picked(self, prompts: Sequence[int]) -> PromptImages:
         """Return those of the prompts with these indices."""
         return replace(self, spans=tuple(self.spans[index] for index in prompts))
+
+    def in_parts(self, length: int, most: int) -> Iterator[tuple[int, int, PromptImages]]:
+        """Yield the only prompt, of `length` tokens, in parts of at most `most`: its first token, its end, its images.
+        No picture is cut: one of more tokens is a part by itself."""
+        (spans,) = self.spans
+        pictures = [list(own) for _, own in groupby(spans, key=lambda image: image.key)]
+        ends, begin = [(own[0].begin, own[-1].end) for own in pictures], 0
+        while begin < length:
+            end = min(begin + most, length)
+            for first, last in ends:
+                if first < end < last:
+                    end = first if first > begin else last
+            yield begin, end, replace(self, spans=(media_between(spans, begin, end),))
+            begin = end
 
     def repeated(self, samples_per_prompt: int) -> tuple[tuple[ImageSpan, ...], ...]:
         """Return the spans of each sequence, where a prompt has so many adjacent ones."""

@@ -22,6 +22,7 @@ from training.utils.images.run.planned_images import kept_features_line, planned
 from training.utils.images.run.reward_pictures import media_for_rewards
 from training.utils.images.run.row_images import check_beside_images, kept_for_readers, run_media, with_kept_features
 from training.utils.images.run.sample_pictures import SamplePictures, keep_media
+from training.utils.images.run.sent_images import sent_media
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, ReadsMedia

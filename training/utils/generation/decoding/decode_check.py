@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -122,6 +123,16 @@ def why_not_in_turns(model: PreTrainedModel, own: OwnForward, fixed: bool) -> st
     """Return None if log-probabilities of tokens that are given one by one and several at once, each behind what its
     row holds (`RaggedRows`), are those of `own`, else the reason why not."""
     return _why_other(*_known(own), own.tolerance, lambda cases: _in_turns(model, cases, fixed))
+
+
+def why_no_media_in_turns(model: PreTrainedModel, own: OwnForward) -> str | None:
+    """Return None if log-probabilities of tokens that are given so behind prompts with media (`RaggedRows.begin`) are
+    those of `own`, else the reason why not."""
+    measured = own.with_media
+    assert measured is not None, "it was loaded for media"
+    cases, numbers_M = _media_cases(own, measured)
+    read = partial(_in_turns, model, fixed=False, media=measured.media)
+    return _why_other(cases, numbers_M, measured.tolerance, read)
 
 
 def _why_other(
@@ -279,11 +290,14 @@ def _verified(model: PreTrainedModel, cases: Sequence[_Case], guesses: int) -> l
     return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
 
 
-def _in_turns(model: PreTrainedModel, cases: Sequence[_Case], fixed: bool) -> list[list[torch.Tensor]]:
+def _in_turns(
+    model: PreTrainedModel, cases: Sequence[_Case], fixed: bool, media: RunMedia | None = None
+) -> list[list[torch.Tensor]]:
     """Return what `_decoded` does. Every second token is given with the two before it, which are computed again."""
     rows = RaggedRows(model, fixed)
     rows.add(len(cases))
-    logits_AV = rows.give(0, [case.prompt_ids_P.tolist() for case in cases])
+    of_prompts = [None if media is None else media.of_prompts([case.media]) for case in cases]
+    logits_AV = rows.begin(0, [case.prompt_ids_P.tolist() for case in cases], of_prompts)
     most = max(len(case.response_ids) for case in cases)
     # What follows a response may be any token.
     wanted = [[*case.response_ids, *[case.response_ids[-1]] * (most - len(case.response_ids))] for case in cases]
@@ -300,7 +314,7 @@ def _in_turns(model: PreTrainedModel, cases: Sequence[_Case], fixed: bool) -> li
             given = [ids[place - count : place + 1] for ids, count in zip(wanted, again, strict=True)]
             logits_AV = rows.give(0, given)
         else:
-            logits_AV = rows.append(token_A.tolist(), rows.filled)
+            logits_AV = rows.append(token_A.tolist(), rows.positions)
     return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
 
 

@@ -10,8 +10,10 @@ A rows, J of them that follow one another, Q tokens given at once, H heads, L co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -90,8 +92,9 @@ class _RaggedLayer(DynamicLayer):
 
 
 class RaggedRows:
-    """Rows of a model's cache, none at first. filled: the columns of each that hold tokens. room: how many rows and
-    columns there is memory for. forward: the present one."""
+    """Rows of a model's cache, none at first. filled: the columns of each that hold tokens. shifts: from a row's next
+    column to the position of its token, 0 but behind media that count otherwise. room: how many rows and columns there
+    is memory for. forward: the present one."""
 
     def __init__(self, model: PreTrainedModel, fixed: bool = False) -> None:
         """fixed: steps are captured (`captured.CapturedStep`): they read all columns that there is room for.
@@ -104,6 +107,7 @@ class RaggedRows:
         self._layers = [_RaggedLayer(self) for _ in self._cache.layers]
         self._cache.layers = self._layers
         self.filled: list[int] = []
+        self.shifts: list[int] = []
         self.room = (0, 0)
         self.forward: _Forward
         self._given: tuple[torch.Tensor, ...] = ()  # of a captured step: tokens, columns and positions
@@ -112,6 +116,47 @@ class RaggedRows:
     def add(self, count: int) -> None:
         """Add rows that hold nothing."""
         self.filled += [0] * count
+        self.shifts += [0] * count
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of each row's next token."""
+        return [filled + shift for filled, shift in zip(self.filled, self.shifts, strict=True)]
+
+    def begin(self, first: int, prompts: Sequence[Sequence[int]], media: Sequence[Any]) -> torch.Tensor:
+        """Give the rows from `first` on, which hold nothing, their prompts; return the logits [J, V] behind each.
+
+        media: of each prompt; None of a text. Texts that follow one another are computed together, and a prompt with
+        media by itself.
+        """
+        parts, row = list[torch.Tensor](), first
+        for is_text, group in groupby(zip(prompts, media, strict=True), key=lambda pair: pair[1] is None):
+            pairs = list(group)
+            if is_text:
+                parts.append(self.give(row, [prompt for prompt, _ in pairs]))
+            else:
+                parts += [self._begun_with(row + place, *pair) for place, pair in enumerate(pairs)]
+            row += len(pairs)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _begun_with(self, row: int, tokens: Sequence[int], media: Any) -> torch.Tensor:
+        """Give a row a prompt with media; return the logits [1, V] behind it."""
+        device, length = self._model.device, len(tokens)
+        self.make_room(length)
+        ids_1Q, columns_1Q = torch.tensor([tokens], device=device), torch.arange(length, device=device).unsqueeze(0)
+        taken_11, by_sides = media.positions(torch.ones_like(ids_1Q, dtype=torch.bool))
+        positions = columns_1Q if by_sides is None else by_sides
+        accepted = inspect.signature(self._model.forward).parameters
+        logits_1V = torch.empty(0)
+        for begin, end, own in media.in_parts(length, max(1, _MASK_NUMBERS // length)):
+            of_media = {}
+            if any(own.spans):
+                is_token_1Q = torch.ones(1, end - begin, dtype=torch.bool, device=device)
+                of_media = own.forward_kwargs(self._model, is_token_1Q, accepted)
+            forward = _Forward(row, columns_1Q[:, begin:end], end)
+            logits_1V = self._called(ids_1Q[:, begin:end], positions[..., begin:end], forward, of_media)
+        self.filled[row], self.shifts[row] = length, int(taken_11) - length
+        return logits_1V
 
     def give(self, first: int, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         """Append tokens to the rows from `first` on, one or more to each, at the positions of their columns; return
@@ -141,11 +186,13 @@ class RaggedRows:
         device, width = self._model.device, max(map(len, tokens))
         end = first + len(tokens)
         ids_JQ = torch.tensor([[0] * (width - len(own)) + list(own) for own in tokens], device=device)
-        filled_J1 = torch.tensor(self.filled[first:end], device=device).unsqueeze(1)
+        filled_J1, shift_J1 = torch.tensor([self.filled[first:end], self.shifts[first:end]], device=device).unsqueeze(2)
         padding_J1 = torch.tensor([width - len(own) for own in tokens], device=device).unsqueeze(1)
         place_JQ = torch.arange(width, device=device) - padding_J1
         column_JQ = filled_J1 + place_JQ % width
-        position_JQ = column_JQ.masked_fill(place_JQ < 0, 0)  # a family may have no positions for the padding
+        position_JQ = (column_JQ + shift_J1).masked_fill(
+            place_JQ < 0, 0
+        )  # a family may have no positions for the padding
         extent = max(self.filled[first:end]) + width
         logits_JV = self._called(ids_JQ, position_JQ, _Forward(first, column_JQ, extent))
         for row, own in enumerate(tokens, first):
@@ -175,7 +222,14 @@ class RaggedRows:
         token_A1, column_A1, position_A1 = (part.unsqueeze(1) for part in given)
         return self._called(token_A1, position_A1, _Forward(0, column_A1, extent))
 
-    def _called(self, ids_JQ: torch.Tensor, position_JQ: torch.Tensor, forward: _Forward) -> torch.Tensor:
+    def _called(
+        self,
+        ids_JQ: torch.Tensor,
+        position_JQ: torch.Tensor,
+        forward: _Forward,
+        of_media: Mapping[str, Any] | None = None,
+    ) -> torch.Tensor:
+        """of_media: further arguments of the model's forward."""
         self.forward = forward
         columns_L = torch.arange(forward.extent, device=ids_JQ.device)
         mask_J1QL = additive(columns_L <= forward.column_JQ.unsqueeze(2), self._model.dtype).unsqueeze(1)
@@ -186,6 +240,7 @@ class RaggedRows:
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **(of_media or {}),
         )
         return output.logits[:, -1].float()
 
@@ -219,7 +274,7 @@ class RaggedRows:
         """Let row `order[i]` be row i; rows may be there several times, or not at all. Only rows that are at another
         place than before are copied (see `arranged`)."""
         moved = [(row, old) for row, old in enumerate(order) if row != old]
-        self.filled = [self.filled[old] for old in order]
+        self.filled, self.shifts = ([of[old] for old in order] for of in (self.filled, self.shifts))
         self.make_room(max(self.filled) + 1)  # for the step that follows
         extent = max((self.filled[row] for row, _ in moved), default=0)
         if extent:

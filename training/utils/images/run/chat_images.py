@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _COLOURS = ((200, 60, 40), (40, 60, 200))  # of two plain pictures, by which a model is checked when it is loaded
 _SIDES = (56, 56)  # pixels
+PLAIN_PICTURES = len(_COLOURS)
+QUESTION = "What is in the picture?"
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,19 @@ def chat_media(reader: MediaReader, data: DataArguments, tokenizer: Any) -> Chat
     held = HeldMedia()
     rows = reader.of_rows(held, allow_urls=False)
     maker = PromptMaker(data, tokenizer, rows)
-    examples = tuple(_example(maker, place) for place in range(len(_COLOURS)))
+    examples = tuple(_example(maker, place) for place in range(PLAIN_PICTURES))
     return ChatImages(rows, RowImages(reader.of_stored(held), examples))
 
 
-def _example(maker: PromptMaker, place: int) -> Document:
+def plain_picture(place: int) -> Any:
+    """A PIL image of one colour, of which there are `PLAIN_PICTURES`."""
     from PIL import Image
 
-    picture = Image.new("RGB", _SIDES, _COLOURS[place])
-    content = [{"type": "image", "image": picture}, {"type": "text", "text": "What is in the picture?"}]
+    return Image.new("RGB", _SIDES, _COLOURS[place])
+
+
+def _example(maker: PromptMaker, place: int) -> Document:
+    content = [{"type": "image", "image": plain_picture(place)}, {"type": "text", "text": QUESTION}]
     row = maker.make([{"role": "user", "content": content}], None, place)
     assert row is not None  # a prompt of a few words is never dropped
     return prompt_document(row)
