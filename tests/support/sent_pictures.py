@@ -1,5 +1,5 @@
-"""Tiny models of images and text in float64 with a tokenizer and an image processor, and what plain transformers computes
-of tokens and pictures: the reference of what clients of the training server get."""
+"""Tiny models of images and text in float64 with tokenizer and image processor, and log-probabilities of tokens and
+pictures by plain transformers: the reference of what clients of the training server get."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,9 @@ class SentImages:
     """See `SentMedia`."""
 
     def __init__(self, reader: ImageReader, tokenizer: Any) -> None:
-        self._reader, self._tokenizer, self._lock = reader, tokenizer, threading.Lock()
+        self._reader, self._tokenizer = reader, tokenizer
+        # One thread for all requests: it uses again what it freed, and memory does not grow with their number.
+        self._decoding = ThreadPoolExecutor(1, "decoding")
         self.placeholder_id = reader.family.placeholder_id
         self.most = 1 if reader.family.one_picture else None
         pictures = [encoded(plain_picture(place), "an example") for place in range(PLAIN_PICTURES)]
@@ -64,14 +66,13 @@ class SentImages:
         data, expected = _bytes_of(given.get("data"), where), given.get("expected_tokens")
         if expected is not None and type(expected) is not int:
             raise ThreestepError(f"{where}: expected_tokens expects a whole number, got {expected!r:.60}")
-        with self._lock:
-            size = picture_size(data, where)
-            if _FORMATS.get(str(given.get("format"))) != size.format:
-                raise ThreestepError(
-                    f"{where}: format expects {' or '.join(_FORMATS)}, whichever the picture is, got "
-                    f"{given.get('format')!r:.60} for one of {size.format}; encode it as it says"
-                )
-            medium = self._read(data, where)
+        size = picture_size(data, where)
+        if _FORMATS.get(str(given.get("format"))) != size.format:
+            raise ThreestepError(
+                f"{where}: format expects {' or '.join(_FORMATS)}, whichever the picture is, got "
+                f"{given.get('format')!r:.60} for one of {size.format}; encode it as it says"
+            )
+        medium = self._decoding.submit(self._read, data, where).result()
         if expected not in (None, len(medium.ids)):
             raise ThreestepError(
                 f"{where}: expected_tokens expects {len(medium.ids)}, which is what the model reads of a picture of "
