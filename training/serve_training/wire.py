@@ -429,8 +429,8 @@ def sample_of(fields: Fields, bounds: RequestBounds) -> SampleOrder:
 
 
 def _prompt_chunks(chunks: Any, bounds: RequestBounds) -> tuple[tuple[int, ...], GivenMedia]:
-    held = list[tuple[str, Any]]()
-    for chunk in chunks if isinstance(chunks, list) else [None]:
+    held, given = list[tuple[str, Any]](), list[Any](chunks if isinstance(chunks, list) else [None])
+    for chunk in given:
         fields = Fields(chunk, "prompt: a chunk")
         kind = fields.take("type", str, _TEXT)
         if kind == _TEXT:

@@ -126,7 +126,9 @@ class SentMedia(Protocol):
 
     placeholder_id: int
     most: int | None
-    run: RunMedia
+
+    @property
+    def run(self) -> RunMedia: ...
 
     def read(self, kind: str, given: Mapping[str, Any], where: str) -> SentMedium:
         """Read a medium. kind: the sender's word for it. ThreestepError, from `where` on, for one that is none."""

@@ -8,9 +8,12 @@ from queue import Empty, SimpleQueue
 import pytest
 import torch
 
+from tests.support.sent_pictures import photo, seeing
 from tests.support.tiny_models import tiny_causal_lm
+from tests.support.vision_models import IMAGE_ID
 from training.inference.endpoint.lines import AloneRows, Line, Order, TogetherRows
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.generation.decoding import ragged_rows
 from training.utils.generation.engines.hf import TransformersRollout
 
 GREEDY = Sampling(12, 0.0, 0, 1.0, end_token_id=2, pad_token_id=0)
@@ -128,3 +131,34 @@ def test_numbers_that_are_none_fail_their_answer(model):
     line = Line(orders()[1], 0, SimpleQueue())
     run(TogetherRows(broken), [line], [0])
     assert "the model computes NaN here" in str(line.events.get_nowait().failed)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
+@pytest.mark.parametrize(("at", "mask"), [([0] * 6, 1 << 25), ([0, 2, 1, 1, 3, 5], 30)])
+def test_prompts_with_pictures_are_continued_as_by_the_model_itself(family, at, mask, monkeypatch):
+    """Beside texts and each other; two of them have the same tokens and other pictures. mask: small enough for prompts
+    to be read in parts."""
+    monkeypatch.setattr(ragged_rows, "_MASK_NUMBERS", mask)
+    seen, (one, other, small) = seeing(family), (photo(1, 84, 56), photo(2, 84, 56), photo(3, 28, 56))
+    prompts = [[5, one, 6, 7], [5, other, 6, 7], [8, 9, 10], [one, 4, small, 9], [11, 12, 13, other], [5, one, 6, 7]]
+    sampling = dataclasses.replace(GREEDY, max_new_tokens=5, end_token_id=-1, bad_words=((IMAGE_ID,),))
+    media, lines = {}, []
+    for place, parts in enumerate(prompts):
+        pictures = [part for part in parts if isinstance(part, bytes)]
+        key, spans, begin = tuple(map(str, parts)), [], 0
+        for part in parts:
+            read = [] if isinstance(part, int) else seen.media.read("image", {"data": part, "format": "png"}, "").media
+            spans += [dataclasses.replace(span, begin=begin, key=pictures.index(part)) for span in read]
+            begin += len(seen.ids([part]))
+        own = media.setdefault(key, seen.media.of(pictures).of_prompts([tuple(spans)]))
+        order = Order(tuple(seen.ids(parts)), sampling, frozenset(), place, 0, own)
+        lines.append(Line(order, place, SimpleQueue()))
+    run(TogetherRows(seen.model), lines, at)
+    for line, parts in zip(lines, prompts, strict=True):
+        events = [line.events.get_nowait() for _ in range(line.events.qsize())]
+        found = [event.token for event in events if event.token is not None]
+        tokens = [each.token for each in found]
+        assert tokens == seen.greedy(parts, 5)
+        known_TV = seen.logprobs([*parts, *tokens])[-6:-1]
+        known = known_TV.gather(-1, torch.tensor(tokens).unsqueeze(-1)).squeeze(-1)
+        assert [each.logprob for each in found] == pytest.approx(known.tolist(), abs=1e-5)
