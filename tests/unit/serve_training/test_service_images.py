@@ -10,8 +10,8 @@ import torch
 
 from tests.support.sent_pictures import WORDS, photo, seeing
 from tests.support.training_orders import written_out
+from tests.support.training_server import KEY, Running
 from tests.support.vision_models import IMAGE_ID
-from tests.unit.serve_training.test_service import KEY, Running
 from training.serve_training.opening import ServerSettings, service_of
 from training.serve_training.store import Store, load_weights
 from training.serve_training.wire import RequestBounds
