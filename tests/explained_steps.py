@@ -33,6 +33,7 @@ from tests.support.plain_losses import (
     MARKED_LOSSES,
     PAIR_LOSSES,
     POLICY_LOSSES,
+    RANKING_LOSS,
     DrawnTokens,
     Rollout,
     Sums,
@@ -41,9 +42,10 @@ from tests.support.plain_losses import (
     marked_loss,
     pair_loss,
     policy_loss,
+    ranking_loss,
 )
 from training.audit.quantities.step import AuditedStep
-from training.explain.model import InDouble
+from training.explain.forward.model import InDouble
 from training.explain.rules import rule_of, under
 from training.explain.shares import shares_of
 from training.explain.updates import update_of
@@ -79,6 +81,7 @@ class PlainStep:
         torch.manual_seed(seed)
         self.settings: dict[str, Any] = {"dtype": "fp32"}
         self.tensors: dict[str, torch.Tensor] = {}
+        self.per_prompt = 2  # sequences
         self.model, self.config = self._model()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.sequences = [torch.randint(1, VOCABULARY, (self.drawn.randint(4, 9),)) for _ in range(6)]
@@ -150,7 +153,7 @@ class PlainStep:
         return Sums(sums, weighted, reference, torch.tensor(counts), constants)
 
     def dpo(self, logprobs: list[torch.Tensor]) -> torch.Tensor:
-        drawn, name = self.drawn, self.turn_of(PAIR_LOSSES)
+        drawn, name = self.drawn, self.turn_of((*PAIR_LOSSES, RANKING_LOSS))
         constants = {"beta": drawn.uniform(0.1, 2.0), "simpo_gamma": drawn.uniform(0, 1), "cpo_alpha": 0.7}
         if name in ("robust", "sigmoid"):
             constants["label_smoothing"] = 0.2
@@ -160,6 +163,12 @@ class PlainStep:
         if name == "lengths":
             self.settings["ld_alpha"] = 0.4
             self.tensors["rows"] = torch.arange(6) // 2
+        if name == RANKING_LOSS:  # two prompts of three responses, the best first
+            self.per_prompt = 3
+            pairs = torch.tensor([[0, 1], [0, 2], [1, 2], [3, 4], [3, 5], [4, 5]])
+            weights = torch.full((6,), 1 / 3, dtype=torch.float64)
+            self.tensors |= {"chosen": pairs[:, 0], "rejected": pairs[:, 1], "pair_weights": weights}
+            return ranking_loss(self.sums(logprobs, constants)).mean()
         self.tensors |= {"chosen": torch.arange(0, 6, 2), "rejected": torch.arange(1, 6, 2)}
         return pair_loss(name, self.sums(logprobs, constants)).mean()
 
@@ -336,7 +345,7 @@ class PlainStep:
     def record(self, state: dict[str, np.ndarray]) -> StepRecord:
         """On one rank or on two, whose sequences follow each other."""
         ranks = self.drawn.choice((1, 2))
-        cuts = [0, 6] if ranks == 1 else [0, 2, 6]
+        cuts = [0, 6] if ranks == 1 else [0, self.per_prompt, 6]
         lengths = torch.tensor([len(ids) for ids in self.sequences])
         begins = np.cumsum([0, *lengths.tolist()])
         drawn = np.cumsum([0, *(int(mask.sum()) for mask in self.masks)])
@@ -345,7 +354,7 @@ class PlainStep:
         for low, high in zip(cuts[:-1], cuts[1:], strict=True):
             own: dict[str, np.ndarray] = {
                 "lengths": lengths[low:high].numpy(),
-                "micro_batches": np.arange(high - low) // 2,
+                "micro_batches": np.arange(high - low) // self.per_prompt,
             }
             for name, values in whole.items():
                 if name in ("chosen", "rejected"):

@@ -16,6 +16,7 @@ PAIR_LOSSES = (
     *("sigmoid", "sigmoid_norm", "robust", "ipo", "hinge", "apo_zero", "apo_down", "simpo", "cpo", "orpo", "sft"),
     *("sum", "lengths"),
 )
+RANKING_LOSS = "plackett_luce"
 MARKED_LOSSES = ("kto", "bco")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "geo_mean", "sapo", "gpg", "kl_cov", "clip_cov")
 ESTIMATORS = (
@@ -70,6 +71,12 @@ def pair_loss(name: str, own: Sums) -> torch.Tensor:
     if name == "orpo":  # Hong et al. 2024, equations 4, 6 and 7
         return likelihood - beta * logsigmoid(gap(mean_S - torch.log1p(-mean_S.exp())))
     return likelihood if name == "sft" else -0.8 * logsigmoid(margin) + 0.2 * likelihood
+
+
+def ranking_loss(own: Sums) -> torch.Tensor:
+    """The loss of each prompt's ranking of three, the best first (Rafailov et al. 2023, appendix A.3)."""
+    rewards = (own.constants["beta"] * (own.weighted_S - own.reference_S)).view(-1, 3)
+    return sum(rewards[:, place:].logsumexp(1) - rewards[:, place] for place in range(3))
 
 
 def marked_loss(name: str, own: Sums, is_good_S: torch.Tensor) -> torch.Tensor:

@@ -176,7 +176,7 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_imag
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
-training.chat training.explain.model training.inference.talk training.inference.web training.new_model
+training.chat training.explain.forward.model training.inference.talk training.inference.web training.new_model
 training.utils.contracts training.utils.data.kinds
 training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages

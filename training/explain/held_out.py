@@ -16,7 +16,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json
 
 if TYPE_CHECKING:
-    from training.explain.model import Reads, RecordedModel
+    from training.explain.forward.model import Reads, RecordedModel
     from training.explain.updates import Update
 
 

@@ -21,7 +21,7 @@ from training.utils.base.errors import ThreestepError, nearest_names
 
 if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
-    from training.explain.model import Reads
+    from training.explain.forward.model import Reads
 
 # Settings by which a step may be another with the same samples; others decided what was drawn or read.
 _OF_ROLLOUT = (

@@ -20,7 +20,7 @@ import torch
 from training.audit.quantities.backward import SLOPES
 from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep, LackingError
-from training.explain.model import Reads, RecordedModel
+from training.explain.forward.model import Reads, RecordedModel
 from training.explain.updates import dot
 from training.utils.base.errors import ThreestepError
 
@@ -125,7 +125,7 @@ def shares_of(step: AuditedStep, update: Update, *, plain: bool = False, dtype: 
     is_rounded = dot(rounding, rounding) > _ROUNDED_AWAY**2 * dot(update.whole, update.whole)
     names = ["whole", *(name for name in PARTS if {"gradient": is_rounded, "plain": plain}.get(name, True))]
     moving = [name for name in names if any(value.any() for value in getattr(update, name).values())]
-    directions = [getattr(update, name) for name in moving or ["whole"]]
+    directions = [update.shrinks if name == "decay" else getattr(update, name) for name in moving or ["whole"]]
     before, moves = model_of(step, dtype=dtype).along_all(sequences, directions)
     check_forward(step, before)
     found = {name: derivative(slopes, own) for name, own in zip(moving, moves, strict=False)}

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from training.audit.quantities.models import sequences_of
-from training.explain.model import Reads
+from training.explain.forward.model import Reads
 from training.explain.shares import model_of, slopes_of
 from training.explain.updates import dot, update_of
 
 if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
+    from training.explain.forward.model import RecordedModel
     from training.explain.held_out import HeldOutResponses
-    from training.explain.model import RecordedModel
     from training.explain.updates import Update, Whole
 
 

@@ -19,6 +19,8 @@ from training.audit.quantities.optimizer import rate_share
 from training.audit.references import adamw
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from training.audit.quantities.step import AuditedStep
 
 Whole = dict[str, np.ndarray]
@@ -27,14 +29,16 @@ Whole = dict[str, np.ndarray]
 @dataclass(frozen=True)
 class Update:
     """By parameter. whole: weights after, less weights before. gradient, earlier, decay: its parts. plain: this step's
-    clipped gradient times the rate, as plain gradient descent would have gone. scale: - a, what the first moment is
-    multiplied by. clip: c. beta1: the share of the first moment that a later step takes over."""
+    clipped gradient times the rate, as plain gradient descent would have gone. shrinks: the decay over the weight.
+    scale: - a, what the first moment is multiplied by. clip: c. beta1: the share of the first moment that a later step
+    takes over."""
 
     whole: Whole
     gradient: Whole
     earlier: Whole
     decay: Whole
     plain: Whole
+    shrinks: Mapping[str, float]
     scale: Whole
     clip: float
     beta1: float
@@ -62,24 +66,25 @@ def update_of(step: AuditedStep, gradients: Whole | None = None) -> Update:
     beta1, beta2 = (float(step.setting(name)) for name in ("beta1", "beta2"))
     count = float(step.setting("updates_before")) + 1.0
     clip = adamw.clip_factor(adamw.norm(list(gradients.values())), float(step.setting("max_grad_norm")))
+    shrinks = dict[str, float]()
     parts: dict[str, Whole] = {name: {} for name in ("whole", "gradient", "earlier", "decay", "plain", "scale")}
     for name, gradient in gradients.items():
         rate = step.figure("learning_rate") * rate_share(step, name)
         second_after = beta2 * second[name] + (1.0 - beta2) * (clip * gradient) ** 2
         root = np.sqrt(second_after / (1.0 - beta2**count)) + float(step.setting("adam_epsilon"))
         scale = rate / (1.0 - beta1**count) / root
-        decays = before[name].ndim >= 2
+        shrinks[name] = -rate * float(step.setting("weight_decay")) * (before[name].ndim >= 2)
         parts["scale"][name] = -scale
         parts["gradient"][name] = -scale * (1.0 - beta1) * clip * gradient
         parts["earlier"][name] = -scale * beta1 * first[name]
-        parts["decay"][name] = -rate * float(step.setting("weight_decay")) * decays * before[name]
+        parts["decay"][name] = shrinks[name] * before[name]
         parts["plain"][name] = -rate * clip * gradient
         parts["whole"][name] = (
             parts["gradient"][name] + parts["earlier"][name] + parts["decay"][name]
             if after is None
             else after[name] - before[name]
         )
-    return Update(**parts, clip=clip, beta1=beta1)
+    return Update(**parts, shrinks=shrinks, clip=clip, beta1=beta1)
 
 
 def dot(one: Whole, other: Whole) -> float:

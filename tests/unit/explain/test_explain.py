@@ -14,8 +14,9 @@ from tests.support import plain_losses
 from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep
 from training.explain.explanation import Questions, explain
+from training.explain.forward.model import Reads, RecordedModel, of_logits, of_tangents
+from training.explain.forward.moving import CannotMoveError
 from training.explain.held_out import HeldOutResponses, change_of, read_held_out
-from training.explain.model import Reads, RecordedModel, of_logits, of_tangents
 from training.explain.page import page
 from training.explain.rules import OtherRule, counterfactual, rule_of
 from training.explain.shares import derivative, model_of, shares_of, slopes_of
@@ -51,12 +52,12 @@ def test_passes_in_float32_leave_a_hundred_thousandth(number: int):
 
 
 def test_every_loss_and_estimator_is_drawn():
-    """But the loss of whole rankings, of which the judge has no reference, and the estimator of a teacher alone."""
+    """But the estimator of a teacher alone."""
     from training.step2_dpo.losses import LOSSES
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.losses import POLICY_LOSSES
 
-    assert {*plain_losses.PAIR_LOSSES, *plain_losses.MARKED_LOSSES} >= LOSSES.keys() - {"plackett_luce"}
+    assert {*plain_losses.PAIR_LOSSES, plain_losses.RANKING_LOSS, *plain_losses.MARKED_LOSSES} >= LOSSES.keys()
     assert {*plain_losses.POLICY_LOSSES} == POLICY_LOSSES.keys()
     assert {*plain_losses.ESTIMATORS} == ESTIMATORS.keys() - {"none"}
 
@@ -91,12 +92,12 @@ def test_directions_together_are_directions_alone(kind: str, monkeypatch):
     read, both = model.along_all(sequences, [update.whole, update.earlier])
 
     def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError
+        raise CannotMoveError
 
     assert _same(read, model.read(sequences))
     for own, direction in zip(both, (update.whole, update.earlier), strict=True):
         assert _same(own, model.along(sequences, direction))
-    monkeypatch.setattr("training.explain.model.vmap", refuse)
+    monkeypatch.setattr("training.explain.forward.moving._Call.result", refuse)
     again, alone = model.along_all(sequences, [update.whole, update.earlier])
     assert _same(again, read)
     assert all(_same(own, other) for own, other in zip(alone, both, strict=True))

@@ -131,24 +131,31 @@ def responses_of(step: AuditedStep, **changes: np.ndarray) -> ResponseSums:
     plain_S = _plain_sums(step) if has_mask and float(step.settings.get("ld_alpha", 1.0)) != 1.0 else weighted_S
     reads = any(name in REFERENCED for name in terms_of(step))
     reference_S = step.tensor("ref_logprob_sums") if reads else np.zeros(len(weighted_S))
-    found = ResponseSums(
-        plain_S, weighted_S, reference_S, _tokens(step), chosen_P, rejected_P, _likelihood_shares(step), marks
-    )
+    found = ResponseSums(plain_S, weighted_S, reference_S, _tokens(step), chosen_P, rejected_P, _shares(step), marks)
     return replace(found, **changes)
 
 
-REFERENCED = ("sigmoid", "sigmoid_norm", "robust", "ipo", "hinge", "apo_zero", "apo_down", "kto", "bco")
+REFERENCED = (
+    "sigmoid",
+    "sigmoid_norm",
+    "robust",
+    "ipo",
+    "hinge",
+    "apo_zero",
+    "apo_down",
+    "plackett_luce",
+    "kto",
+    "bco",
+)
 
 
-def _likelihood_shares(step: AuditedStep) -> np.ndarray | None:
-    """Return [P], so that a prompt's pairs, by their weights, have the likelihood of its best response once."""
+def _shares(step: AuditedStep) -> np.ndarray | None:
+    """Return [P], so that the pairs of a chosen response, by their weights, have a number of it once."""
     if step.has("is_good"):
         return None
-    chosen_P, rejected_P = step.tensor("chosen"), step.tensor("rejected")
+    chosen_P = step.tensor("chosen")
     weights_P = step.tensor("pair_weights") if step.has("pair_weights") else np.ones(len(chosen_P))
-    best_P = ~np.isin(chosen_P, rejected_P)
-    pairs_S = np.bincount(chosen_P, minlength=len(step.rank_S))
-    return np.where(best_P, 1.0 / (weights_P * np.maximum(pairs_S[chosen_P], 1)), 0.0)
+    return 1.0 / (weights_P * np.bincount(chosen_P, minlength=len(step.rank_S))[chosen_P])
 
 
 def losses_of(

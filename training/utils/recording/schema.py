@@ -114,7 +114,7 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "preference_loss": (
         (
             *("sigmoid", "sigmoid_norm", "robust", "ipo", "hinge", "apo_zero", "apo_down"),
-            *("simpo", "cpo", "orpo", "sft", "kto", "bco"),
+            *("simpo", "cpo", "orpo", "sft", "plackett_luce", "kto", "bco"),
         ),
         "of dpo",
     ),

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from training.audit.references.preferences import apo, cpo, hinge, ipo, likelihood, marked, orpo, sigmoid, simpo
+from training.audit.references.preferences import (
+    apo,
+    cpo,
+    hinge,
+    ipo,
+    likelihood,
+    marked,
+    orpo,
+    plackett_luce,
+    sigmoid,
+    simpo,
+)
 from training.audit.references.preferences.responses import ResponseSums, Term
 
 __all__ = ["LOSSES", "MARKED", "ResponseSums", "Term"]
@@ -20,6 +31,7 @@ LOSSES = {
     "cpo": cpo.cpo,
     "orpo": orpo.orpo,
     "sft": likelihood.sft,
+    "plackett_luce": plackett_luce.ranking,
     "kto": marked.kto,
     "bco": marked.bco,
 }

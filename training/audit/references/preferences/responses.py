@@ -38,8 +38,8 @@ class Term:
 class ResponseSums:
     """sums_S: log-probabilities of responses. weighted_S: the same where tokens beyond the shortest response weigh less
     (LD-DPO); else alike. reference_S: the reference's, so weighted; 0 without one. tokens_S: their lengths.
-    chosen_P, rejected_P: the sequences of each pair. shares_P: of a prompt's likelihood, which pair has it: 1 over the
-    number of pairs that its best response is chosen in, 0 where another is. good_S: bool, of marked ones."""
+    chosen_P, rejected_P: the sequences of each pair. shares_P: of a number of the chosen response,
+    what each of its pairs has, so that by their weights they have it once. good_S: bool, of marked ones."""
 
     sums_S: np.ndarray
     weighted_S: np.ndarray
@@ -47,7 +47,7 @@ class ResponseSums:
     tokens_S: np.ndarray
     chosen_P: np.ndarray
     rejected_P: np.ndarray
-    likelihood_P: np.ndarray | None = None
+    shares_P: np.ndarray | None = None
     good_S: np.ndarray | None = None
 
     @property
@@ -68,6 +68,11 @@ class ResponseSums:
     def gap(self, values_S: np.ndarray) -> np.ndarray:
         """Return [P], chosen minus rejected."""
         return values_S[self.chosen_P] - values_S[self.rejected_P]
+
+    def shared(self, values_S: np.ndarray) -> np.ndarray:
+        """Return [P], the chosen response's, shared out over its pairs."""
+        values_P = values_S[self.chosen_P]
+        return values_P if self.shares_P is None else values_P * self.shares_P
 
     def swapped(self) -> ResponseSums:
         return replace(self, chosen_P=self.rejected_P, rejected_P=self.chosen_P)

@@ -33,6 +33,7 @@ TERM = Term(0.1, gamma=0.5, alpha=0.0)
         ("cpo", replace(TERM, alpha=2.0), 2.668460),
         ("orpo", TERM, 1.057496),
         ("sft", TERM, 1.0),
+        ("plackett_luce", TERM, 0.644397),
     ],
 )
 def test_losses_of_pairs_by_hand(name, term, right):
@@ -66,10 +67,17 @@ def test_weights_beyond_the_shortest_response():
 
 def test_a_prompts_likelihood_counts_once():
     """Three ranked responses make three pairs of weight 1/3; the best is chosen in two of them."""
-    shares = np.array([1.5, 1.5, 0.0])
+    shares = np.array([1.5, 1.5, 3.0])
     sums, chosen, rejected = np.array([-2.0, -3.0, -4.0]), np.array([0, 0, 1]), np.array([1, 2, 2])
     own = ResponseSums(sums, sums, np.zeros(3), np.ones(3), chosen, rejected, shares)
     assert LOSSES["sft"](own, TERM).sum() / 3 == pytest.approx(2.0)
+
+
+def test_a_ranking_of_three_by_hand():
+    rewards, chosen, rejected = np.array([2.0, 1.0, 0.0]), np.array([0, 0, 1]), np.array([1, 2, 2])
+    own = ResponseSums(rewards, rewards, np.zeros(3), np.ones(3), chosen, rejected, np.array([1.5, 1.5, 3.0]))
+    found = LOSSES["plackett_luce"](own, TERM) / 3
+    assert [found[:2].sum(), found[2]] == pytest.approx([1.001943, 0.644397], abs=1e-6)
 
 
 @pytest.mark.parametrize(("cosine", "middle"), [(False, 1.5), (True, 1.0 + 2.0 * (0.5 - 0.5 * math.sqrt(0.5)))])

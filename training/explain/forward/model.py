@@ -2,7 +2,7 @@
 
 The forward is transformers' own, on the record's weights, one sequence in a row with padding on the right, which causal
 attention does not see. Baydin et al. 2018, section 3.1: a product with the Jacobian costs a forward, or two. Several
-directions share the forward itself.
+directions share the forward itself (`moving`).
 
 B sequences of a batch, S sequences, T their tokens with padding, V vocabulary, D directions.
 """
@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.func import functional_call, jvp, vmap
+from torch.func import functional_call, jvp
 from torch.overrides import TorchFunctionMode
 
+from training.explain.forward.moving import Move, moves_of, moving
 from training.utils.base.errors import ThreestepError
 
 _Batch = tuple[Sequence[int], Mapping[str, Sequence[torch.Tensor]]]  # the places of sequences; what is read of each
 Whole = Mapping[str, np.ndarray]  # a number for each weight, by the record's names
+Direction = Mapping[str, np.ndarray | float]  # of weights by the record's names; a number: that multiple of the weight
 _BATCH_LOGITS = 8_000_000  # in float64: 64 MB, as much for the derivative, and several times that in between
 _BATCH_TOKENS, _PADDED_TOKENS = 2048, 512  # a batch of more tokens than the second ends where padding exceeds a tenth
 
@@ -75,21 +77,22 @@ class RecordedModel:
         """Return the derivatives of `read` as the weights move along a direction; weights that it lacks stand still."""
         return self.along_all(sequences, [direction])[1][0]
 
-    def along_all(self, sequences: Sequence[np.ndarray], directions: Sequence[Whole]) -> tuple[Reads, list[Reads]]:
+    def along_all(self, sequences: Sequence[np.ndarray], directions: Sequence[Direction]) -> tuple[Reads, list[Reads]]:
         """Return `read`, and its derivatives along each direction. All have the same weights."""
-        moved = {
-            name: torch.stack([torch.from_numpy(each[name]).to(self._dtype) for each in directions])
-            for name in directions[0]
-            if name in self._weights
+        moves = {
+            name: [self._move(each[name]) for each in directions] for name in directions[0] if name in self._weights
         }
         read, found = list[_Batch](), [list[_Batch]() for _ in directions]
         with torch.no_grad():
             for index, ids in self._batches(sequences):
-                output, tangents = self._outputs_along(ids, moved)
+                output, tangents = self._outputs_along(ids, moves)
                 read.append((index, self._of_output(output, ids)))
                 for own, tangent in zip(found, tangents, strict=True):
                     own.append((index, self._of_output(output, ids, tangent)))
         return _joined(read), [_joined(own) for own in found]
+
+    def _move(self, move: np.ndarray | float) -> Move:
+        return (move or None) if isinstance(move, float) else torch.from_numpy(move).to(self._dtype)
 
     def with_weights(self, weights: Whole) -> RecordedModel:
         """Return the same model of other weights."""
@@ -145,33 +148,37 @@ class RecordedModel:
 
     def _output(self, weights: Mapping[str, torch.Tensor], ids: Sequence[np.ndarray]) -> torch.Tensor:
         """Return logits over the temperature, [B, T - 1, V], or scores [B]."""
-        given, rows = self._effective(weights), (_padded(ids),)
+        last = 0 if self._scores else 1  # of a text nothing is read at its last token
+        given, rows = self._effective(weights), (_padded(ids)[:, : max(1, max(map(len, ids)) - last)],)
         with InDouble() if self._dtype == torch.float64 else nullcontext():
             found = functional_call(self.module, given, rows, {"use_cache": False, "return_dict": True})
         if not self._scores:
-            return found.logits[:, :-1] / self.temperature
+            return found.logits[:, : max(map(len, ids)) - 1] / self.temperature
         head = self._head()
         assert head is not None
         last_BC = torch.stack([found.last_hidden_state[row, len(own) - 1] for row, own in enumerate(ids)])
         return (last_BC @ weights[head].T).squeeze(1)
 
     def _outputs_along(
-        self, ids: Sequence[np.ndarray], moved: Mapping[str, torch.Tensor]
+        self, ids: Sequence[np.ndarray], moves: Mapping[str, Sequence[Move]]
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Return the output, and its tangent along each direction. moved: [D, ...] of each weight that moves."""
-        start = {name: self._weights[name] for name in moved}
-
-        def along(direction: dict[str, torch.Tensor]) -> Any:
-            return jvp(lambda own: self._output({**self._weights, **own}, ids), (start,), (direction,))
-
+        """Return the output, and its derivative along each direction. moves: [D] of each weight that moves."""
+        count = len(next(iter(moves.values())))
+        moved = {name: moving(self._weights[name], own) for name, own in moves.items()}
         try:
-            # out_dims: None, as torch documents it for what is not mapped, is missing from its annotation.
-            output, tangents = vmap(along, out_dims=(None, 0))(dict(moved))  # type: ignore[arg-type]
-        except RuntimeError:  # a model with code that vmap does not know: one direction after the other
-            count = len(next(iter(moved.values())))
-            singly = [along({name: value[place] for name, value in moved.items()}) for place in range(count)]
-            return singly[0][0], [tangent for _, tangent in singly]
-        return output, tangents
+            output = self._output({**self._weights, **moved}, ids)
+        except RuntimeError:  # a model that writes into its tensors (`CannotMoveError`): by torch, one after the other
+            full = {name: moves_of(value, count) for name, value in moved.items()}
+            start = {name: self._weights[name] for name in moves}
+
+            def read(own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+                return self._output({**self._weights, **own}, ids)
+
+            singly = [
+                jvp(read, (start,), ({name: own[place] for name, own in full.items()},)) for place in range(count)
+            ]
+            return singly[0][0], [each[1] for each in singly]
+        return output.as_subclass(torch.Tensor), moves_of(output, count)
 
     def _of_output(
         self, output: torch.Tensor, ids: Sequence[np.ndarray], tangent: torch.Tensor | None = None
