@@ -30,6 +30,7 @@ class GymnasiumEnvironment:
     """An environment for `--environment`: a subclass has `make`, and overrides what differs."""
 
     expected: ClassVar[str] = "This is no action."
+    penalty: ClassVar[float] = 0.0  # of a message without an action: where moves cost, nonsense must not be free
 
     def __init__(self) -> None:
         self._game: Any = None
@@ -77,7 +78,8 @@ class GymnasiumEnvironment:
         """Act. A message without an action changes nothing, and is counted as `no_actions`."""
         action = self.action(message)
         if action is None:
-            return EnvironmentReply([{"role": "user", "content": self.expected}], figures={"no_actions": 1.0})
+            told: list[Message] = [{"role": "user", "content": self.expected}]
+            return EnvironmentReply(told, -self.penalty, figures={"no_actions": 1.0})
         taken = self._game.step(action)
         if not isinstance(taken, tuple) or len(taken) != 5:
             raise TypeError(

@@ -72,6 +72,7 @@ class OpenEnvironment:
     container: ClassVar[str] = ""  # of which a container is started that serves it, as "maze-env:latest"
     client: ClassVar[type | None] = None  # the environment's own, whose actions and observations are typed
     expected: ClassVar[str] = "This is no action."
+    penalty: ClassVar[float] = 0.0  # of a message without a valid action: where moves cost, nonsense must not be free
     _running: ClassVar[_Container]
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -161,15 +162,18 @@ class OpenEnvironment:
         try:
             action = self.action(message)
             if action is None:
-                return EnvironmentReply([{"role": "user", "content": self.expected}], figures={"no_actions": 1.0})
+                return self._refused(self.expected, "no_actions")
             taken = await self._session.step(action)
         except Exception as problem:  # noqa: BLE001 - pydantic's, or the client's RuntimeError
             if type(problem).__name__ != "ValidationError" and _code_of(problem) != "VALIDATION_ERROR":
                 raise
             said = f"{self.expected} {_CODE.sub('', str(problem)).removeprefix('Server error: ').strip()}"
-            return EnvironmentReply([{"role": "user", "content": said}], figures={"invalid_actions": 1.0})
+            return self._refused(said, "invalid_actions")
         following = [] if taken.done else [{"role": "user", "content": self.text(taken.observation)}]
         return EnvironmentReply(following, float(taken.reward or 0.0), bool(taken.done))
+
+    def _refused(self, said: str, counted: str) -> EnvironmentReply:
+        return EnvironmentReply([{"role": "user", "content": said}], -self.penalty, figures={counted: 1.0})
 
     async def close(self) -> None:
         """End the session."""

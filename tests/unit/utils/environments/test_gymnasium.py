@@ -62,6 +62,15 @@ def test_a_game_to_its_end():
     assert game.walk.closed
 
 
+def test_a_message_without_an_action_costs_its_penalty():
+    class Strict(Walking):
+        penalty = 0.5
+
+    game = Strict()
+    game.reset(ROW)
+    assert [game.step(said(text)).reward for text in ("jump", "on", "on")] == [-0.5, 0.0, 1.0]
+
+
 def test_the_row_decides_the_seed():
     seeds = []
     for prompt in ("a", "a", "b"):

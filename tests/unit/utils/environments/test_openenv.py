@@ -205,7 +205,7 @@ def test_actions_are_made_of_what_the_model_says(served):
 @needs_openenv
 def test_actions_and_observations_of_the_environments_own_types(climbing):
     class Acting(OpenEnvironment):
-        url, client, expected = climbing.url, climbing.client, "Say 1 or 2."
+        url, client, expected, penalty = climbing.url, climbing.client, "Say 1 or 2.", 0.5
 
         def action(self, message):
             return climbing.move(by=int(message.content)) if message.content.isdigit() else None
@@ -222,6 +222,7 @@ def test_actions_and_observations_of_the_environments_own_types(climbing):
     assert no_action.messages[0]["content"] == "Say 1 or 2." and no_action.figures == {"no_actions": 1.0}
     assert invalid.messages[0]["content"].startswith("Say 1 or 2. 1 validation error for Move")
     assert invalid.figures == {"invalid_actions": 1.0} and not invalid.done
+    assert (no_action.reward, invalid.reward) == (-0.5, -0.5)
     assert (last.messages, last.reward, last.done) == ([], 2.0, True)  # neither of the two moved
 
 
