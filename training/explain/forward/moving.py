@@ -21,23 +21,10 @@ from torch.nn import functional
 
 Move = torch.Tensor | float | None  # a derivative; a multiple of the tensor itself; None: it stands still
 
-_LINEAR = {  # in the one tensor that moves
-    *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "flatten", "contiguous", "clone"),
-    *(
-        "to",
-        "float",
-        "double",
-        "neg",
-        "__getitem__",
-        "__get__",
-        "chunk",
-        "split",
-        "mean",
-        "sum",
-        "dropout",
-        "embedding",
-    ),
-}
+# In the one tensor that moves.
+_LINEAR = {"view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "flatten", "__getitem__"}
+_LINEAR |= {"contiguous", "clone", "to", "float", "double", "__get__", "chunk", "split"}
+_LINEAR |= {"neg", "mean", "sum", "dropout", "embedding"}
 _OF_NUMBERS = {"silu", "gelu", "relu", "sigmoid", "tanh", "exp", "log", "pow", "sqrt", "rsqrt"}
 
 
@@ -197,11 +184,9 @@ class _Call:
         given = iter(moves)
         x, weight, bias = (next(given) if isinstance(each, MovingTensor) else None for each in (*self._args, None)[:3])
         point, weight_OC = self._points[:2]
-        total = (
-            None
-            if x is None
-            else functional.linear(self._inputs[0].point * x if isinstance(x, float) else x, weight_OC)
-        )
+        if isinstance(x, float):
+            x = self._inputs[0].point * x
+        total = None if x is None else functional.linear(x, weight_OC)
         if isinstance(weight, float):
             without = found if len(self._points) < 3 or self._points[2] is None else found - self._points[2]
             total = without * weight if total is None else total.add_(without, alpha=weight)
