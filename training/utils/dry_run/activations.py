@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 _COUNTED = "counted_attention"
-_WITHOUT_A_SQUARE_MASK = ("bloom",)  # ALiBi, made from a mask of two dimensions
+_WITHOUT_A_SQUARE_MASK = ("bloom", "openai-gpt")  # ALiBi or a mask of their own, made from one of two dimensions
 
 
 @dataclass(frozen=True)

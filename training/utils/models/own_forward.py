@@ -83,8 +83,9 @@ def head_is_linear(model: PreTrainedModel) -> bool:
         return own.head_is_linear
     if next(model.parameters()).device.type != "meta":
         return False
-    with torch.no_grad(), in_eval_mode(model):
-        _, is_linear, _ = _called(model, _tokens_of(make_probes(model.config, 0).alone[0])[0])
+    ids_T, _ = _tokens_of(make_probes(model.config, 0).alone[0])
+    with torch.no_grad(), in_eval_mode(model), _without_values(model):
+        _, is_linear, _ = _called(model, ids_T)
         return is_linear
 
 
@@ -336,6 +337,18 @@ def _without_cache(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         config.use_cache = before
+
+
+@contextlib.contextmanager
+def _without_values(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, a model on the meta device makes masks without a look at their numbers: with sdpa, transformers asks
+    whether a family's own mask hides anything (BioGPT)."""
+    config: Any = model.config.get_text_config()
+    before, config._attn_implementation = config._attn_implementation, "eager"
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 @contextlib.contextmanager

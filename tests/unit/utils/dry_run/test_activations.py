@@ -24,6 +24,7 @@ FAMILIES = {
     "qwen2": dict(intermediate_size=48, num_key_value_heads=4),
     "gemma2": dict(intermediate_size=48, num_key_value_heads=4, head_dim=8, sliding_window=8),
     "gpt2": dict(),
+    "openai-gpt": dict(),
 }
 
 
@@ -41,9 +42,10 @@ def kept_by_a_forward(model: torch.nn.Module) -> int:
     return kept_bytes(model, lambda: model.base_model(input_ids=ids, position_ids=positions, use_cache=False))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "biogpt"])
 def test_a_pad_token_and_alibi_can_be_counted(tmp_path, family):
-    """GPT-2 looks for the pad token in its ids, which have no values here; BLOOM reads a mask of two dimensions."""
+    """GPT-2 looks for the pad token in its ids, which have no values here; BLOOM reads a mask of two dimensions, and
+    BioGPT makes one and asks whether it hides anything."""
     config = AutoConfig.for_model(family, **{**SHAPE, "num_hidden_layers": 2}, pad_token_id=0)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     model = model_on_meta(ModelSettings(str(tmp_path)), torch.float32)
@@ -55,7 +57,7 @@ def test_a_pad_token_and_alibi_can_be_counted(tmp_path, family):
 def test_it_is_what_a_real_forward_keeps(tmp_path, family):
     on_meta = built(tmp_path, family)
     real = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), dtype=torch.float32).train()
-    if family == "gpt2":
+    if family.endswith("gpt") or family == "gpt2":
         real.apply(lambda module: setattr(module, "p", 0.0) if isinstance(module, torch.nn.Dropout) else None)
         on_meta.apply(lambda module: setattr(module, "p", 0.0) if isinstance(module, torch.nn.Dropout) else None)
     # Without a mask transformers hands SDPA the key-value heads as they are, as other kernels get them always.
