@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.clock.drawing import with_drawing
 from benchmarks.clock.gloo import gloo_gb_per_second
 from benchmarks.clock.predicted import predicted_parts, predicted_rate
 from benchmarks.clock.rl_predicted import rollout_parts_of
@@ -43,7 +44,7 @@ def main() -> None:
     measure = parser.parse_args().measure
     if measure:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        cpu = measured_cpu()
+        cpu = with_drawing(measured_cpu())
         linked = replace(cpu, links=cpu.links._replace(within=gloo_gb_per_second()))
         Path(measure).write_text(linked.as_json(), "utf-8")
         return

@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.clock.cpu --runs 20 [--first 0] [--out runs/clock]
 
 Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. The CPU is
-measured before and after the setting's runs of SFT, reward model, DPO, GRPO and PPO, whose rows are all full. A step's
+measured before and after the setting's runs of SFT, reward model, DPO, GRPO and PPO, whose rows are all full; drawing
+and what programs do beside their models are measured once, before all. A step's
 seconds are those of the process, from one call of a callback to the next, the median without the first two: others on
 the machine take none of them, but disturb caches and clocks. Prints predicted over run, and how many are within 15 %.
 """
@@ -11,6 +12,7 @@ the machine take none of them, but disturb caches and clocks. Prints predicted o
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
@@ -22,8 +24,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file, save_file
 
 import threestep
+from benchmarks.clock.drawing import with_drawing
 from benchmarks.clock.dry import predicted_seconds
 from training.utils.clock.devices import Device, HostCosts
 from training.utils.dry_run.cpu_rates import measured_cpu
@@ -31,7 +35,7 @@ from training.utils.dry_run.cpu_rates import measured_cpu
 WITHIN = 0.15
 KINDS = ("sft", "reward", "dpo", "grpo", "ppo")
 _STEPS, _WARM = 5, 2
-_FEW_TOKENS = 128
+_BESIDE = HostCosts._fields[2:]  # all but the operators of a forward and a backward
 _PRECISION = {"dtype": "fp32"}  # of the measured rates
 _OF_LENGTH: dict[str, Any] = {"reward": "length", "reward_length_characters": 40}
 
@@ -71,25 +75,25 @@ def drawn_setting(seed: int) -> Drawn:
 
 
 def with_costs(device: Device, folder: Path) -> Device:
-    """The device with the seconds that the programs take beside their model, from runs of a model of next to no work:
-    SFT in one and in four micro-steps, and GRPO of few tokens with one and five layers."""
+    """The device with what drawing costs, and the seconds that the programs take beside their model, from runs of a
+    model of next to no work: SFT in one and in four micro-steps, and GRPO."""
     few = Drawn(64, 1, 300, 16, 1, 1, False)
     once, four_times = (
         run.seconds_of("sft") - run.predicted("sft", device)
         for run in (Runs(few, folder / "once"), Runs(few._replace(accumulation=4), folder / "four"))
     )
     micro_step = max(0.0, (four_times - once) / 3)
-    known = _with(device, step=max(0.0, once - micro_step), micro_step=micro_step)
-    assert known.measured is not None
-    launch = known.measured.costs.forward
-    left, slopes = [], []
-    for layers in (1, 5):
-        drawing = Runs(few._replace(layers=layers, tokens=_FEW_TOKENS, rows=2), folder / f"drawing{layers}")
-        alike, slower = (drawing.predicted("grpo", _with(known, drawn=times * launch)) for times in (1, 2))
-        left.append(drawing.seconds_of("grpo") - alike)
-        slopes.append((slower - alike) / launch)  # operators of a rollout
-    more = (left[1] - left[0]) / (slopes[1] - slopes[0])
-    return _with(known, drawn=launch + more, token=max(0.0, (left[0] - more * slopes[0]) / (_FEW_TOKENS / 2)))
+    known = _with(with_drawing(device), step=max(0.0, once - micro_step), micro_step=micro_step)
+    drawing = Runs(few._replace(rows=2), folder / "drawing")
+    return _with(known, rollout=max(0.0, drawing.seconds_of("grpo") - drawing.predicted("grpo", known)))
+
+
+def costs_of(known: Device, device: Device) -> Device:
+    """The device with what drawing costs on the known one, and the seconds beside the model."""
+    assert known.measured is not None and device.measured is not None
+    costs = dict(zip(_BESIDE, known.measured.costs[-len(_BESIDE) :], strict=True))
+    drawing = {"thin": known.measured.thin, "cache_rate": known.measured.cache_rate}
+    return _with(replace(device, measured=device.measured._replace(**drawing)), **costs)  # type: ignore[arg-type]
 
 
 def _with(device: Device, **costs: float) -> Device:
@@ -107,20 +111,19 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     found: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
-    begun = with_costs(measured_cpu(), Path(flags.out) / "costs")
-    assert begun.measured is not None
-    costs = dict(zip(HostCosts._fields[2:], begun.measured.costs[2:], strict=True))
-    print(f"seconds beside the model: {costs}", flush=True)
+    before = with_costs(measured_cpu(), Path(flags.out) / "costs")
+    assert before.measured is not None
+    print(f"drawing and the seconds beside the model: {before.measured}", flush=True)
     for seed in range(flags.first, flags.first + flags.runs):
         setting = drawn_setting(seed)
         runs = Runs(setting, Path(flags.out) / str(seed))
-        before = _with(measured_cpu(), **costs)
         spent = {kind: runs.seconds_of(kind) for kind in flags.kinds}
-        after = _with(measured_cpu(), **costs)
+        after = costs_of(before, measured_cpu())
         for kind, seconds in spent.items():
             predicted = runs.predicted(kind, before, after)
             found[kind].append(predicted / seconds)
             print(f"{kind:6} {setting.name:60} {seconds:8.3f} {predicted:8.3f} {predicted / seconds:5.2f}", flush=True)
+        before = after
     for kind, ratios in found.items():
         close = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
         print(f"{kind}: {close} of {len(ratios)} within {WITHIN:.0%}, median ratio {statistics.median(ratios):.2f}")
@@ -149,6 +152,7 @@ class Runs:
                 **shape,
             )
         )
+        never_ending(Path(self.model))
 
     def settings_of(self, kind: str) -> dict[str, Any]:
         """The flags of a run that change its seconds."""
@@ -221,6 +225,17 @@ class Runs:
             "data_path": "embedded",
         }
         return statistics.mean(predicted_seconds(kind, settings, device) for device in devices)
+
+
+def never_ending(folder: Path) -> None:
+    """Change a new model so that it does not draw the end token: a constant part of its embeddings is half of every
+    normed state, and the output layer reads it for that token alone. So all responses are full."""
+    weights = load_file(folder / "model.safetensors")
+    embeddings, output = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    embeddings[:, 0] = embeddings.std() * embeddings.shape[1] ** 0.5
+    output[:, 0] = 0.0
+    output[json.loads((folder / "config.json").read_text())["eos_token_id"], 0] = -3.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def sequences(setting: Drawn) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.utils.clock.rollout import DecodePlan, decode_seconds, sum_seconds
 from training.utils.clock.roofline import usual_share, work_seconds
 from training.utils.clock.traffic import exposed_gather_seconds, gather_seconds
 from training.utils.clock.training_step import Parts, step_parts
+from training.utils.clock.work import TrainingWork
 from training.utils.dry_run.activations import cache_bytes, decoder_layers
 from training.utils.dry_run.clock import clock_device, step_plan
 from training.utils.dry_run.engine_memory import ELEMENT_BYTES
@@ -16,7 +18,6 @@ from training.utils.dry_run.engine_memory import ELEMENT_BYTES
 if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.clock.devices import Device
-    from training.utils.clock.work import TrainingWork
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.dry_run.plan import LargestForward
 
@@ -42,17 +43,39 @@ def rollout_parts(
     for role, model in roles.items():
         if model is None:
             continue
-        work = count(model, forward.rows, flags.longest_tokens, forward.targets)
+        work = _work_of(count, model, forward, flags, share=1.0)
         if not (ppo.reuse_forwards and role in _TRAINED):
             computed = _forward_seconds(work, flags.roles.dtype, device)
             waits = _sharded_seconds(flags, role, model, computed, ranks=ranks, device=device)
             parts[f"scores of the {role}"] = forwards * (computed + waits)
         if role in _TRAINED:
+            learnt = ppo.sequences_per_minibatch / ppo.sequences_per_rollout
+            work = _work_of(count, model, forward, flags, share=min(1.0, learnt))
             settings, steps = flags.roles.engine(role), ppo.gradient_accumulation_steps
             plan = step_plan(model, flags.roles.model(role), settings, ranks=ranks, micro_steps=steps)
             for name, seconds in step_parts(work, plan, device).items():
                 parts[f"{role}: {name}"] = ppo.steps_per_rollout * seconds
+    if device.measured is not None and device.measured.costs.rollout:
+        parts["the rollout itself"] = device.measured.costs.rollout
     return parts
+
+
+def _work_of(
+    count: Callable[..., TrainingWork], model: Any, forward: LargestForward, flags: PpoFlags, *, share: float
+) -> TrainingWork:
+    """The work of a forward in which responses share their prompts. share: of a rollout's sequences, drawn at random,
+    that are laid out together: of n samples of a prompt some are among them with probability 1 - (1 - share)^n."""
+    ppo, prompt = flags.ppo, flags.data.rows.max_prompt_seq_len
+    samples, rows, answer = ppo.num_samples_per_prompt, forward.rows, flags.longest_tokens - prompt
+    if samples == 1 or ppo.padded:
+        return count(model, rows, flags.longest_tokens, forward.targets)
+    prompts = max(1.0, rows * (1 - (1 - share) ** samples) / (share * samples))
+    documents = max(1, round(prompts))
+    tokens = round((prompts * prompt + rows * answer) / documents)
+    work = count(model, documents, tokens, forward.targets)
+    seen = prompts * prompt * (prompt + 1) / 2 + rows * (prompt * answer + answer * (answer + 1) / 2)
+    of_all = seen / (documents * tokens * (tokens + 1) / 2)  # as if every token saw all before it in its row
+    return TrainingWork(*(replace(part, attention_flops=of_all * part.attention_flops) for part in work))
 
 
 def _forward_seconds(work: TrainingWork, dtype: str, device: Device) -> float:
@@ -90,12 +113,13 @@ def _drawing(
     prompts, size = ppo.per_device_generation_batch_size, ELEMENT_BYTES[roles.dtype]
     prompt, answer = flags.data.rows.max_prompt_seq_len, ppo.max_answer_seq_len
     weights = sum(part.numel() for part in actor.parameters())
+    read_once = weights - (0 if actor.config.tie_word_embeddings else actor.get_input_embeddings().weight.numel())
     read = count(actor, prompts, prompt, prompts)
     launches = read.forward.launches if engine.launched_by_host else 0
     together = engine.ranks_together(flags.settings_of_engine(engine))
     sequences, config = prompts * ppo.num_samples_per_prompt, actor.config.get_text_config()
     a_token = cache_bytes(config, 1, 1, size) / together
-    decoding = DecodePlan(weights / together, size, a_token, sequences * together, prompt, answer, launches)
+    decoding = DecodePlan(read_once / together, size, a_token, sequences * together, prompt, answer, launches)
     parts = {
         "prefill": ppo.generation_batches * _forward_seconds(read, roles.dtype, device),
         "decode": ppo.generation_batches * decode_seconds(decoding, device, roles.dtype),

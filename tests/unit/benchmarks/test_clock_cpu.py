@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.clock.cpu import drawn_setting, sequences
+from dataclasses import replace
+
+import torch
+
+from benchmarks.clock.cpu import Runs, costs_of, drawn_setting, sequences
+from training.utils.clock.devices import DEVICES, HostCosts, Measured
 
 
 def test_a_seed_is_a_setting():
@@ -16,3 +21,28 @@ def test_texts_fill_rows():
     setting = drawn_setting(3)
     texts = sequences(setting)
     assert len(texts) >= 12 * setting.rows and all(len(text.split()) == 2 * setting.tokens for text in texts)
+
+
+def test_a_new_models_end_is_not_drawn(tmp_path):
+    """The least of a thousand logits by far, behind any token."""
+    from transformers import AutoModelForCausalLM
+
+    runs = Runs(drawn_setting(0)._replace(width=128, layers=2, vocabulary=300, rows=1), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(runs.model)
+    with torch.no_grad():
+        logits = model(torch.randint(300, (8, 64), generator=torch.Generator().manual_seed(1))).logits
+    shares = logits.softmax(-1)[..., model.config.eos_token_id]
+    assert shares.max() < 1e-5
+
+
+def test_costs_go_over_to_a_new_measurement():
+    known, fresh = (
+        replace(
+            DEVICES["h100"], measured=Measured(((1.0, rate),), HostCosts(*range(7)), rate, rate, ((1, rate),), rate)
+        )
+        for rate in (1.0, 2.0)
+    )
+    fresh = replace(fresh, measured=fresh.measured._replace(costs=HostCosts(10, 11)))
+    assert costs_of(known, fresh).measured == Measured(
+        ((1.0, 2.0),), HostCosts(10, 11, 2, 3, 4, 5, 6), 2.0, 2.0, ((1, 1.0),), 1.0
+    )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from training.step3_ppo import dry_run_time
 from training.step3_ppo.main import main
+from training.utils.clock.work import TrainingWork, Work
 
 SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
              vocab_size=512, max_position_embeddings=128)  # fmt: skip
@@ -66,3 +69,22 @@ def test_ranks_that_draw_together_read_a_part_of_the_weights_each(parts):
     assert "sums between ranks that draw together" not in alone
     assert together["sums between ranks that draw together"] > 0
     assert together["decode"] <= alone["decode"]
+
+
+@pytest.mark.parametrize(("share", "prompts", "documents", "tokens"), [(1.0, 2, 2, 200), (0.5, 3, 3, 167)])
+def test_responses_share_their_prompts(share, prompts, documents, tokens):
+    """Of 4 sequences with prompts of 100 and responses of 50 tokens, two of a prompt: two prompts where all of a
+    rollout are together, 4 x (1 - 0.5^2) / (0.5 x 2) = 3 where half of them are. A pair counts one here."""
+
+    def count(model, rows, length, targets):
+        assert (rows, length, targets) == (documents, tokens, 7)
+        pairs = rows * length * (length + 1) / 2
+        return TrainingWork(Work(attention_flops=pairs), Work(attention_flops=2 * pairs), Work(moved_bytes=3))
+
+    ppo = SimpleNamespace(num_samples_per_prompt=2, padded=False)
+    rows = SimpleNamespace(max_prompt_seq_len=100)
+    flags = SimpleNamespace(ppo=ppo, data=SimpleNamespace(rows=rows), longest_tokens=150)
+    work = dry_run_time._work_of(count, None, SimpleNamespace(rows=4, targets=7), flags, share=share)
+    seen = prompts * 100 * 101 / 2 + 4 * (50 * 100 + 50 * 51 / 2)
+    assert work.forward.attention_flops == pytest.approx(seen)
+    assert work.backward.attention_flops == pytest.approx(2 * seen) and work.head == Work(moved_bytes=3)

@@ -49,7 +49,8 @@ class Tiles(NamedTuple):
 
 class HostCosts(NamedTuple):
     """Seconds of an operator in a forward and in a backward; of what a step and each of its micro-steps do besides
-    their model; of what a step of drawing does besides it, and of an operator in it (0: as in a forward)."""
+    their model; of what a step of drawing does besides it, and of an operator in it (0: as in a forward); of what a
+    rollout does besides its models."""
 
     forward: float
     backward: float
@@ -57,19 +58,21 @@ class HostCosts(NamedTuple):
     micro_step: float = 0.0
     token: float = 0.0
     drawn: float = 0.0
+    rollout: float = 0.0
 
 
 class Measured(NamedTuple):
     """Rates of a CPU that is its own host: every launch adds to the work that it launches, and nothing hides behind
     anything. matmuls: (FLOPs, FLOP/s) of products, in ascending order. numbers: that a step takes in a second, with
     their gradients and AdamW. head_rate: bytes a second of the log-probabilities' operators. thin:
-    (rows, FLOP/s) of products of few rows."""
+    (rows, FLOP/s) of products of few rows. cache_rate: bytes a second of a cache that a step of drawing reads."""
 
     matmuls: tuple[tuple[float, float], ...]
     costs: HostCosts
     numbers: float
     head_rate: float
     thin: tuple[tuple[float, float], ...]
+    cache_rate: float
 
     def matmul_rate(self, flops: float) -> float:
         """FLOP/s of a product of a size."""
@@ -151,7 +154,7 @@ def read_device(text: str) -> Device:
     for name, kind in records.items():
         found[name] = kind(*found[name])
     if found["measured"] is not None:
-        matmuls, costs, numbers, head_rate, thin = found["measured"]
+        matmuls, costs, numbers, head_rate, thin, cache_rate = found["measured"]
         points = [tuple((size, rate) for size, rate in table) for table in (matmuls, thin)]
-        found["measured"] = Measured(points[0], HostCosts(*costs), numbers, head_rate, points[1])
+        found["measured"] = Measured(points[0], HostCosts(*costs), numbers, head_rate, points[1], cache_rate)
     return Device(**found)

@@ -27,6 +27,7 @@ _TOKENS, _WIDTH, _VOCABULARY = 512, 384, 2048
 _HEADS, _HEAD = 4, 64
 _LAYERS = 6  # together larger than a cache
 _THIN = (1, 4, 16, 64)  # sequences that are drawn
+_CACHES = 8  # sequences whose attention to a cache is measured
 _NUMBERS = 2_000_000
 
 
@@ -45,7 +46,7 @@ def measured_cpu(dtype: torch.dtype = torch.float32) -> Device:
         Tiles(1, 1, 1),
         "measured",
         single=best,
-        measured=Measured(matmuls, _launch_costs(), _optimizer_rate(), _head_rate(), thin),
+        measured=Measured(matmuls, _launch_costs(), _optimizer_rate(), _head_rate(), thin, _cache_rate(dtype)),
     )
 
 
@@ -110,6 +111,19 @@ def _attention_rates(dtype: torch.dtype) -> tuple[float, float]:
 
     ahead = seconds_of(forward)
     return 4 * _HEAD * pairs / ahead, 10 * _HEAD * pairs / max(1e-9, seconds_of(both) - ahead)
+
+
+def _cache_rate(dtype: torch.dtype) -> float:
+    """Bytes a second of keys and values that one query each reads, in layers of a cache with room."""
+    room = (_CACHES, _HEADS, _TOKENS, _HEAD)
+    layers = [[torch.randn(room).to(dtype)[:, :, : _TOKENS // 2] for _ in range(2)] for _ in range(_LAYERS)]
+    query = torch.randn(_CACHES, _HEADS, 1, _HEAD).to(dtype)
+
+    def read() -> None:
+        for keys, values in layers:
+            scaled_dot_product_attention(query, keys, values)
+
+    return sum(part.numel() for layer in layers for part in layer) * query.element_size() / seconds_of(read)
 
 
 def _memory_rate(dtype: torch.dtype) -> float:

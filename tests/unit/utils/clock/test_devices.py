@@ -8,7 +8,7 @@ import pytest
 
 from training.utils.clock.devices import DEVICES, HostCosts, Measured, read_device
 
-MEASURED = Measured(((1e3, 1e9), (1e5, 3e9)), HostCosts(1e-5, 5e-6, 1e-3), 1e8, 2e9, ((1.0, 1e9),))
+MEASURED = Measured(((1e3, 1e9), (1e5, 3e9)), HostCosts(1e-5, 5e-6, 1e-3), 1e8, 2e9, ((1.0, 1e9),), 1e9)
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -1,0 +1,46 @@
+"""What drawing costs, from seconds of steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.clock import drawing
+from training.utils.clock.devices import DEVICES, HostCosts, Measured
+from training.utils.clock.work import TrainingWork, Work
+
+CPU = replace(
+    DEVICES["h100"], measured=Measured(((1e3, 1e9),), HostCosts(1e-5, 5e-6), 1e8, 2e9, ((1.0, 1e9),), cache_rate=1e9)
+)
+TOKEN, OPERATOR, RATE, CACHE_RATE = 3e-4, 7e-6, 5e9, 4e9
+
+
+def test_parts_of_a_step_are_told_apart(monkeypatch):
+    """Steps of 34 operators a layer and 16 besides, with products at 5 GFLOP/s: the parts come back."""
+
+    def seconds(engine, model, rows, prompt):
+        config = model.config
+        weights = sum(part.numel() for part in model.parameters()) - config.vocab_size * config.hidden_size
+        operators = 16 + 34 * config.num_hidden_layers
+        cached = rows * drawing.cache_bytes(config, 1, 1, 4) * (prompt - drawing._PROMPT) / CACHE_RATE
+        products = 2 * weights * rows / RATE if config.hidden_size > 8 else 0.0
+        return TOKEN + OPERATOR * operators + products + cached
+
+    def work(model, rows, tokens, targets):
+        return TrainingWork(Work(launches=16 + 34 * model.config.num_hidden_layers), Work(), Work())
+
+    monkeypatch.setattr(drawing, "training_work", work)
+    monkeypatch.setattr(drawing, "_step_seconds", seconds)
+    monkeypatch.setattr(drawing, "_engine", lambda model: (None, model))
+    measured = drawing.with_drawing(CPU).measured
+    assert measured.costs == HostCosts(1e-5, 5e-6, token=pytest.approx(TOKEN), drawn=pytest.approx(OPERATOR))
+    assert measured.thin == tuple((rows, pytest.approx(RATE)) for rows in drawing._ROWS)
+    assert measured.cache_rate == pytest.approx(CACHE_RATE)
+
+
+def test_a_step_is_timed():
+    engine, model = drawing._engine(drawing._model(8, 1))
+    torch.manual_seed(0)
+    assert 0 < drawing._step_seconds(engine, model, 2, 8) < 1
