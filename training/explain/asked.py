@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from training.audit.bisect.rerun import starter
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.explain.explanation import Explanation, KnownOfRun, Questions, explain
+from training.explain.forward.model import media_scale
 from training.explain.held_out import read_held_out
 from training.explain.records import is_record, run_of, steps_of_run, whole_record
 from training.explain.rule_runs import run_under
@@ -63,7 +64,8 @@ def explanation_of(asked: AskedStep) -> Explanation:
         steps = steps_of_run(asked.run, numbers, asked.update, work=asked.work.resolve(), start=starter(None))
     settings = _settings(run_of(asked.run))
     tokenizer = _tokenizer(asked.tokenizer, run_of(asked.run), settings)
-    known = KnownOfRun(_decoder(tokenizer), *_places(steps, settings))
+    scale = media_scale(_models(run_of(asked.run), settings))
+    known = KnownOfRun(_decoder(tokenizer), *_places(steps, settings), scale=scale)
     try:
         return explain(steps, _questions(asked, steps[-1], tokenizer), known)
     except LackingError as lacking:
@@ -152,15 +154,19 @@ def places_of_rows(rows: Iterable[int], settings: Mapping[str, Any], objective: 
 
 def _tokenizer(given: str | None, run: Path, settings: dict[str, Any]) -> Any:
     """The tokenizer that is named, or the run's; None without one."""
-    places = [given] if given else [str(run / "model"), *(settings.get(name) for name in _MODELS)]
-    for place in places:
-        if place and (Path(place) / "tokenizer_config.json").is_file():
+    for place in [Path(given)] if given else _models(run, settings):
+        if (place / "tokenizer_config.json").is_file():
             from transformers import AutoTokenizer
 
             return AutoTokenizer.from_pretrained(place)
     if given:
         raise ThreestepError(f"--tokenizer expects a folder with a tokenizer, got {given}")
     return None
+
+
+def _models(run: Path, settings: Mapping[str, Any]) -> list[Path]:
+    """The folders of the run's model: as it was saved, and as it began."""
+    return [run / "model", *(Path(settings[name]) for name in _MODELS if settings.get(name))]
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.explain.forward.model import shown_media
 from training.explain.held_out import change_of
 from training.explain.rules import OtherRule, counterfactual
 from training.explain.shares import model_of, shares_of
@@ -50,13 +51,15 @@ class NamedLesson:
 
 @dataclass(frozen=True)
 class Explanation:
-    """table: of tokens and sequences. rules: the step under other rules. held_out, taught: None where not asked for."""
+    """table: of tokens and sequences. rules: the step under other rules. held_out, taught: None where not asked for.
+    media: of each sequence, as addresses; empty where none has any."""
 
     table: Explained
     held_out: HeldOutFindings | None = None
     taught: Taught | None = None
     named_lessons: Sequence[NamedLesson] = ()
     rules: Sequence[Counterfactual] = ()
+    media: Sequence[Sequence[str]] = ()
 
     def to_pandas(self) -> Any:
         """Return the tokens as a frame, a row each."""
@@ -79,11 +82,12 @@ class Questions:
 @dataclass(frozen=True)
 class KnownOfRun:
     """A run beside its records. decode: token ids to text; None: no tokenizer is known. places: in the data, of rows.
-    note: why there are none."""
+    note: why there are none. scale: of what its model was given of media; None where that is not known."""
 
     decode: Callable[[list[int]], str] | None = None
     places: Mapping[int, str] = field(default_factory=dict)
     note: str = ""
+    scale: Any = None
 
 
 def explain(steps: Sequence[AuditedStep], questions: Questions, known: KnownOfRun | None = None) -> Explanation:
@@ -107,7 +111,7 @@ def explain(steps: Sequence[AuditedStep], questions: Questions, known: KnownOfRu
         if questions.is_taught:
             lessons = taught(steps, questions.held_out)
             named = _named(steps, lessons, known)
-    return Explanation(table, held, lessons, named, rules)
+    return Explanation(table, held, lessons, named, rules, shown_media(step, known.scale))
 
 
 def _named(steps: Sequence[AuditedStep], lessons: Taught, known: KnownOfRun) -> list[NamedLesson]:

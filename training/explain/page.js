@@ -138,12 +138,20 @@ function card(index) {
   if (sequence.ended === false) said.push("cut at the length limit");
   facts.textContent = said.join(" · ");
   tokens.className = "tokens";
+  const media = document.createElement("div");
+  media.className = "pictures";
+  (sequence.media ?? []).forEach((address, place, all) => {
+    const picture = new Image();
+    picture.src = address;
+    picture.alt = `image ${place + 1} of ${all.length}`;
+    media.append(picture);
+  });
   tokens.tabIndex = 0;
   tokens.dataset.sequence = index;
   tokens.style.minHeight = `${Math.min(30, 1.75 * Math.ceil(sequence.tokens / 14))}em`;
   tokens.setAttribute("role", "group");
   tokens.setAttribute("aria-label", `${sequence.name}: its tokens`);
-  box.append(title, facts, tokens);
+  box.append(title, facts, ...(media.childElementCount ? [media] : []), tokens);
   watcher.observe(tokens);
   return box;
 }

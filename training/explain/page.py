@@ -18,6 +18,7 @@ import numpy as np
 from training.explain.table import COLUMNS
 from training.explain.text import change, number, summary
 from training.explain.turns import parts_of
+from training.utils.report.figures.sample_media import MEDIA_STYLE
 from training.utils.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def page(found: Explanation) -> str:
         "<footer>Written by threestep explain.</footer>"
     )
     data, late = _data(found)
-    return document(f"Explained: {title}", body, _OWN_STYLE, [SCRIPT], data=data, late=late)
+    return document(f"Explained: {title}", body, _OWN_STYLE + MEDIA_STYLE, [SCRIPT], data=data, late=late)
 
 
 def _rules(found: Explanation) -> str:
@@ -190,7 +191,9 @@ def _data(found: Explanation) -> tuple[dict[str, Any], dict[str, str]]:
         "largest": list(largest.values()),
         "ranges": [_range(values) for values in columns.values()],
         "sequences": [
-            {name: _plain(values[place]) for name, values in sequences.items()} | _parts(found, place)
+            {name: _plain(values[place]) for name, values in sequences.items()}
+            | _parts(found, place)
+            | ({"media": found.media[place]} if found.media else {})
             for place in range(len(sequences["tokens"]))
         ],
     }

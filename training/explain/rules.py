@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.audit.quantities import QUANTITIES
-from training.audit.quantities.models import sequences_of
 from training.audit.words import settings_of_words
 from training.explain.shares import model_of, slopes_of
 from training.explain.updates import Update, Whole, cosine, dot, update_of
@@ -21,7 +20,7 @@ from training.utils.base.errors import ThreestepError, nearest_names
 
 if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
-    from training.explain.forward.model import Reads
+    from training.explain.forward.model import Reads, read_sequences
 
 # Settings by which a step may be another with the same samples; others decided what was drawn or read.
 _OF_ROLLOUT = (
@@ -178,7 +177,7 @@ def counterfactual(step: AuditedStep, real: Update, rule: OtherRule) -> Counterf
 def _made(step: AuditedStep, rule: OtherRule) -> tuple[Reads, Whole, Update]:
     other = under(step, rule)
     slopes = slopes_of(other)
-    whole = model_of(step).gradient(sequences_of(other), slopes)
+    whole = model_of(step).gradient(read_sequences(other), slopes)
     gradients = {name: whole[name] for name in step.state("gradients.")}
     return slopes, gradients, update_of(other, gradients)
 

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 from training.audit.quantities.backward import SLOPES
-from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep, LackingError
-from training.explain.forward.model import Reads, RecordedModel
+from training.explain.forward.model import Reads, RecordedModel, read_sequences
 from training.explain.updates import dot
 from training.utils.base.errors import ThreestepError
 
@@ -120,7 +119,7 @@ def shares_of(step: AuditedStep, update: Update, *, plain: bool = False, dtype: 
     if dtype is None:
         weights = sum(value.size for value in update.whole.values())
         dtype = torch.float64 if weights <= _SMALL else torch.float32
-    slopes, sequences = slopes_of(step), sequences_of(step)
+    slopes, sequences = slopes_of(step), read_sequences(step)
     rounding = update.rounding
     is_rounded = dot(rounding, rounding) > _ROUNDED_AWAY**2 * dot(update.whole, update.whole)
     names = ["whole", *(name for name in PARTS if {"gradient": is_rounded, "plain": plain}.get(name, True))]

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from training.audit.quantities.models import sequences_of
-from training.explain.forward.model import Reads
+from training.explain.forward.model import Reads, read_sequences
 from training.explain.shares import model_of, slopes_of
 from training.explain.updates import dot, update_of
 
@@ -86,7 +85,7 @@ class _Pulls:
 
 
 def _lessons(step: AuditedStep, model: RecordedModel, update: Update, pulls: _Pulls) -> list[Lesson]:
-    slopes, sequences = slopes_of(step), sequences_of(step)
+    slopes, sequences = slopes_of(step), read_sequences(step)
     gradients = step.state("gradients.")
     whole = dot(pulls.by_weight, update_of(step, gradients).whole)
     found = []

@@ -249,16 +249,6 @@ def test_another_models_numbers_are_refused():
         explain([step], Questions())
 
 
-def test_a_step_with_pictures_is_refused():
-    from transformers import Qwen2VLConfig
-
-    record = _drawn("sft").record
-    model = {"model_type": "qwen2_vl", "vision_config": Qwen2VLConfig().vision_config.to_dict()}
-    step = AuditedStep(replace(record, head=replace(record.head, model=model)))
-    with pytest.raises(ThreestepError, match="expects a model that reads text alone, got qwen2_vl: its forward reads"):
-        explain([step], Questions())
-
-
 def test_held_out_lines(tmp_path):
     path = tmp_path / "held.jsonl"
     path.write_text('{"prompt": "ab", "response": "c"}\n\n{"ids": [1, 2, 3], "begin": 2, "name": "mine"}\n')

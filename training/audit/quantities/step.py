@@ -19,7 +19,7 @@ from training.audit.references.rewards import at_ends
 from training.utils.recording.schema import CRITIC, TENSORS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from training.utils.recording.files import StepRecord
 
@@ -145,6 +145,11 @@ class AuditedStep:
         return self.cached("critic", of_critic)
 
     # --- places
+
+    @property
+    def by_rank(self) -> Sequence[Mapping[str, np.ndarray]]:
+        """The tensors of each rank, as recorded."""
+        return self._ranks
 
     @cached_property
     def ranks(self) -> int:

@@ -9,10 +9,12 @@ B sequences of a batch, S sequences, T their tokens with padding, V vocabulary, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,11 @@ import torch
 from torch.func import functional_call, jvp
 from torch.overrides import TorchFunctionMode
 
+from training.audit.quantities.models import sequences_of
+from training.audit.quantities.step import AuditedStep, LackingError
 from training.explain.forward.moving import Move, moves_of, moving
 from training.utils.base.errors import ThreestepError
+from training.utils.images.recorded import PixelScale, RecordedImages, images_of_rank, scale_of
 
 _Batch = tuple[Sequence[int], Mapping[str, Sequence[torch.Tensor]]]  # the places of sequences; what is read of each
 Whole = Mapping[str, np.ndarray]  # a number for each weight, by the record's names
@@ -41,6 +46,40 @@ class Reads:
     normalizers_T: np.ndarray | None = None
     entropies_T: np.ndarray | None = None
     scores_S: np.ndarray | None = None
+
+
+class IdsWithMedia(np.ndarray):
+    """Token ids [T] of a sequence with images."""
+
+    media: RecordedImages
+
+
+def read_sequences(step: AuditedStep) -> list[np.ndarray]:
+    """Return the token ids of each sequence, with its images. LackingError for one whose images are not on record."""
+    found, first = sequences_of(step), 0
+    for rank in step.by_rank:
+        for sequence, images in images_of_rank(rank).items():
+            ids = found[first + sequence].view(IdsWithMedia)
+            ids.media = images
+            found[first + sequence] = ids
+        first += len(rank["lengths"])
+    places = {step.head.model.get(name) for name in ("image_token_id", "image_token_index")} - {None}
+    if places and any(not isinstance(ids, IdsWithMedia) and np.isin(ids, list(places)).any() for ids in found):
+        raise LackingError("the images of its rows")
+    return found
+
+
+def media_scale(folders: Iterable[Path]) -> PixelScale | None:
+    """Return the scale of pixels that the first of these models with an image processor reads; None without one."""
+    return next(filter(None, map(scale_of, folders)), None)
+
+
+def shown_media(step: AuditedStep, scale: PixelScale | None) -> list[list[str]]:
+    """Return, of each sequence, its images as addresses of pictures on a page; nothing where no sequence has any."""
+    if not any("media_begins" in rank for rank in step.by_rank):
+        return []
+    merged = getattr(_configuration(step.head.model).vision_config, "spatial_merge_size", 1)
+    return [ids.media.shown(merged, scale) if isinstance(ids, IdsWithMedia) else [] for ids in read_sequences(step)]
 
 
 class RecordedModel:
@@ -130,8 +169,10 @@ class RecordedModel:
         vocabulary = 1 if self._scores else int(config.get_text_config().vocab_size)
         most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
         index: list[int] = []
+        alone = [place for place, ids in enumerate(sequences) if isinstance(ids, IdsWithMedia)]
+        yield from (([place], [sequences[place]]) for place in alone)
         for place in sorted(range(len(sequences)), key=lambda place: len(sequences[place])):
-            if not len(sequences[place]):
+            if not len(sequences[place]) or place in alone:
                 continue
             whole = (len(index) + 1) * len(sequences[place])
             real = sum(len(sequences[each]) for each in (*index, place))
@@ -149,15 +190,25 @@ class RecordedModel:
     def _output(self, weights: Mapping[str, torch.Tensor], ids: Sequence[np.ndarray]) -> torch.Tensor:
         """Return logits over the temperature, [B, T - 1, V], or scores [B]."""
         last = 0 if self._scores else 1  # of a text nothing is read at its last token
-        given, rows = self._effective(weights), (_padded(ids)[:, : max(1, max(map(len, ids)) - last)],)
+        given, rows = self._effective(weights), _padded(ids)[:, : max(1, max(map(len, ids)) - last)]
         with InDouble() if self._dtype == torch.float64 else nullcontext():
-            found = functional_call(self.module, given, rows, {"use_cache": False, "return_dict": True})
+            kwargs = {"use_cache": False, "return_dict": True, **self._beside(ids, rows.shape[1])}
+            found = functional_call(self.module, given, (rows,), kwargs)
         if not self._scores:
             return found.logits[:, : max(map(len, ids)) - 1] / self.temperature
         head = self._head()
         assert head is not None
         last_BC = torch.stack([found.last_hidden_state[row, len(own) - 1] for row, own in enumerate(ids)])
         return (last_BC @ weights[head].T).squeeze(1)
+
+    def _beside(self, ids: Sequence[np.ndarray], length: int) -> dict[str, Any]:
+        """The arguments of forward beside the tokens, of which the first `length` are read."""
+        [first, *_] = ids
+        if not isinstance(first, IdsWithMedia):
+            return {}
+        module: Any = self.module
+        accepted = inspect.signature(module.base_model.forward).parameters
+        return first.media.inputs(module.config, length, accepted, self._dtype)
 
     def _outputs_along(
         self, ids: Sequence[np.ndarray], moves: Mapping[str, Sequence[Move]]
@@ -264,20 +315,23 @@ class InDouble(TorchFunctionMode):
         return func(*args, **given)
 
 
+def _configuration(config: Mapping[str, Any]) -> Any:
+    """The configuration of a record as transformers has it."""
+    import transformers
+
+    return transformers.AutoConfig.for_model(**{name: value for name, value in config.items() if name != "lora_scale"})
+
+
 def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
     """An empty model of this configuration. ThreestepError for one that transformers does not build."""
     import transformers
     from transformers.initialization import no_init_weights
 
-    own = {name: value for name, value in config.items() if name != "lora_scale"}
-    if config.get("vision_config"):
-        raise ThreestepError(
-            f"an explanation expects a model that reads text alone, got {config.get('model_type')}: its forward reads "
-            "pictures, and a record has none"
-        )
     try:
-        kind = transformers.AutoConfig.for_model(**own)
-        auto: Any = transformers.AutoModel if scores else transformers.AutoModelForCausalLM
+        kind = _configuration(config)
+        reads_images = bool(config.get("vision_config"))
+        text: Any = transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
+        auto: Any = transformers.AutoModel if scores else text
         with no_init_weights():  # the record's take their place
             module = auto.from_config(kind, attn_implementation="eager")
     except (KeyError, ValueError, TypeError) as problem:

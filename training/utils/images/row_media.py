@@ -35,6 +35,7 @@ class RowMedia:
         images.
     images: in the order of their tokens, row by row. An image of a shared prompt is there once.
     counts: how many of these each document has.
+    places: flat position n*T+t of the first token of each image.
     pixels: of these images; given to the rows by what decodes them.
     """
 
@@ -42,6 +43,7 @@ class RowMedia:
     blocks_NT: torch.Tensor | None
     images: tuple[ImageSpan, ...]
     counts: tuple[int, ...]
+    places: tuple[int, ...] = ()
     pixels: ImagePixels | None = None
 
     def inputs(self, model: Any, device: torch.device) -> dict[str, Any]:
@@ -50,6 +52,29 @@ class RowMedia:
         from training.utils.images.inputs import image_inputs  # rows that are laid out do without
 
         return image_inputs(model, self.pixels, device)
+
+    def recorded(self, places: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the images of sequences by a record's names, one sequence after the other. places: [T] of each
+        sequence's tokens, flat positions that rise."""
+        assert self.pixels is not None, "a record holds what the model read"
+        pixels = self.pixels if self.pixels.known is None else self.pixels.known.all_pixels()
+        parts = pixels.values.cpu().flatten(1).split(pixels.counts)
+        sides = {"media_grids": pixels.grids_I3, "media_cuts": pixels.cuts_I3}
+        begins, held, begin = [], [], 0
+        for own in places:
+            found = torch.searchsorted(own, torch.tensor(self.places)).tolist()
+            for index, place in enumerate(found):
+                if place < len(own) and int(own[place]) == self.places[index]:
+                    begins.append(begin + place)
+                    held.append(index)
+            begin += len(own)
+        recorded = {
+            "media_begins": torch.tensor(begins, dtype=torch.int64),
+            "media_tokens": torch.tensor([self.images[index].tokens for index in held], dtype=torch.int64),
+            "media_counts": torch.tensor([len(parts[index]) for index in held], dtype=torch.int64),
+            "media_values": torch.cat([parts[index] for index in held]).float() if held else parts[0][:0].float(),
+        }
+        return recorded | {name: sides_I3.cpu()[held] for name, sides_I3 in sides.items() if sides_I3 is not None}
 
     @property
     def positions(self) -> dict[str, torch.Tensor]:
@@ -80,6 +105,9 @@ def media_of_rows(documents: Iterable[list[MediaRun]], position_ids_NT: torch.Te
         blocks_NT=_blocks(runs, position_ids_NT) if any(image.sees_itself for image in images) else None,
         images=images,
         counts=tuple(sum(len(run.images) for run in own) for own in by_document),
+        places=tuple(
+            run.row * position_ids_NT.shape[1] + run.column + image.begin for run in runs for image in run.images
+        ),
     )
 
 

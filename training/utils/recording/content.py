@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -22,7 +23,18 @@ def of_sequences(watched: Sequence[WatchedBatch]) -> dict[str, torch.Tensor]:
         "token_ids": joined([each.sequences.token_ids_T for each in watched], torch.int64),
         "micro_batches": torch.arange(len(watched)).repeat_interleave(torch.tensor(counts, dtype=torch.int64)),
         "micro_losses": joined([each.loss.cpu().reshape(1) for each in watched], torch.float32),
+        **_media(watched),
     }
+
+
+def _media(watched: Sequence[WatchedBatch]) -> dict[str, torch.Tensor]:
+    """Media that the model read, as a record has them; nothing where it read none."""
+    ends = np.cumsum([0, *(len(each.sequences.token_ids_T) for each in watched)]).tolist()
+    found: dict[str, list[torch.Tensor]] = {}
+    for begin, each in zip(ends, watched, strict=False):
+        for name, values in each.sequences.media.items():
+            found.setdefault(name, []).append(values + begin if name == "media_begins" else values)
+    return {name: torch.cat(parts) for name, parts in found.items()}
 
 
 def of_targets(watched: Sequence[WatchedBatch]) -> dict[str, torch.Tensor]:

@@ -110,7 +110,11 @@ class WatchedStep(StepRecording):
         self._read = None
         found = micro_batch.loss()
         try:
-            self._seen[name].append(WatchedBatch(sequences_of(micro_batch.rows), self._read, found.loss.detach()))
+            self._seen[name].append(
+                WatchedBatch(
+                    sequences_of(micro_batch.rows, keeps_media=self.keeps_values), self._read, found.loss.detach()
+                )
+            )
         except ThreestepError as problem:  # of rows that no record can hold: the run goes on
             self._refused = str(problem)
         self._read = None

@@ -4,7 +4,7 @@ A record is a folder: record.json, rank0.safetensors and one such file for each 
 Everything is optional but the schema and the objective. Cheap to import.
 
 S sequences of a rank, T their tokens one after the other, V vocabulary, P pairs of sequences, K micro-batches,
-B responses of a rollout, R their drawn tokens one after the other.
+B responses of a rollout, R their drawn tokens one after the other, I media of all sequences, X their values.
 """
 
 from __future__ import annotations
@@ -70,6 +70,12 @@ TENSORS = {
     "margins": RecordField("P", "f", "the data's margin of each pair"),
     "pair_losses": RecordField("P", "f", "the loss of each pair"),
     "micro_losses": RecordField("K", "f", "the part of the loss that each micro-batch added"),
+    "media_begins": RecordField("I", "i", "the place in T of the first token of each medium that a sequence has"),
+    "media_tokens": RecordField("I", "i", "the tokens of each"),
+    "media_counts": RecordField("I", "i", "how many of `media_values` each has"),
+    "media_grids": RecordField("IG", "i", "frames, height and width of each, in patches"),
+    "media_cuts": RecordField("IG", "i", "tiles, height and width of each"),
+    "media_values": RecordField("XN", "f", "what the model was given of all of them, flattened: patches, or tiles"),
     "rollout_numbers": RecordField("B", "i", "the number of the response, over all ranks"),
     "rollout_groups": RecordField("B", "i", "equal for the responses to one prompt"),
     "rollout_batches": RecordField(

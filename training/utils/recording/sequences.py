@@ -5,6 +5,8 @@ S sequences, T tokens of all of them one after the other, M tokens to be predict
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,11 +18,13 @@ if TYPE_CHECKING:
 
 
 class RowSequences(NamedTuple):
-    """lengths_S, token_ids_T: int64. place_M: int64, where in T each target stands. On the CPU."""
+    """lengths_S, token_ids_T: int64. place_M: int64, where in T each target stands. media: by the names of a record.
+    On the CPU."""
 
     lengths_S: torch.Tensor
     token_ids_T: torch.Tensor
     place_M: torch.Tensor
+    media: Mapping[str, torch.Tensor] = MappingProxyType({})
 
     def spread(self, values_M: torch.Tensor) -> torch.Tensor:
         """Return [T], each target's value at its token, 0 elsewhere."""
@@ -29,8 +33,9 @@ class RowSequences(NamedTuple):
         return values_M.new_zeros(len(self.token_ids_T)).index_copy(0, self.place_M, values_M)
 
 
-def sequences_of(rows: TokenRows) -> RowSequences:
-    """Return the sequences of rows, without padding; a beginning that several share stands in each.
+def sequences_of(rows: TokenRows, *, keeps_media: bool = False) -> RowSequences:
+    """Return the sequences of rows, without padding; a beginning that several share stands in each. keeps_media: with
+    what the model reads beside tokens.
 
     Worked example, the packed rows of TokenRows' docstring: lengths_S [3 2], token_ids_T [5 6 7 8 9], place_M [2 4].
     ThreestepError for sequences that are not one run of tokens: parallel paths, and conversations with forks.
@@ -41,7 +46,7 @@ def sequences_of(rows: TokenRows) -> RowSequences:
     target_ids_M, predictor_M, sequence_M = (
         part.cpu() for part in (rows.target_ids_M, rows.predictor_M, rows.sequence_M)
     )
-    lengths, found, places = [], [ids.new_zeros(0)], torch.zeros_like(predictor_M)
+    lengths, found, flats, places = [], [ids.new_zeros(0)], [], torch.zeros_like(predictor_M)
     begin = 0
     for sequence, end in enumerate(rows.end_B.tolist()):
         row, column = divmod(end, width)
@@ -62,6 +67,8 @@ def sequences_of(rows: TokenRows) -> RowSequences:
             )
         places[mine] = begin + place_m + 1
         lengths.append(len(flat))
+        flats.append(flat)
         found.append(ids[flat])
         begin += len(flat)
-    return RowSequences(torch.tensor(lengths, dtype=torch.int64), torch.cat(found), places)
+    media = rows.media.recorded(flats) if keeps_media and rows.media is not None else {}
+    return RowSequences(torch.tensor(lengths, dtype=torch.int64), torch.cat(found), places, media)
