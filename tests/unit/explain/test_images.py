@@ -95,7 +95,7 @@ def _drawn() -> tuple[StepRecord, np.ndarray]:
         "media_begins": np.array([ends[row] + place for row, own in enumerate(BEGINS) for place in own]),
         "media_tokens": np.array([int(np.prod(GRIDS[place])) // 4 for place in held]),
         "media_counts": np.array([int(np.prod(GRIDS[place])) for place in held]),
-        "media_sides": np.array([GRIDS[place] for place in held]),
+        "media_grids": np.array([GRIDS[place] for place in held]),
         "media_values": torch.cat([values[place] for place in held]).numpy(),
     }  # fmt: skip
     settings = {
