@@ -14,13 +14,14 @@ import numpy as np
 
 from training.audit.quantities import QUANTITIES
 from training.audit.words import settings_of_words
+from training.explain.forward.model import read_sequences
 from training.explain.shares import model_of, slopes_of
 from training.explain.updates import Update, Whole, cosine, dot, update_of
 from training.utils.base.errors import ThreestepError, nearest_names
 
 if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
-    from training.explain.forward.model import Reads, read_sequences
+    from training.explain.forward.model import Reads
 
 # Settings by which a step may be another with the same samples; others decided what was drawn or read.
 _OF_ROLLOUT = (

@@ -110,7 +110,7 @@ def test_the_flags_name_the_folders(tmp_path: Path):
 
 
 def test_rows_that_no_record_can_hold_end_nothing(tmp_path: Path, monkeypatch, capsys):
-    def refuse(rows: Any) -> None:
+    def refuse(rows: Any, *, keeps_media: bool) -> None:
         raise ThreestepError("no single run")
 
     monkeypatch.setattr(recorder, "sequences_of", refuse)
