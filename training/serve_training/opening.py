@@ -89,7 +89,7 @@ def open_service(
     messages()
     ranks = start_alone()
     folder = open_chat_folder(path, DataArguments())
-    reader = folder.reader or reader_of_model(path, False, folder.tokenizer)  # also without a chat template
+    reader = reader_of_model(path, False, folder.tokenizer)
     media = None if reader is None else sent_media(reader, folder.tokenizer)
     if reader is not None:
         note(f"{path}: {reader.sentence}")

@@ -63,8 +63,9 @@ def read_sequences(step: AuditedStep) -> list[np.ndarray]:
             ids.media = images
             found[first + sequence] = ids
         first += len(rank["lengths"])
-    places = {step.head.model.get(name) for name in ("image_token_id", "image_token_index")} - {None}
-    if places and any(not isinstance(ids, IdsWithMedia) and np.isin(ids, list(places)).any() for ids in found):
+    named = (step.head.model.get(name) for name in ("image_token_id", "image_token_index"))
+    places = [int(place) for place in named if place is not None]
+    if places and any(not isinstance(ids, IdsWithMedia) and np.isin(ids, places).any() for ids in found):
         raise LackingError("the images of its rows")
     return found
 

@@ -85,13 +85,14 @@ def images_of_rank(rank: Mapping[str, np.ndarray]) -> dict[int, RecordedImages]:
     found = {}
     for sequence in np.unique(sequence_I).tolist():
         own_I = np.flatnonzero(sequence_I == sequence)
-        sides = (rank[name][own_I] if name in rank else None for name in ("media_grids", "media_cuts"))
+        grids_I3, cuts_I3 = (rank[name][own_I] if name in rank else None for name in ("media_grids", "media_cuts"))
         places = [np.arange(first_I[index], first_I[index] + rank["media_counts"][index]) for index in own_I]
         found[sequence] = RecordedImages(
             rank["media_begins"][own_I] - (ends[sequence] - rank["lengths"][sequence]),
             rank["media_tokens"][own_I],
             rank["media_counts"][own_I],
-            *sides,
+            grids_I3,
+            cuts_I3,
             rank["media_values"][np.concatenate(places)],
         )
     return found
