@@ -278,16 +278,16 @@ class ChatFolder:
     reader: MediaReader | None
 
 
-def open_chat_folder(name_or_path: str, data: DataArguments) -> ChatFolder:
+def open_chat_folder(name_or_path: str, data: DataArguments, *, with_media: bool = True) -> ChatFolder:
     """Read a model's tokenizer, and print its prompt style to standard error. ThreestepError if it cannot have data's
-    prompt style."""
+    prompt style. with_media: False where the caller opens its reader of media, or needs none."""
     tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
     style = adopt_style(tokenizer, data.chat)
     note(f"{name_or_path}: {style.sentence}")
     if style.chat.prompt_style == AS_STORED:
         note(f"{name_or_path}: a question is asked as it is typed, without the turns before it, as its rows were")
     end_id, reader = end_of_conversation_id(tokenizer, style.end_token), None
-    if style.chat.prompt_style == CHAT_TEMPLATE:
+    if with_media and style.chat.prompt_style == CHAT_TEMPLATE:
         reader = reader_of_model(name_or_path, False, tokenizer)
     return ChatFolder(name_or_path, tokenizer, replace(data, chat=style.chat), end_id, reader)
 

@@ -88,7 +88,7 @@ def open_service(
     """Load a base model and the state of earlier clients. ThreestepError where the model cannot be read or trained."""
     messages()
     ranks = start_alone()
-    folder = open_chat_folder(path, DataArguments())
+    folder = open_chat_folder(path, DataArguments(), with_media=False)
     reader = reader_of_model(path, False, folder.tokenizer)
     media = None if reader is None else sent_media(reader, folder.tokenizer)
     if reader is not None:

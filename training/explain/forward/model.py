@@ -170,10 +170,11 @@ class RecordedModel:
         vocabulary = 1 if self._scores else int(config.get_text_config().vocab_size)
         most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
         index: list[int] = []
-        alone = [place for place, ids in enumerate(sequences) if isinstance(ids, IdsWithMedia)]
-        yield from (([place], [sequences[place]]) for place in alone)
         for place in sorted(range(len(sequences)), key=lambda place: len(sequences[place])):
-            if not len(sequences[place]) or place in alone:
+            if not len(sequences[place]):
+                continue
+            if isinstance(sequences[place], IdsWithMedia):
+                yield [place], [sequences[place]]
                 continue
             whole = (len(index) + 1) * len(sequences[place])
             real = sum(len(sequences[each]) for each in (*index, place))

@@ -6,9 +6,9 @@ K micro-batches of a rank, S sequences, T tokens, M tokens to be predicted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def of_sequences(watched: Sequence[WatchedBatch]) -> dict[str, torch.Tensor]:
 
 def _media(watched: Sequence[WatchedBatch]) -> dict[str, torch.Tensor]:
     """Media that the model read, as a record has them; nothing where it read none."""
-    ends = np.cumsum([0, *(len(each.sequences.token_ids_T) for each in watched)]).tolist()
+    begins = accumulate((len(each.sequences.token_ids_T) for each in watched), initial=0)
     found: dict[str, list[torch.Tensor]] = {}
-    for begin, each in zip(ends, watched, strict=False):
+    for begin, each in zip(begins, watched, strict=False):
         for name, values in each.sequences.media.items():
             found.setdefault(name, []).append(values + begin if name == "media_begins" else values)
     return {name: torch.cat(parts) for name, parts in found.items()}

@@ -190,9 +190,8 @@ class RaggedRows:
         padding_J1 = torch.tensor([width - len(own) for own in tokens], device=device).unsqueeze(1)
         place_JQ = torch.arange(width, device=device) - padding_J1
         column_JQ = filled_J1 + place_JQ % width
-        position_JQ = (column_JQ + shift_J1).masked_fill(
-            place_JQ < 0, 0
-        )  # a family may have no positions for the padding
+        # A family may have no positions for the padding.
+        position_JQ = (column_JQ + shift_J1).masked_fill(place_JQ < 0, 0)
         extent = max(self.filled[first:end]) + width
         logits_JV = self._called(ids_JQ, position_JQ, _Forward(first, column_JQ, extent))
         for row, own in enumerate(tokens, first):
