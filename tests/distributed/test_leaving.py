@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.launch import run_ranks
 from tests.support.forked_programs import end, start_python
 from training.utils.run.launch import free_port
 
@@ -36,3 +37,36 @@ def test_out_of_memory_on_one_rank_ends_the_other(tmp_path, case):
     said = output.read_text()
     assert codes == [1, 2], said
     assert said.startswith("error: out of memory on rank 1 in a step of one row: ") and said.count("\n") == 1, said
+
+
+SLOW_STORE = """
+import datetime, sys, time
+from contextlib import suppress
+import torch.distributed as dist
+from tests.distributed.launch import report
+from training.utils.engine.ranks import rank_watch
+from training.utils.engine.ranks.startup import started_process_group
+
+def failed_rank(self):
+    with suppress(RuntimeError):
+        lasting.wait(["never"], datetime.timedelta(seconds=3))
+
+class Slow:
+    def __del__(self):
+        time.sleep(3)
+
+rank_watch._POLL_SECONDS = 0.01
+lasting = dist.TCPStore("127.0.0.1", 0, 1, True)  # the group's own would end with it
+with started_process_group() as ranks:
+    if ranks.rank == 0:
+        rank_watch.RankWatch.failed_rank = failed_rank
+        sys.slow = Slow()  # the interpreter takes seconds to end
+    time.sleep(2)
+report({})
+"""
+
+
+@pytest.mark.long  # a fork ends without the interpreter's end
+def test_a_rank_ends_well_while_its_watch_waits_for_the_store():
+    """It aborted with code -6, `terminate called without an active exception`, on a busy machine."""
+    run_ranks(SLOW_STORE)

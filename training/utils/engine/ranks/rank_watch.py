@@ -33,12 +33,13 @@ class RankWatch:
     def __init__(self, rank: int, store: Any) -> None:
         self._rank = rank
         self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watching other ranks", daemon=True)
         self._store = store
         self._key = "" if store is None else f"{_FAILED}_{store.add(f'{_WATCHES}{rank}', 1)}"
 
     def start(self) -> None:
         if self._store is not None:
-            threading.Thread(target=self._watch, name="watching other ranks", daemon=True).start()
+            self._thread.start()
 
     def report_failure(self) -> None:
         """Report this rank's failure to the others."""
@@ -47,7 +48,11 @@ class RankWatch:
                 self._store.set(self._key, str(self._rank))
 
     def stop(self) -> None:
+        """Wait for the thread to end: one that comes back from the store after the interpreter has ended aborts the
+        process (`terminate called without an active exception`)."""
         self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(_LEAVE_SECONDS)
 
     def failed_rank(self) -> str | None:
         """The rank that has failed, in words; None if none has."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Any
+
 import torch.distributed as dist
 
+from training.utils.engine.ranks import rank_watch
 from training.utils.engine.ranks.rank_watch import RankWatch
 
 
@@ -21,3 +26,29 @@ def test_one_rank_tells_nobody():
     watch.start()
     watch.report_failure()
     watch.stop()
+
+
+class SlowStore:
+    """Of a busy machine: each look takes a while."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def add(self, key: str, by: int) -> int:
+        return by
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked.set()
+        time.sleep(0.3)
+        return False
+
+
+def test_it_has_ended_once_it_is_stopped(monkeypatch):
+    """A thread that is still in the store when the interpreter ends aborts the process."""
+    monkeypatch.setattr(rank_watch, "_POLL_SECONDS", 0.01)
+    store: Any = SlowStore()
+    watch = RankWatch(0, store)
+    watch.start()
+    assert store.asked.wait(10)
+    watch.stop()
+    assert "watching other ranks" not in {thread.name for thread in threading.enumerate()}
