@@ -69,7 +69,7 @@ rewards.calling: engine.ranks contracts base
 harness: engine engine.ranks run base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
-dry_run: engine loading engine.ranks models sequence_parallel models.quantized models.attention run engine.config
+dry_run: engine loading engine.ranks models layout sequence_parallel models.quantized models.attention run engine.config
     contracts models.families clock base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks models models.tensors sequence_parallel layout contracts models.families base

@@ -14,6 +14,7 @@ from training.step3_ppo.ahead.free import GROUPS_AT_ONCE
 from training.step3_ppo.dry_run_time import rollout_parts
 from training.step3_ppo.flags.checks import Components, check_models
 from training.step3_ppo.flags.reuse import why_apart
+from training.step3_ppo.parts.settings import keeps_small_forwards
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import SavedActivations, cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
@@ -110,7 +111,7 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
     actor, critic, scorer = _models_on_meta(roles, components, counts)
     sharing = _sharing((actor, critic, scorer), ranks, longest, ppo.sequence_parallel_size)
 
-    forward = _forward(flags, components)
+    forward = _forward(flags, components, keeps_small_forwards(flags, actor, "cuda" if device.is_cuda else "cpu"))
     whole_logits = _whole_logits(actor, forward, components)
     planned_role = partial(_trained, roles=roles, ranks=ranks, device=device, count=counts.activations)
     trained = {"actor": planned_role("actor", actor, forward, *whole_logits)}
@@ -200,11 +201,12 @@ def _whole_logits(actor: Any, forward: LargestForward, components: Components) -
     return [MemoryLine("actor: logits of two models for the exact KL", 2 * 4 * forward.targets * vocabulary)]
 
 
-def _forward(flags: PpoFlags, components: Components) -> LargestForward:
+def _forward(flags: PpoFlags, components: Components, keeps_small: bool) -> LargestForward:
     """A sequence is a prompt and a response; only responses are predicted, and prompts alone hold media."""
     ppo, longest = flags.ppo, flags.longest_tokens
     sequences = ppo.per_device_training_batch_size
-    rows = rows_at_most(sequences, longest, not ppo.padded, ppo.max_tokens_per_micro_batch)
+    most = ppo.max_tokens_per_micro_batch
+    rows = rows_at_most(sequences, longest, not ppo.padded, most, keeps_small=keeps_small)
     with_entropy = components.algorithm.flags.entropy_coef > 0
     targets = rows * ppo.max_answer_seq_len
     prompts = ppo.sequences_per_rollout // (1 if ppo.padded else ppo.num_samples_per_prompt)  # packed rows share theirs

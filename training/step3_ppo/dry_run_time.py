@@ -38,7 +38,7 @@ def rollout_parts(
     ppo, device = flags.ppo, clock_device(flags.run.device, flags.roles.dtype, flags.ppo.sequence_parallel_size)
     if device is None:
         return None
-    forwards = -(-ppo.sequences_per_rollout // ppo.per_device_training_batch_size)
+    forwards = -(-ppo.sequences_per_rollout // forward.rows)
     parts: Parts = _drawing(flags, roles["actor"], device, count, ranks=ranks, engine=engine)
     for role, model in roles.items():
         if model is None:
@@ -51,7 +51,7 @@ def rollout_parts(
         if role in _TRAINED:
             learnt = ppo.sequences_per_minibatch / ppo.sequences_per_rollout
             work = _work_of(count, model, forward, flags, share=min(1.0, learnt))
-            settings, steps = flags.roles.engine(role), ppo.gradient_accumulation_steps
+            settings, steps = flags.roles.engine(role), -(-ppo.sequences_per_minibatch // forward.rows)
             plan = step_plan(model, flags.roles.model(role), settings, ranks=ranks, micro_steps=steps)
             for name, seconds in step_parts(work, plan, device).items():
                 parts[f"{role}: {name}"] = ppo.steps_per_rollout * seconds

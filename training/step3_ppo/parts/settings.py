@@ -19,6 +19,7 @@ from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
 from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
+from training.utils.layout.planner import forward_bound
 from training.utils.layout.rank_share import SequenceLayout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
@@ -46,7 +48,9 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     where that is asked for. scale: of `wanted_score_scale`"""
     flags, components, _, inputs, ranks = opening
     ppo, rollouts, sampling = flags.ppo, inputs.length.rollouts, _sampling(opening, roles.actor_model)
-    plan = _plan(ppo, flags.longest_tokens, roles.actor_model, roles.packs, ranks=ranks.world_size)
+    actor, most = roles.actor_model, flags.longest_tokens
+    keeps_small = keeps_small_forwards(flags, actor, ranks.device.type)
+    plan = _plan(ppo, most, actor, roles.packs, ranks=ranks.world_size, keeps_small=keeps_small)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
     media = with_kept_media(inputs.media, flags.roles.kept_image_features_mb, roles, log)
     layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sequence.size)
@@ -125,9 +129,18 @@ def _rewards(opening: PpoOpening) -> Rewards:
     )
 
 
-def _plan(ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, *, ranks: int) -> PlanSettings:
+def keeps_small_forwards(flags: PpoFlags, actor: PreTrainedModel, device_type: str) -> bool:
+    """`GuestSettings.keep_forwards_small`; forwards that are reused are held all at once, whatever their size."""
+    sharing = flags.ppo.sequence_parallel_size
+    return not flags.ppo.reuse_forwards and flags.guests.keep_forwards_small(actor, device_type, sharing)
+
+
+def _plan(
+    ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, *, ranks: int, keeps_small: bool
+) -> PlanSettings:
     """The layout of sequences over all ranks."""
-    rows, most = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
+    rows, given = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
+    most = forward_bound(given, rows, longest_tokens, packed=packed, keeps_small=keeps_small)
     plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
     return replace(
         plan,

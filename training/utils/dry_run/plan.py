@@ -14,6 +14,7 @@ from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
+from training.utils.layout.planner import forward_bound
 from training.utils.models.activation_offload import check_offloads
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
@@ -183,11 +184,18 @@ def planned_limits(sizes: ModelSizes, settings: EngineSettings, ranks: int, devi
 
 
 def rows_at_most(
-    sequences: int, longest_tokens: int, packed: bool, most_tokens: int | None, *, shared_by: int = 1
+    sequences: int,
+    longest_tokens: int,
+    packed: bool,
+    most_tokens: int | None,
+    *,
+    shared_by: int = 1,
+    keeps_small: bool = False,
 ) -> int:
-    """Return how many rows of `longest_tokens` the largest forward of `sequences` has, as `forward_plan` bounds it.
+    """Return how many rows of `longest_tokens` the largest forward of `sequences` has, as `forward_bound` bounds it.
     A single sequence may exceed the bound of `most_tokens`. shared_by: responses of a prompt, each in a separate row if
-    nothing is packed."""
-    if most_tokens is not None:
-        return max(1, -(-most_tokens // longest_tokens))
-    return sequences if packed else sequences * shared_by
+    nothing is packed. keeps_small: see `forward_bound`."""
+    most = forward_bound(most_tokens, sequences, longest_tokens, packed=packed, keeps_small=keeps_small)
+    if most is not None:
+        return max(1, -(-most // longest_tokens))
+    return sequences * shared_by

@@ -75,11 +75,11 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
     check_model(built, sharing, max_seq_len)
     sequences = engine.per_device_train_batch_size
     assert sequences is not None, "chosen above"
-    rows = rows_at_most(
-        sequences, max_seq_len, not engine.padded, engine.max_tokens_per_micro_batch, shared_by=responses
-    )
+    packed, most = not engine.padded, engine.max_tokens_per_micro_batch
+    small = flags.guests.keep_forwards_small(built, "cuda" if device.is_cuda else "cpu", sharing)
+    rows = rows_at_most(sequences, max_seq_len, packed, most, shared_by=responses, keeps_small=small)
     tokens = rows * max_seq_len
-    together = tokens * engine.gradient_accumulation_steps
+    together = sequences * (1 if packed else responses) * max_seq_len * engine.gradient_accumulation_steps
     media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
     forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media, sharing=sharing)
     planned = plan_training(built, forward, model, settings, ranks=ranks, device=device, count=counts.activations)
@@ -99,8 +99,7 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
         if timed is None:
             return None
         work = counts.work(built, rows, max_seq_len, tokens)
-        # Packed, a forward of pairs has no more tokens than one of as many sequences, and a step more forwards.
-        forwards = engine.gradient_accumulation_steps * (1 if engine.padded else responses)
+        forwards = -(-engine.gradient_accumulation_steps * sequences * responses // rows)
         plan = step_plan(built, model, settings, ranks=ranks, micro_steps=forwards)
         return step_parts(work, plan, timed)
 

@@ -22,7 +22,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_model import WholeModel
 from training.utils.flags.auto import AS_BEGUN, AutoChoice
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
+from training.utils.layout.planner import PlanSettings, forward_bound, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
@@ -37,7 +37,14 @@ from training.utils.setup.media import checked_media, media_keeper, processor_of
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
 from training.utils.setup.samples import EvaluationSamples
-from training.utils.setup.setup import compute_meter, least_free_bytes, load_under, may_pack, may_share, whole_steps
+from training.utils.setup.setup import (
+    compute_meter,
+    least_free_bytes,
+    load_under,
+    may_pack,
+    may_share,
+    whole_steps,
+)
 from training.utils.setup.tasks import open_tasks
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 
@@ -326,17 +333,20 @@ def loop_settings(
     engine = flags.engine
     weights = count_weights(model)
     overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
+    keeps_small = flags.guests.keep_forwards_small(model, ranks.device.type, engine.sequence_parallel_size)
     if engine.share_beginnings and not packed:
         log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
 
     assert engine.per_device_train_batch_size is not None, "chosen as the run was opened"
 
     def plan(sequences: int) -> PlanSettings:
-        most = engine.max_tokens_per_micro_batch
+        longest = flags.data.rows.max_seq_len
+        given = engine.max_tokens_per_micro_batch
+        most = forward_bound(given, sequences, longest, packed=packed, keeps_small=keeps_small)
         return plan_for(
             model,
             sequences,
-            flags.data.rows.max_seq_len,
+            longest,
             packed=packed,
             ranks=ranks.groups,
             max_tokens_per_micro_batch=most,

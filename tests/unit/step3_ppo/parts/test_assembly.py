@@ -24,7 +24,7 @@ from training.utils.setup.guests import GuestSettings
 )
 def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
     ppo = PpoArguments(per_device_training_batch_size=3, max_tokens_per_micro_batch=bound, share_beginnings=9)
-    plan = _plan(ppo, 50, tiny_causal_lm("llama"), packed, ranks=1)  # hidden size 32
+    plan = _plan(ppo, 50, tiny_causal_lm("llama"), packed, ranks=1, keeps_small=True)  # hidden size 32
     assert plan == PlanSettings(
         1, expected, 3, packed, max_row_tokens=50, quadratic_tokens=192.0, least_shared_tokens=9
     )

@@ -13,6 +13,7 @@ from training.utils.layout import planner
 from training.utils.layout.planner import (
     PlanSettings,
     balanced,
+    forward_bound,
     forward_overhead_tokens,
     forward_plan,
     plan_step,
@@ -218,6 +219,21 @@ def test_a_packed_forward_takes_as_many_tokens_as_its_sequences_could_have():
     assert forward_plan(**settings, packed=True) == PlanSettings(3, 1000, 5, True, 200, 384.0)
     assert forward_plan(**settings, packed=False) == PlanSettings(3, None, 5, False, 200, 384.0)
     assert forward_plan(**settings, packed=True, max_tokens_per_micro_batch=300).max_tokens_per_micro_batch == 300
+
+
+@pytest.mark.parametrize(
+    ("given", "sequences", "longest", "small", "bound"),
+    [
+        (None, 5, 200, True, 1000),  # 5 x 200 are below 2,048
+        (None, 30, 200, True, 2048),
+        (None, 30, 200, False, 6000),
+        (None, 30, 3000, True, 3000),  # a sequence always fits
+        (9000, 30, 200, True, 9000),  # what is given stands
+    ],
+)
+def test_forwards_that_are_kept_small_hold_2048_tokens_or_the_longest_sequence(given, sequences, longest, small, bound):
+    assert forward_bound(given, sequences, longest, packed=True, keeps_small=small) == bound
+    assert forward_bound(given, sequences, longest, packed=False, keeps_small=small) == given
 
 
 def test_rows_of_any_length_make_one_row_of_a_forward():

@@ -92,7 +92,11 @@ class EngineArguments:
         topic="batch",
     )
     max_tokens_per_micro_batch: int | None = flag(
-        None, "Maximum tokens in one forward, padding included; default: no limit.", "tokens >= 1", topic="batch"
+        None,
+        "Maximum tokens in one forward, padding included; default: what the batch size's sequences could have, and in "
+        "packed rows on a CPU at most 2,048.",
+        "tokens >= 1",
+        topic="batch",
     )
     padded: bool = flag(
         False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
