@@ -277,14 +277,13 @@ def servers_of(trial: Trial, files: Files, place: Path, delay_seconds: float) ->
     return server_processes(files.start.parent / _ADDRESSES, Disturbance(begin, *trial.servers, delay_seconds))
 
 
-# In the suite: each program once, each stage, one rank and two, adapters, and SIGTERM.
+# In the suite: each trainer, and conversations with a head's guesses; each stage, one rank and two, adapters, SIGTERM.
 SHORT = (
     Trial(Case("sft", 2, 2), 3, signal.SIGKILL),
     Trial(Case("reward", 1, 3, lora=True, offload=True), 3, signal.SIGKILL),
     Trial(Case("dpo", 1, 0), 3, signal.SIGTERM),
     Trial(Case("ppo", 1, 0), 5, signal.SIGKILL),
-    Trial(Case("acting", 1, 0), 2, signal.SIGKILL, repeats=2),
-    Trial(Case("acting_mtp", 2, 0), 2, signal.SIGKILL),
+    Trial(Case("acting_mtp", 2, 0), 2, signal.SIGKILL, repeats=2),
 )
 SHORT_STEPS = 4
 

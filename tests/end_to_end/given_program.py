@@ -1,5 +1,5 @@
 """Calls with loaded models, and calls that were stopped and are made again, in one process: `python given_program.py
-PLACE`, as test_given_models.py runs it. What was seen goes to PLACE/told.json."""
+PLACE [long]`, as test_given_models.py runs it. What was seen goes to PLACE/told.json."""
 
 from __future__ import annotations
 
@@ -122,15 +122,20 @@ CALLS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 }
 
 
-def stopped(place: Path) -> dict[str, Any]:
-    """Each step unbroken, and stopped after its first update and resumed in every form: what each ended with."""
+# How a stopped call is made again. Step 1 in every form, the others in some, but for the long form.
+FORMS = ("python", "bare", "true", "yaml", "path")
+ORDINARY = {"sft": FORMS, "reward": ("path",), "dpo": ("true",), "ppo": ("python", "yaml")}
+
+
+def stopped(place: Path, is_long: bool) -> dict[str, Any]:
+    """Each step unbroken, and stopped after its first update and resumed in its forms: what each ended with."""
     told: dict[str, Any] = {}
     for kind, (rows, module, settings) in CALLS.items():
         call = functools.partial(
             getattr(threestep, kind), str(place / "start"), rows, **settings, data_output_path=str(place / "cache")
         )
         call(output_dir=place / f"{kind} unbroken")
-        for form in ("python", "bare", "true", "yaml", "path"):
+        for form in FORMS if is_long else ORDINARY[kind]:
             folder = place / f"{kind} {form}"
             try:
                 call(output_dir=folder, stop_before="1s")  # time is always short
@@ -154,7 +159,9 @@ def stopped(place: Path) -> dict[str, Any]:
 def main() -> None:
     place = Path(sys.argv[1])
     os.chdir(place)
-    (place / "told.json").write_text(json.dumps({"given": given(place), "stopped": stopped(place)}))
+    (place / "told.json").write_text(
+        json.dumps({"given": given(place), "stopped": stopped(place, sys.argv[2:] == ["long"])})
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Chain:
 
 _GRPO = "--advantage grpo --num_samples_per_prompt 2"
 CHAINS = (
-    Chain("sft", "sft", ((2, 2, 1), (1, 3, 1), (2, 2, 2)), "--weight_decay 0.1 --mtp_num_layers 2 --mtp_detach false"),
+    Chain("sft", "sft", ((2, 2, 1), (1, 3, 1)), "--weight_decay 0.1 --mtp_num_layers 2 --mtp_detach false"),
     # The actor's first checkpoint is from before its first update: the critic warms up.
     Chain(
         "ppo",

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import save_start
+from tests.end_to_end.given_program import FORMS, ORDINARY
 from tests.support.forked_programs import ROOT, run_python
 
 PROGRAM = Path(__file__).with_name("given_program.py")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def told(request, tmp_path_factory):
     """(its folder, what the program saw)"""
     place = tmp_path_factory.mktemp("given")
     save_start(place / "start")
@@ -27,7 +28,8 @@ def told(tmp_path_factory):
         **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    ran = run_python([str(PROGRAM), str(place)], environment, timeout_seconds=600)
+    form = ["long"] if request.config.getoption("--long") else []
+    ran = run_python([str(PROGRAM), str(place), *form], environment, timeout_seconds=600)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     return place, json.loads((place / "told.json").read_text())
 
@@ -67,8 +69,14 @@ def test_what_was_given_stays_and_what_was_frozen_stays_frozen(told):
         assert found["moved"], name
 
 
-@pytest.mark.parametrize("form", ["python", "bare", "true", "yaml", "path"])
-@pytest.mark.parametrize("kind", ["sft", "reward", "dpo", "ppo"])
+@pytest.mark.parametrize(
+    "kind, form",
+    [
+        pytest.param(kind, form, marks=[] if form in ordinary else [pytest.mark.long])
+        for kind, ordinary in ORDINARY.items()
+        for form in FORMS
+    ],
+)
 def test_a_stopped_call_goes_on_in_every_form(told, kind, form):
     place, seen = told
     said = seen["stopped"][f"{kind} {form}"]

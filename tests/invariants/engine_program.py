@@ -78,41 +78,31 @@ class Case:
 # Which run unless it is the long form, by ranks: every kind, choice and shape, among which the stages are shared out.
 ORDINARY = {
     1: """
-        sft_z0_micro6_tokensNone sft_z0_micro6_tokens30 sft_z2_micro1_tokensNone sft_z3_micro2_tokensNone
-        sft_z3_micro4_tokensNone untied_z0 checkpointing_z0 lora_z0 dora_z3 regularized_z0 regularized_lora_z3
-        offload_z3 bf16_z0 ranking_z0_micro3 ranking_z3_micro2 padded_options_z0 pad_is_eos pad_is_eos_masked
-        another_pad dpo_z0 dpo_z3 smoothed_padded orpo_padded cpo_padded
-        kto_padded_micro1 kto_padded_micro4 packed_kto_micro6 packed_bco_micro2
-        desensitized_padded dpo_lora_z3 dpo_adapter_off_z0 reversed_z0 wide_z3 packed_sft_z0_micro6
-        packed_sft_z2_micro2 packed_sft_z3_micro2 packed_ranking_z0_micro1 packed_ranking_z3_micro6 packed_options_z0
-        packed_options_z3 packed_dpo_z0_micro1 packed_dpo_z3_micro6 packed_smoothed packed_hinge
-        packed_apo_zero packed_robust packed_dpo_gpt2
-        packed_shared_dpo_z2 packed_qwen3_z0 packed_gpt2_z0 packed_opt_z0 packed_gemma3_text_z0 packed_bloom_z0
-        packed_mamba_z0 packed_regularized_z0 packed_regularized_lora_z3 packed_dora_z0 packed_bf16 packed_compiled_z0
-        packed_pad_is_eos mixture_padded_sft_micro6_z0 mixture_padded_sft_micro2_z3 mixture_packed_sft_micro6_z3
-        mixture_packed_sft_micro2_z0 mixture_packed_dpo_micro2_z0 mixture_padded_dpo_micro2_z3
-        mixture_packed_ranking_micro6_z3 mixture_padded_ranking_micro6_z0 mixture_noise_z0 mixture_given_z0
-        mixture_lora_z3 mixture_wide_z3
+        sft_z0_micro6_tokensNone sft_z3_micro2_tokensNone lora_z0 dora_z3 regularized_lora_z3 offload_z3 bf16_z0
+        ranking_z3_micro2 padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0 dpo_z3 smoothed_padded
+        orpo_padded cpo_padded kto_padded_micro1 packed_bco_micro2 desensitized_padded dpo_lora_z3 dpo_adapter_off_z0
+        reversed_z0 wide_z3 packed_sft_z0_micro6 packed_sft_z3_micro2 packed_ranking_z3_micro6 packed_options_z0
+        packed_options_z3 packed_dpo_z3_micro6 packed_smoothed packed_hinge packed_apo_zero packed_robust
+        packed_dpo_gpt2 packed_shared_dpo_z2 packed_qwen3_z0 packed_opt_z0 packed_bloom_z0 packed_mamba_z0
+        packed_regularized_lora_z3 packed_compiled_z0 packed_pad_is_eos mixture_padded_sft_micro6_z0
+        mixture_padded_sft_micro2_z3 mixture_packed_sft_micro6_z3 mixture_packed_dpo_micro2_z0
+        mixture_padded_dpo_micro2_z3 mixture_packed_ranking_micro6_z3 mixture_padded_ranking_micro6_z0
+        mixture_noise_z0 mixture_given_z0 mixture_lora_z3
     """.split(),
     2: """
-        sft_z0_micro3_tokensNone sft_z0_micro1_tokensNone sft_z1_micro2_tokensNone sft_z2_micro1_tokensNone
-        sft_z3_micro1_tokensNone sft_z3_micro3_tokens24 untied_z3 checkpointing_z3 lora_z2 lora_z3 regularized_z3
-        regularized_lora_z0 offload_z2 bf16_z2 bf16_z3 ranking_z0_micro2 ranking_z2_micro3 ranking_z3_micro1
-        padded_options_z0 pad_is_eos pad_is_eos_masked another_pad dpo_z0 dpo_z2 dpo_z3 ipo_padded apo_down_padded
-        kto_padded_micro3 bco_padded_micro1 packed_kto_micro2 packed_kto_one_a_step
-        desensitized_lora_z0 dpo_lora_z0
-        dpo_adapter_off_z3 dora_z2 dpo_dora_off_z3 one_a_step_z0 one_a_step_z3 five_a_step_z2
-        first_rank_alone_z0 first_rank_alone_z3 no_targets_z2 reversed_z3 wide_z0 uneven_z3 packed_sft_z0_micro3
-        packed_sft_z2_micro1 packed_sft_z3_micro1
-        packed_sft_z3_micro3 packed_ranking_z0_micro6 packed_ranking_z2_micro1 packed_ranking_z3_micro1
-        packed_options_z0 packed_options_z3 packed_dpo_z1_micro6 packed_dpo_z2_micro1 packed_dpo_z3_micro1 packed_ipo
-        packed_orpo packed_plackett_luce packed_simpo packed_desensitized packed_sigmoid_norm
-        packed_dpo_mamba packed_shared_sft_z3 packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3 packed_mamba_z3
+        sft_z0_micro3_tokensNone sft_z1_micro2_tokensNone sft_z2_micro1_tokensNone sft_z3_micro3_tokens24 untied_z3
+        checkpointing_z3 lora_z3 regularized_z3 regularized_lora_z0 offload_z2 bf16_z3 ranking_z0_micro2
+        ranking_z3_micro1 padded_options_z0 dpo_z3 ipo_padded apo_down_padded kto_padded_micro3 bco_padded_micro1
+        packed_kto_micro2 packed_kto_one_a_step desensitized_lora_z0 dpo_lora_z0 dpo_adapter_off_z3 dora_z2
+        dpo_dora_off_z3 one_a_step_z3 five_a_step_z2 first_rank_alone_z3 no_targets_z2 reversed_z3 uneven_z3
+        packed_sft_z0_micro3 packed_sft_z2_micro1 packed_sft_z3_micro3 packed_ranking_z0_micro6
+        packed_ranking_z3_micro1 packed_options_z0 packed_options_z3 packed_dpo_z1_micro6 packed_dpo_z3_micro1
+        packed_ipo packed_orpo packed_plackett_luce packed_simpo packed_desensitized packed_sigmoid_norm
+        packed_dpo_mamba packed_shared_sft_z3 packed_gpt2_z3 packed_gemma3_text_z3 packed_bloom_z3
         packed_regularized_z3 packed_regularized_lora_z0 packed_dora_z3 packed_bf16 packed_one_a_step_z3
-        packed_tiles_lora_z3 packed_dpo_one_a_step
-        mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3
-        mixture_packed_dpo_micro3_z3 mixture_packed_ranking_micro1_z0 mixture_padded_ranking_micro1_z2
-        mixture_wide_z3 mixture_off_z3 mixture_tiles_z3 mixture_one_a_step_z3
+        packed_tiles_lora_z3 mixture_padded_sft_micro1_z3 mixture_packed_sft_micro1_z0 mixture_packed_sft_micro3_z3
+        mixture_packed_dpo_micro3_z3 mixture_packed_ranking_micro1_z0 mixture_wide_z3 mixture_off_z3 mixture_tiles_z3
+        mixture_one_a_step_z3
     """.split(),
 }
 

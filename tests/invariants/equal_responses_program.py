@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-SAMPLES, BATCH = 4, 20  # of a group, and groups of a batch
+SAMPLES, BATCH = 4, 10  # of a group, and groups of a batch
 END, PAD = 2, 0
 ESTIMATORS = (
     "grpo", "rloo", "gpg", "opo", "grpo_passk", "optimal_token_baseline", "tir_optimal_token_baseline", "dr_grpo",

@@ -63,7 +63,7 @@ EVERY: dict[str, dict[int, Collection[str]]] = {
 }
 ORDINARY: dict[str, dict[int, Collection[str]]] = {
     **EVERY,
-    "iterations": {1: ("0", "3_packed"), 2: ("0", "2", "3_packed")},
+    "iterations": {1: ("3_packed",), 2: ("0", "3_packed")},
     "mixtures": {1: ("0_padded",), 2: ("3_packed",)},
     "first_minibatch": {1: ("0_fp32", "0_bf16"), 2: ("3_fp32",)},
     "grpo": {1: ("0_two_epochs",), 2: ("3_packed",)},

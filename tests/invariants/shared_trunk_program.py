@@ -38,7 +38,7 @@ CASES = {
     "z2_bf16": Case(2, 2, "bf16"),
     "z2_offload": Case(2, 2, offload=True),
 }
-ORDINARY = {1: ("z0",), 2: ("z2", "z3")}  # by ranks
+ORDINARY = {1: ("z0",), 2: ("z3",)}  # by ranks
 KINDS = ("shared", "apart")
 ACTOR_DIM, CRITIC_DIM = 4, 3
 

@@ -262,7 +262,7 @@ def test_token_accuracy_is_that_of_plain_pytorch_padded_and_packed(launched, mod
                 assert reports[0][case.name]["train_accuracies"] == pytest.approx(want_train, abs=1e-9), case.name
                 assert reports[0][case.name]["eval_accuracies"] == pytest.approx(want_eval, abs=1e-9), case.name
                 compared += 1
-    assert compared > 10
+    assert compared > 7
 
 
 @cache
@@ -333,7 +333,7 @@ def test_offload_equals_none(launched, world_size: int, case: Case):
         torch.testing.assert_close(tensor, without[name], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_end_token_has_its_gradient_where_it_also_pads(launched, world_size: int):
     """The same as with a pad token of its own, and far from what a mask of `ids != pad` would give."""
     out, _ = launched("engine_program", world_size)
