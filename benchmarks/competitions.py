@@ -42,6 +42,7 @@ Make = Callable[[Workload, argparse.Namespace], Competition]
 def _sft(workload: Workload, arguments: argparse.Namespace) -> Competition:
     commands = {
         "Threestep": _threestep_sft(workload, arguments),
+        "Threestep, all in one forward": [*_threestep_sft(workload, arguments), "--max_tokens_per_micro_batch", "4096"],
         "bare loop, loss on every token": _ours("floor_sft", workload, arguments, []),
         "bare loop, the same logits only": _ours("floor_sft", workload, arguments, ["--head", "targets"]),
     }
