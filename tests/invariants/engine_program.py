@@ -400,10 +400,11 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     )
     steps = (STEPS, case.per_step)
     data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
-    flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
+    settings, run = GuestSettings(case.router_coef), RunArguments(seed=SEED)
+    flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, report=report, guests=settings)
     loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=case.pad_token_id)
     loop = replace(loop, eval_interval=0)
-    [guests] = GuestSettings(case.router_coef).open([(engine, model)], "", STEPS, SEED)
+    [guests] = settings.open([(engine, model)], "", STEPS, SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
         run = TrainingRun(engine, train_rows, eval_rows, loop, metrics, guests=guests)

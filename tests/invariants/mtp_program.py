@@ -97,7 +97,8 @@ def trained(
         per_device_train_batch_size=case.micro, per_device_eval_batch_size=2, report_mfu=False
     )
     data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
-    flags: Any = SimpleNamespace(run=RunArguments(seed=SEED), engine=engine_flags, data=data, report=report)
+    run = RunArguments(seed=SEED)
+    flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, report=report, guests=settings)
     loop = loop_settings(flags, (STEPS, case.per_step), model, case.packed, ranks=ranks, pad_token_id=PAD)
     loop = replace(loop, eval_interval=0)
     [guests] = settings.open([(engine, model)], path, STEPS, HEAD_SEED)

@@ -48,9 +48,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     where that is asked for. scale: of `wanted_score_scale`"""
     flags, components, _, inputs, ranks = opening
     ppo, rollouts, sampling = flags.ppo, inputs.length.rollouts, _sampling(opening, roles.actor_model)
-    actor, most = roles.actor_model, flags.longest_tokens
-    keeps_small = keeps_small_forwards(flags, actor, ranks.device.type)
-    plan = _plan(ppo, most, actor, roles.packs, ranks=ranks.world_size, keeps_small=keeps_small)
+    plan = _plan(flags, roles.actor_model, roles.packs, ranks)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
     media = with_kept_media(inputs.media, flags.roles.kept_image_features_mb, roles, log)
     layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sequence.size)
@@ -135,13 +133,12 @@ def keeps_small_forwards(flags: PpoFlags, actor: PreTrainedModel, device_type: s
     return not flags.ppo.reuse_forwards and flags.guests.keep_forwards_small(actor, device_type, sharing)
 
 
-def _plan(
-    ppo: PpoArguments, longest_tokens: int, model: PreTrainedModel, packed: bool, *, ranks: int, keeps_small: bool
-) -> PlanSettings:
+def _plan(flags: PpoFlags, actor: PreTrainedModel, packed: bool, ranks: Ranks) -> PlanSettings:
     """The layout of sequences over all ranks."""
-    rows, given = ppo.per_device_training_batch_size, ppo.max_tokens_per_micro_batch
-    most = forward_bound(given, rows, longest_tokens, packed=packed, keeps_small=keeps_small)
-    plan = plan_for(model, rows, longest_tokens, packed=packed, ranks=ranks, max_tokens_per_micro_batch=most)
+    ppo, longest, rows = flags.ppo, flags.longest_tokens, flags.ppo.per_device_training_batch_size
+    small = keeps_small_forwards(flags, actor, ranks.device.type)
+    most = forward_bound(ppo.max_tokens_per_micro_batch, rows, longest, packed=packed, keeps_small=small)
+    plan = plan_for(actor, rows, longest, packed=packed, ranks=ranks.world_size, max_tokens_per_micro_batch=most)
     return replace(
         plan,
         least_micro_batches=ppo.least_micro_batches,

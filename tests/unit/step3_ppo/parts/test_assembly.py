@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 from transformers import MixtralForCausalLM, MixtralForSequenceClassification
 
 from tests.invariants import tiny
@@ -14,6 +18,7 @@ from training.step3_ppo.parts.assembly import with_guests
 from training.step3_ppo.parts.settings import _plan, wanted_score_scale
 from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError
+from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.loading.score_scale import ScoreScale, set_score_scale
 from training.utils.setup.guests import GuestSettings
@@ -24,7 +29,8 @@ from training.utils.setup.guests import GuestSettings
 )
 def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
     ppo = PpoArguments(per_device_training_batch_size=3, max_tokens_per_micro_batch=bound, share_beginnings=9)
-    plan = _plan(ppo, 50, tiny_causal_lm("llama"), packed, ranks=1, keeps_small=True)  # hidden size 32
+    flags: Any = SimpleNamespace(ppo=ppo, longest_tokens=50, guests=GuestSettings())
+    plan = _plan(flags, tiny_causal_lm("llama"), packed, Ranks(0, 0, 1, torch.device("cpu")))  # hidden size 32
     assert plan == PlanSettings(
         1, expected, 3, packed, max_row_tokens=50, quadratic_tokens=192.0, least_shared_tokens=9
     )
