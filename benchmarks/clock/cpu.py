@@ -12,13 +12,14 @@ the machine take none of them, but disturb caches and clocks. Prints predicted o
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import statistics
 import string
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ WITHIN = 0.15
 KINDS = ("sft", "reward", "dpo", "grpo", "ppo")
 _STEPS, _WARM = 5, 2
 _BESIDE = HostCosts._fields[2:]  # all but the operators of a forward and a backward
+_FURTHER_LAYERS = 8
 _PRECISION = {"dtype": "fp32"}  # of the measured rates
 _OF_LENGTH: dict[str, Any] = {"reward": "length", "reward_length_characters": 40}
 
@@ -75,17 +77,27 @@ def drawn_setting(seed: int) -> Drawn:
 
 
 def with_costs(device: Device, folder: Path) -> Device:
-    """The device with what drawing costs, and the seconds that the programs take beside their model, from runs of a
-    model of next to no work: SFT in one and in four micro-steps, and GRPO."""
+    """The device with what drawing costs, and the seconds that the programs take beside their model, from runs of
+    models of next to no work: SFT of one layer and of nine, in one and in four micro-steps, and GRPO."""
     few = Drawn(64, 1, 300, 16, 1, 1, False)
-    once, four_times = (
-        run.seconds_of("sft") - run.predicted("sft", device)
-        for run in (Runs(few, folder / "once"), Runs(few._replace(accumulation=4), folder / "four"))
-    )
-    micro_step = max(0.0, (four_times - once) / 3)
-    known = _with(with_drawing(device), step=max(0.0, once - micro_step), micro_step=micro_step)
+    beside: dict[tuple[int, int], float] = {}
+    for layers, steps in itertools.product((1, 1 + _FURTHER_LAYERS), (1, 4)):
+        run = Runs(few._replace(layers=layers, accumulation=steps), folder / f"{layers}_{steps}")
+        beside[layers, steps] = run.seconds_of("sft") - run.predicted("sft", device)
+    known = _with(with_drawing(device), **costs_beside(beside))
     drawing = Runs(few._replace(rows=2), folder / "drawing")
     return _with(known, rollout=max(0.0, drawing.seconds_of("grpo") - drawing.predicted("grpo", known)))
+
+
+def costs_beside(seconds: Mapping[tuple[int, int], float]) -> dict[str, float]:
+    """What a step, a micro-step, and each of them for a layer cost besides the counted work, from the seconds beside it
+    of 1 layer and `1 + _FURTHER_LAYERS` in 1 micro-step and in 4."""
+    few, many = ((seconds[layers, 4] - seconds[layers, 1]) / 3 for layers in (1, 1 + _FURTHER_LAYERS))
+    layer_micro_step = max(0.0, (many - few) / _FURTHER_LAYERS)
+    layer = max(0.0, (seconds[1 + _FURTHER_LAYERS, 1] - seconds[1, 1]) / _FURTHER_LAYERS - layer_micro_step)
+    micro_step = max(0.0, few - layer_micro_step)
+    step = max(0.0, seconds[1, 1] - micro_step - layer - layer_micro_step)
+    return {"step": step, "micro_step": micro_step, "layer": layer, "layer_micro_step": layer_micro_step}
 
 
 def costs_of(known: Device, device: Device) -> Device:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.clock.cpu import Runs, costs_of, drawn_setting, sequences
+from benchmarks.clock.cpu import Runs, costs_beside, costs_of, drawn_setting, sequences
 from training.utils.clock.devices import DEVICES, HostCosts, Measured
 
 
@@ -38,11 +38,22 @@ def test_a_new_models_end_is_not_drawn(tmp_path):
 def test_costs_go_over_to_a_new_measurement():
     known, fresh = (
         replace(
-            DEVICES["h100"], measured=Measured(((1.0, rate),), HostCosts(*range(7)), rate, rate, ((1, rate),), rate)
+            DEVICES["h100"], measured=Measured(((1.0, rate),), HostCosts(*range(9)), rate, rate, ((1, rate),), rate)
         )
         for rate in (1.0, 2.0)
     )
     fresh = replace(fresh, measured=fresh.measured._replace(costs=HostCosts(10, 11)))
     assert costs_of(known, fresh).measured == Measured(
-        ((1.0, 2.0),), HostCosts(10, 11, 2, 3, 4, 5, 6), 2.0, 2.0, ((1, 1.0),), 1.0
+        ((1.0, 2.0),), HostCosts(10, 11, 2, 3, 4, 5, 6, 7, 8), 2.0, 2.0, ((1, 1.0),), 1.0
     )
+
+
+def test_seconds_beside_the_counted_work_are_a_steps_and_a_layers():
+    """A step 5, a micro-step 2, a step for each layer 0.5, a micro-step for each layer 0.25, summed by hand."""
+    seconds = {
+        (1, 1): 5 + 2 + 0.5 + 0.25,
+        (1, 4): 5 + 4 * 2 + 0.5 + 4 * 0.25,
+        (9, 1): 5 + 2 + 9 * 0.5 + 9 * 0.25,
+        (9, 4): 5 + 4 * 2 + 9 * 0.5 + 4 * 9 * 0.25,
+    }
+    assert costs_beside(seconds) == {"step": 5, "micro_step": 2, "layer": 0.5, "layer_micro_step": 0.25}

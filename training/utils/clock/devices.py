@@ -50,7 +50,8 @@ class Tiles(NamedTuple):
 class HostCosts(NamedTuple):
     """Seconds of an operator in a forward and in a backward; of what a step and each of its micro-steps do besides
     their model; of what a step of drawing does besides it, and of an operator in it (0: as in a forward); of what a
-    rollout does besides its models."""
+    rollout does besides its models; of what a step and each of its micro-steps do for a layer, whatever its size,
+    besides the operators that are counted (its weights' part of the optimizer's step, hooks)."""
 
     forward: float
     backward: float
@@ -59,6 +60,8 @@ class HostCosts(NamedTuple):
     token: float = 0.0
     drawn: float = 0.0
     rollout: float = 0.0
+    layer: float = 0.0
+    layer_micro_step: float = 0.0
 
 
 class Measured(NamedTuple):

@@ -60,11 +60,13 @@ def work_seconds(
     peak = matmul_rates(device, "fp32" if dtype == "fp32" else "bf16").peak * 1e12
     moved = work.fused_bytes if fused else work.moved_bytes
     written = memory_rate(device) if not head or device.measured is None else device.measured.head_rate
+    by_document = device.measured is not None  # a CPU
+    apart = launch_seconds(device, backward) * work.apart_launches if by_document else 0.0
     return WorkSeconds(
         matmuls,
         work.attention_flops / (share * peak),
-        moved / written,
-        work.launches * launch_seconds(device, backward) * (0.25 if fused else 1.0),
+        (moved + by_document * work.apart_bytes) / written,
+        apart + work.launches * launch_seconds(device, backward) * (0.25 if fused else 1.0),
     )
 
 

@@ -101,7 +101,8 @@ def _optimizer(plan: StepPlan, device: Device) -> Parts:
     numbers = plan.trained / shards
     if device.measured is not None:
         costs = device.measured.costs
-        itself = costs.step + plan.micro_steps * costs.micro_step
+        once = costs.step + plan.layers * costs.layer
+        itself = once + plan.micro_steps * (costs.micro_step + plan.layers * costs.layer_micro_step)
         return {"optimizer": numbers / device.measured.numbers, "the step itself": itself}
     if not plan.offloads:
         return {"optimizer": _ADAM_BYTES * numbers / memory_rate(device)}

@@ -33,6 +33,8 @@ class Work:
     moved_bytes: read and written by all other operators, each alone; fused_bytes: if a compiler fuses those between two
     matmuls.
     launches: operators that do something.
+    apart_launches, apart_bytes: what there is besides where attention is computed document by document, as on a CPU
+    (`models/attention/document_attention`): further calls, and tensors that are put together from their documents'.
     """
 
     matmuls: Counter[Matmul] = field(default_factory=Counter)
@@ -40,6 +42,8 @@ class Work:
     moved_bytes: float = 0.0
     fused_bytes: float = 0.0
     launches: float = 0.0
+    apart_launches: float = 0.0
+    apart_bytes: float = 0.0
 
     @property
     def matmul_flops(self) -> float:
@@ -56,6 +60,8 @@ class Work:
             self.moved_bytes + times * other.moved_bytes,
             self.fused_bytes + times * other.fused_bytes,
             self.launches + times * other.launches,
+            self.apart_launches + times * other.apart_launches,
+            self.apart_bytes + times * other.apart_bytes,
         )
 
 

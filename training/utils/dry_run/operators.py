@@ -50,9 +50,19 @@ class OperatorCount(TorchDispatchMode):
             self._memory_bound(read, written)
         return result
 
-    def attention(self, flops: float, read: list[torch.Tensor]) -> None:
-        """Add one call of an attention kernel."""
-        self._add(Work(attention_flops=flops, launches=1, fused_bytes=self._handed_over(read)))
+    def attention(self, flops: float, read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Add one call of an attention kernel on rows of one document each. made: each is put together from what its
+        documents make, where these are computed one by one."""
+        documents = made[0].shape[0]
+        self._add(
+            Work(
+                attention_flops=flops,
+                launches=1,
+                fused_bytes=self._handed_over(read),
+                apart_launches=documents - 1 + len(made),
+                apart_bytes=2.0 * sum(map(_bytes, made)),
+            )
+        )
 
     def _product(self, name: str, args: Any, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
         left, right = args[_PRODUCTS[name] : _PRODUCTS[name] + 2]
@@ -143,13 +153,15 @@ class _Attention(torch.autograd.Function):
         pairs = reach * (reach + 1) / 2 + (tokens - reach) * reach
         ctx.count, ctx.flops = count, rows * heads * (width + value.shape[-1]) * pairs
         ctx.save_for_backward(query, key, value)
-        count.attention(2 * ctx.flops, [query, key, value])
-        return query.new_empty(rows, tokens, heads, value.shape[-1])
+        output = query.new_empty(rows, tokens, heads, value.shape[-1])
+        count.attention(2 * ctx.flops, [query, key, value], [output])
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.count.attention(5 * ctx.flops, list(grads))
-        return *(torch.empty_like(part) for part in ctx.saved_tensors), None, None
+        made = [torch.empty_like(part) for part in ctx.saved_tensors]
+        ctx.count.attention(5 * ctx.flops, list(grads), made)
+        return *made, None, None
 
 
 def _shape(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> Matmul:

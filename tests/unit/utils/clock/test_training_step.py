@@ -60,10 +60,13 @@ def test_a_small_model_waits_for_the_host():
 
 def test_a_measured_cpu_launches_beside_its_work_and_at_its_rates():
     """By hand: 10 products of 2.2e12 FLOPs at 1e9 a second, three times; 10 launches of 1e-5 and 20 of 2e-5 seconds; a
-    head of 5 at the forward's and 100 bytes at 50 a second; 1e9 numbers at 1e8 a second."""
-    measured = Measured(((1.0, 1e9),), HostCosts(1e-5, 2e-5, 0.2, 0.05), 1e8, 50.0, ((1.0, 1e9),), 1e9)
+    head of 5 at the forward's and 100 bytes at 50 a second; 1e9 numbers at 1e8 a second; a step and a micro-step
+    0.2 and 0.05, for each layer 0.03 and 0.01."""
+    costs = HostCosts(1e-5, 2e-5, 0.2, 0.05, layer=0.03, layer_micro_step=0.01)
+    measured = Measured(((1.0, 1e9),), costs, 1e8, 50.0, ((1.0, 1e9),), 1e9)
     cpu = replace(H100, measured=measured)
     parts = step_parts(WORK._replace(head=Work(moved_bytes=100.0, launches=5)), PLAN, cpu)
     assert parts["matmuls"] == pytest.approx(30 * 2 * 16384 * 8192 * 8192 / 1e9)
     assert parts["launches by the host"] == pytest.approx(10e-5 + 20 * 2e-5 + 5e-5)
-    assert parts["output layer"] == 2.0 and parts["optimizer"] == 10.0 and parts["the step itself"] == 0.25
+    assert parts["output layer"] == 2.0 and parts["optimizer"] == 10.0
+    assert parts["the step itself"] == pytest.approx(0.25 + PLAN.layers * 0.04)

@@ -44,6 +44,15 @@ def test_attention_sees_what_is_before_it():
     assert work.backward.attention_flops == 5 * 10 * 32 * pairs
 
 
+def test_attention_document_by_document_has_more_calls_and_tensors():
+    """5 layers, two documents: a second call and one put-together output forward; backward three gradients, of 32
+    numbers a token for queries and 16 for keys and values, whose heads are half as many. Read and written, 4 bytes."""
+    work = training_work(on_meta("llama"), ROWS, TOKENS, TARGETS)
+    assert (work.forward.apart_launches, work.backward.apart_launches) == (5 * 2, 5 * 4)
+    assert work.forward.apart_bytes == 5 * 2 * 4 * ROWS * TOKENS * 32
+    assert work.backward.apart_bytes == 5 * 2 * 4 * ROWS * TOKENS * (32 + 16 + 16)
+
+
 def test_two_layers_stand_for_all(monkeypatch):
     """As if every layer ran, which they do if no two are of one kind."""
     of_two = training_work(on_meta("llama"), ROWS, TOKENS, TARGETS)
