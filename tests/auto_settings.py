@@ -23,7 +23,7 @@ from typing import Any
 from tests.random_settings import Places, drawn_setting, make_places
 from tests.support.forked_runs import import_everything, run
 
-CHOSEN = ("reuse_forwards", "share_beginnings", "speculate_by", "head_chunk_mb")
+CHOSEN = ("reuse_forwards", "share_beginnings", "speculate_by", "head_chunk_mb", "cpu_products")
 BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _FREE_BYTES = (3e6, 1e7, 3e7, 1e11)  # that a run finds; the resumed one finds others
 _SYSTEM = "Human: Sort these words, each of them once, and nothing else: fig apple quince plum cherry lemon fig plum. "

@@ -19,6 +19,7 @@ from training.utils.clock.devices import Device
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.operators import training_work
+from training.utils.engine.ranks.cpu_products import chosen_products, float32_products
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.models.own_forward import own_forward_of
 
@@ -42,6 +43,11 @@ class Steps(NamedTuple):
 
 def with_drawing(device: Device) -> Device:
     """The measured device with what drawing costs here."""
+    with float32_products(chosen_products(None, torch.device("cpu"))):
+        return _with_drawing(device)
+
+
+def _with_drawing(device: Device) -> Device:
     assert device.measured is not None
     one, five, wide = _steps(8, 1), _steps(8, 5), _steps(_WIDTH, _LAYERS)
     more = five.operators - one.operators

@@ -35,7 +35,8 @@ def rollout_parts(
 ) -> Parts | None:
     """Seconds of one rollout with its updates; None on a device of unknown speed. roles: models on meta that read every
     sequence, or None. count: a model's work. engine: that draws."""
-    ppo, device = flags.ppo, clock_device(flags.run.device, flags.roles.dtype, flags.ppo.sequence_parallel_size)
+    ppo, run = flags.ppo, flags.run
+    device = clock_device(run.device, flags.roles.dtype, ppo.sequence_parallel_size, run.cpu_products)
     if device is None:
         return None
     forwards = -(-ppo.sequences_per_rollout // forward.rows)

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from training.utils.clock.devices import AttentionShares, Device, HostCosts, Links, Measured, Rates, Tiles
 from training.utils.dry_run.operators import OperatorCount
+from training.utils.engine.ranks.cpu_products import chosen_products, float32_products
 
 # Rows x columns x inner, ascending: of thin layers up to those of a few hundred wide. A step has each three times:
 # forward, and backward for both factors.
@@ -31,8 +32,13 @@ _CACHES = 8  # sequences whose attention to a cache is measured
 _NUMBERS = 2_000_000
 
 
-def measured_cpu(dtype: torch.dtype = torch.float32) -> Device:
-    """The rates of this CPU, in a few seconds."""
+def measured_cpu(dtype: torch.dtype = torch.float32, products: str | None = None) -> Device:
+    """The rates of this CPU, in a few seconds. products: as of `chosen_products`."""
+    with float32_products(chosen_products(products, torch.device("cpu"))):
+        return _measured(dtype)
+
+
+def _measured(dtype: torch.dtype) -> Device:
     matmuls = tuple((2.0 * prod(shape), _product_rate(shape, dtype)) for shape in _PRODUCTS)
     thin = tuple((float(rows), _thin_rate(rows, dtype)) for rows in _THIN)
     best = max(rate for _, rate in matmuls) / 1e12

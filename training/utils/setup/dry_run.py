@@ -95,7 +95,7 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
     kept = kept_features_line(media, flags.model.kept_image_features_mb)
 
     def parts() -> Parts | None:
-        timed = clock_device(flags.run.device, settings.dtype, sharing)
+        timed = clock_device(flags.run.device, settings.dtype, sharing, flags.run.cpu_products)
         if timed is None:
             return None
         work = counts.work(built, rows, max_seq_len, tokens)

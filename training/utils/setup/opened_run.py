@@ -18,6 +18,7 @@ from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import on_main
+from training.utils.engine.ranks.cpu_products import float32_products, products_of_all
 from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.flags.flags import AUTO
@@ -28,6 +29,7 @@ from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
 from training.utils.recording.explaining import explain_at_end
 from training.utils.report.writing import close_run, worse_at_end
+from training.utils.run.run_arguments import TORCH
 from training.utils.run.run_folder import BAD_STEPS, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
 from training.utils.setup.setup import start_run, with_head_chunk, write_settings
@@ -59,10 +61,16 @@ def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRu
             defaults=step.defaults,
             may_change=step.may_change,
         )
+        wanted = run.cpu_products
+        if wanted is None and plan.resume_from is not None:  # a run from before this flag began with PyTorch's
+            wanted = plan.began_with("cpu_products") or TORCH
+        ranks = replace(ranks, products=products_of_all(wanted, ranks.device))
         split = flags.data.split.of_phase(int(step.number), WHOLE_RUN_VARIABLE in os.environ)
         if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
             split = replace(split, data_split=began)
         decided = {"data_split": split.data_split}
+        if ranks.device.type == "cpu":
+            decided["cpu_products"] = ranks.products
         flags = flags._replace(data=replace(flags.data, split=split), settings={**flags.settings, **decided})
         yield PlannedRun(flags, ranks, plan.decided(decided))
 
@@ -136,7 +144,7 @@ class OpenedRun:
         self, parts: CheckpointParts, data: RunData, digests: Mapping[str, Callable[[], str]]
     ) -> Iterator[tuple[MetricsWriter, Checkpoints, BadSteps]]:
         """Check that the models can be saved, and give what records the loop; inside, signals wait for the end of a
-        step. A collective.
+        step, and float32 products are those of --cpu_products. A collective.
 
         parts: what is trained and saved. digests: `start_digests` of the models that a resumed run loads again
         """
@@ -146,9 +154,10 @@ class OpenedRun:
             trust = self.model.trust_remote_code
             check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main=is_main)
             check_room(folder.path, flags.checkpoints, parts)
-        with checkpointed_run(
+        run = checkpointed_run(
             self.plan, folder, parts, data.fingerprint, model_digests=digests, steps_per_epoch=data.steps_per_epoch
-        ) as records:
+        )
+        with run as records, float32_products(self.ranks.products):
             yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
 
     def finish(

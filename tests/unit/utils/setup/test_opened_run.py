@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tests.support.data_flags import data_flags
@@ -137,12 +138,15 @@ def test_the_last_line_says_that_the_run_got_worse(tmp_path, monkeypatch, capsys
 
 def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):
     """The settings and the data flags of a run that is about to begin, or resumes one that began with `began`."""
-    ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
+    ranks = Ranks(0, 0, 1, torch.device("cpu"))
     alone = contextlib.nullcontext(ranks)
     monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
     monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
     monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (began or {}).get(name))
-    data, run = data_flags(data_path=["embedded"], **split), SimpleNamespace(output_dir=str(tmp_path))
+    data, run = (
+        data_flags(data_path=["embedded"], **split),
+        SimpleNamespace(output_dir=str(tmp_path), cpu_products=None),
+    )
     faults: Any = SimpleNamespace(rank_timeout=1.0)
     settings = {"data_split": data.split.data_split, "prompt_style": "auto"}
     flags = RunFlags(step, run, CheckpointArguments(), faults, data, settings)  # type: ignore[arg-type]

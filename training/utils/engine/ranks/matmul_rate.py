@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.utils.engine.ranks.collectives import barrier, summed_numbers
+from training.utils.engine.ranks.cpu_products import float32_products
 
 if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
@@ -21,7 +22,8 @@ def peak_of_all_ranks(dtype: torch.dtype, ranks: Ranks) -> float:
     """Return the sum of the ranks' matmul rates in FLOPs per second. A collective: ranks on one CPU share it, so all
     measure at the same time."""
     barrier()
-    rate = measured_matmul_rate(dtype, ranks.device)
+    with float32_products(ranks.products):
+        rate = measured_matmul_rate(dtype, ranks.device)
     return summed_numbers({"rate": rate}, ranks.device)["rate"]
 
 
@@ -38,7 +40,6 @@ def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: floa
 def _best_seconds(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> float:
     generator = torch.Generator(device).manual_seed(0)  # not zeros: a GPU draws less power for them
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    product = torch.empty_like(left)
     # As a linear layer multiplies by its weight. A CPU without instructions for bfloat16 (AVX2) makes 0.75 GFLOP/s of
     # the plain product of two matrices, and 26 of this one (torch 2.13, 1,024).
     wait = torch.cuda.synchronize if device.type == "cuda" else torch.cpu.synchronize
@@ -46,7 +47,7 @@ def _best_seconds(size: int, dtype: torch.dtype, device: torch.device, seconds: 
     def timed() -> float:
         wait(device)
         started = time.perf_counter()
-        torch.mm(left, right.t(), out=product)
+        torch.mm(left, right.t())
         wait(device)
         return time.perf_counter() - started
 

@@ -1,0 +1,154 @@
+"""float32 products of another library: the same numbers but for rounding, in every form, and only inside; chosen by the
+processor's name, and by nothing that a second start could find otherwise."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from training.utils.base.errors import ThreestepError
+from training.utils.engine.ranks import cpu_products
+from training.utils.engine.ranks.cpu_products import (
+    LEAST_MULTIPLICATIONS,
+    chosen_products,
+    float32_products,
+    products_of_all,
+)
+from training.utils.run.run_arguments import ONEDNN, TORCH
+
+CPU = torch.device("cpu")
+ROWS, COLUMNS, INNER = 96, 200, 129
+assert ROWS * COLUMNS * INNER >= LEAST_MULTIPLICATIONS
+
+
+@pytest.fixture(autouse=True)
+def _this_pytorch_has_it():
+    if cpu_products._why_not() is not None:
+        pytest.skip(f"oneDNN's products cannot be had here: {cpu_products._why_not()}")
+
+
+def numbers(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(len(size) + sum(size))).to(dtype)
+
+
+def forms() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Factors as models multiply them: of all strides, and parts of larger tensors."""
+    left, right = numbers(ROWS, INNER), numbers(INNER, COLUMNS)
+    return {
+        "plain": (left, right),
+        "left turned": (left.t().contiguous().t(), right),
+        "right turned": (left, right.t().contiguous().t()),
+        "both turned": (left.t().contiguous().t(), right.t().contiguous().t()),
+        "parts": (numbers(2 * ROWS, INNER + 7)[::2, 3:-4], numbers(INNER, COLUMNS + 5)[:, 5:]),
+        "repeated": (left[:1].expand(ROWS, INNER), right),
+    }
+
+
+@pytest.mark.parametrize("form", forms())
+def test_a_large_product_is_onednns_and_right_to_rounding(form):
+    left, right = forms()[form]
+    with float32_products(ONEDNN):
+        found = left @ right
+    assert torch.equal(found, torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], ""))
+    exact = left.double() @ right.double()
+    # sqrt(129) roundings of 2^-24 each, of sums of about sqrt(129), three deviations: 8e-6
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-5)
+
+
+def test_other_products_are_pytorchs_and_all_are_afterwards():
+    large, small = forms()["plain"], (numbers(4, 5), numbers(5, 6))
+    doubles = tuple(each.double() for each in large)
+    pairs = {"small": small, "float64": doubles, "bfloat16": tuple(each.bfloat16() for each in large)}
+    before, large_before = {name: a @ b for name, (a, b) in pairs.items()}, large[0] @ large[1]
+    with float32_products(ONEDNN):
+        assert all(torch.equal(a @ b, before[name]) for name, (a, b) in pairs.items())
+    assert torch.equal(large[0] @ large[1], large_before)
+    with float32_products(TORCH):
+        assert torch.equal(large[0] @ large[1], large_before)
+
+
+@pytest.mark.parametrize("bias", [None, "a number a column", "a number a row", "one number"])
+def test_a_linear_layer_and_its_gradients_are_right(bias):
+    sizes = {"a number a column": (COLUMNS,), "a number a row": (ROWS, 1), "one number": (1,)}
+    leaves = [numbers(ROWS, INNER), numbers(INNER, COLUMNS)] + ([numbers(*sizes[bias])] if bias else [])
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for dtype in (torch.float32, torch.float64):
+        own = [each.detach().to(dtype).requires_grad_() for each in leaves]
+        with float32_products(ONEDNN):
+            out = torch.addmm(own[2], own[0], own[1]) if bias else own[0] @ own[1]
+            (out * numbers(ROWS, COLUMNS, dtype=dtype)).sum().backward()
+        found[dtype] = [out.detach().double(), *(each.grad.double() for each in own)]  # type: ignore[union-attr]
+    for single, double in zip(found[torch.float32], found[torch.float64], strict=True):
+        torch.testing.assert_close(single, double, rtol=0, atol=6e-5)
+
+
+def test_a_layer_of_three_dimensions_and_factors_of_addmm():
+    states, weight, bias = numbers(2, ROWS, INNER), numbers(COLUMNS, INNER), numbers(COLUMNS)
+    exact = linear(states.double(), weight.double(), bias.double())
+    with float32_products(ONEDNN):
+        torch.testing.assert_close(linear(states, weight, bias).double(), exact, rtol=0, atol=2e-5)
+        scaled = torch.addmm(bias, states[0], weight.t(), beta=0.5, alpha=2.0)
+    torch.testing.assert_close(
+        scaled.double(), 0.5 * bias.double() + 2.0 * (exact[0] - bias.double()), rtol=0, atol=4e-5
+    )
+
+
+def test_mistakes_are_told_in_pytorchs_words():
+    with float32_products(ONEDNN):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            numbers(200, 128) @ numbers(129, 200)
+        with pytest.raises(RuntimeError, match="must be a matrix|2D|2-D"):
+            torch.mm(numbers(200, 200), numbers(200))
+        with pytest.raises(RuntimeError, match="same dtype|expected"):
+            numbers(200, 200) @ numbers(200, 200).double()
+        assert (numbers(0, 128) @ numbers(128, 9)).shape == (0, 9)
+
+
+def test_all_threads_and_derivatives_along_directions_take_it():
+    left, right = forms()["plain"]
+    found: list[torch.Tensor] = []
+    with float32_products(ONEDNN):
+        thread = threading.Thread(target=lambda: found.append(left @ right))
+        thread.start()
+        thread.join()
+        _, along = torch.func.jvp(lambda part: part @ right, (left,), (left,))
+        assert torch.equal(found[0], left @ right) and torch.equal(along, left @ right)
+
+
+def test_the_processors_name_decides(monkeypatch):
+    text = "processor\t: 0\nvendor_id\t: {}\n"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    for vendor, library in (("AuthenticAMD", ONEDNN), ("GenuineIntel", TORCH)):
+        monkeypatch.setattr(Path, "read_text", lambda self, vendor=vendor: text.format(vendor))
+        assert chosen_products(None, CPU) == library
+        assert chosen_products(ONEDNN, CPU) == ONEDNN and chosen_products(TORCH, CPU) == TORCH
+    monkeypatch.setattr(Path, "read_text", lambda self: text.format("AuthenticAMD"))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert chosen_products(None, CPU) == TORCH
+    assert chosen_products(None, torch.device("cuda")) == chosen_products(ONEDNN, torch.device("cuda")) == TORCH
+
+
+@pytest.mark.parametrize(
+    ("product", "words"),
+    [
+        (lambda left, right, bias=None: 1.001 * (left @ right), "its products are wrong here"),
+        (lambda left, right, bias=None: torch.ops.mkldnn.no_such_product(left), "this PyTorch has no such product"),
+    ],
+)
+def test_what_is_wrong_or_missing_is_not_taken(monkeypatch, product, words):
+    monkeypatch.setattr(cpu_products, "_is_slow_for_mkl", lambda: True)
+    monkeypatch.setattr(cpu_products, "_product", product)
+    assert chosen_products(None, CPU) == TORCH
+    with pytest.raises(ThreestepError, match=f"--cpu_products onednn cannot be had: {words}.* or give torch"):
+        chosen_products(ONEDNN, CPU)
+
+
+def test_ranks_take_what_all_of_them_choose(monkeypatch):
+    for others, library in (([ONEDNN], ONEDNN), ([TORCH], TORCH)):
+        monkeypatch.setattr(cpu_products, "gathered", lambda own, others=others: [own, *others])
+        assert products_of_all(ONEDNN, CPU) == library
+    assert products_of_all(ONEDNN, torch.device("cuda")) == TORCH

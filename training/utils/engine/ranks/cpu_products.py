@@ -1,0 +1,126 @@
+"""The library of float32 matrix products on a CPU.
+
+PyTorch takes MKL for float32 on x86, and oneDNN for bfloat16 (2.13, native/LinearAlgebra.cpp). On AMD's processors
+MKL's products stay far below what AVX-512 gives: oneDNN's take less than half of the time (docs/lab_book.md). Inside
+`float32_products` PyTorch's kernels `mm` and `addmm` are oneDNN's, under autograd and all else that uses them, so that
+models, adapters and optimizers need to know nothing of it. Sums come in another order, as between two processors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.engine.ranks.collectives import gathered
+from training.utils.run.run_arguments import ONEDNN, TORCH
+
+# Multiplications from which on oneDNN's product is faster, though it is called from Python: 15 microseconds a call
+# beside 2, on one thread and two (docs/lab_book.md).
+LEAST_MULTIPLICATIONS = 2**21
+_VENDOR = "AuthenticAMD"
+_TRIED = ((96, 144, 130), (1, 2048, 1025))  # rows, columns, inner: above the bound, and of odd sizes
+
+
+def chosen_products(wanted: str | None, device: torch.device) -> str:
+    """Return the library for this process, TORCH or ONEDNN. wanted: by the user; None: ONEDNN on an AMD processor with
+    AVX-512, by its name alone, so that every start chooses alike. ThreestepError if ONEDNN is wanted and cannot be
+    had."""
+    if device.type != "cpu" or wanted == TORCH or (wanted is None and not _is_slow_for_mkl()):
+        return TORCH
+    reason = _why_not()
+    if reason is not None and wanted == ONEDNN:
+        raise ThreestepError(f"--cpu_products {ONEDNN} cannot be had: {reason}; leave it out, or give {TORCH}")
+    return TORCH if reason is not None else ONEDNN
+
+
+def products_of_all(wanted: str | None, device: torch.device) -> str:
+    """Return `chosen_products` where all ranks choose alike, otherwise TORCH. A collective on CPUs."""
+    if device.type != "cpu":
+        return TORCH
+    found = gathered(chosen_products(wanted, device))
+    return found[0] if len(set(found)) == 1 else TORCH
+
+
+@contextlib.contextmanager
+def float32_products(library: str) -> Iterator[None]:
+    """Inside, this process's float32 products on the CPU are those of `library`, in all threads."""
+    if library == TORCH:
+        yield
+        return
+    with torch.library._scoped_library("aten", "IMPL") as kernels:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+            kernels.impl("mm", _mm, "CPU")
+            kernels.impl("addmm", _addmm, "CPU")
+        yield
+
+
+def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The kernel of aten::mm."""
+    if _is_large(left, right):
+        return _product(left, right)
+    # Another operator, whose kernel is PyTorch's.
+    return torch.mm(left, right, out=left.new_empty(0))
+
+
+def _addmm(
+    added: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """The kernel of aten::addmm, a linear layer with a bias."""
+    if (
+        added.shape == right.shape[1:]
+        and added.dtype == torch.float32
+        and beta == alpha == 1
+        and _is_large(left, right)
+    ):
+        return _product(left, right, added)
+    return torch.addmm(added, left, right, beta=beta, alpha=alpha, out=left.new_empty(0))
+
+
+def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if not (left.dtype == right.dtype == torch.float32 and left.dim() == right.dim() == 2):
+        return False
+    rows, inner = left.shape
+    return rows * inner * right.shape[1] >= LEAST_MULTIPLICATIONS and inner == right.shape[0]
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """oneDNN's, of any strides. What torch.compile makes of linear layers on a CPU (2.13, mkldnn_fusion.py)."""
+    return torch.ops.mkldnn._linear_pointwise.default(left, right.t(), bias, "none", [], "")
+
+
+def _is_slow_for_mkl() -> bool:
+    """True on an AMD processor with AVX-512."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkl.is_available():
+        return False
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("vendor_id") and line.endswith(_VENDOR) for line in lines)
+
+
+def _why_not() -> str | None:
+    """Return why oneDNN's products are not to be taken here, None if they are right in every form that is used."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns, inner in _TRIED:
+        left, right, bias = (
+            torch.randn(*size, generator=generator) for size in ((rows, inner), (inner, columns), (columns,))
+        )
+        exact = left.double() @ right.double()
+        # The largest error of a sum of `inner` products (Higham 2002, section 3.1).
+        most = inner * torch.finfo(torch.float32).eps * (left.double().abs() @ right.double().abs())
+        turned: Any = (left.t().contiguous().t(), right.t().contiguous().t())
+        try:
+            found = [_product(left, right), _product(*turned), _product(left, right, bias) - bias]
+        except (AttributeError, RuntimeError, TypeError) as problem:  # PyTorch without oneDNN, or with another one
+            return f"this PyTorch has no such product ({type(problem).__name__}: {first_line(problem)})"
+        if not all(bool(((each.double() - exact).abs() <= 2 * most).all()) for each in found):
+            return "its products are wrong here"
+    return None
