@@ -21,7 +21,7 @@ from training.utils.engine.ranks.cpu_products import (
 from training.utils.run.run_arguments import ONEDNN, TORCH
 
 CPU = torch.device("cpu")
-ROWS, COLUMNS, INNER = 96, 200, 129
+ROWS, COLUMNS, INNER = 32, 72, 1025
 assert ROWS * COLUMNS * INNER >= LEAST_MULTIPLICATIONS
 
 
@@ -56,8 +56,8 @@ def test_a_large_product_is_onednns_and_right_to_rounding(form):
         found = left @ right
     assert torch.equal(found, torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], ""))
     exact = left.double() @ right.double()
-    # sqrt(129) roundings of 2^-24 each, of sums of about sqrt(129), three deviations: 8e-6
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-5)
+    # At most about sqrt(1025) roundings of 2^-24 each, of sums of at most about 4 sqrt(1025): 2.4e-4
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2.4e-4)
 
 
 def test_other_products_are_pytorchs_and_all_are_afterwards():
@@ -84,7 +84,7 @@ def test_a_linear_layer_and_its_gradients_are_right(bias):
             (out * numbers(ROWS, COLUMNS, dtype=dtype)).sum().backward()
         found[dtype] = [out.detach().double(), *(each.grad.double() for each in own)]  # type: ignore[union-attr]
     for single, double in zip(found[torch.float32], found[torch.float64], strict=True):
-        torch.testing.assert_close(single, double, rtol=0, atol=6e-5)
+        torch.testing.assert_close(single, double, rtol=0, atol=5e-4)
 
 
 def test_a_layer_of_three_dimensions_and_factors_of_addmm():
@@ -94,9 +94,9 @@ def test_a_layer_of_three_dimensions_and_factors_of_addmm():
         found = linear(states, weight, bias)
         scaled = torch.addmm(bias, states[0], weight.t(), beta=0.5, alpha=2.0)
     assert torch.equal(found, torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], ""))
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-5)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2.4e-4)
     torch.testing.assert_close(
-        scaled.double(), 0.5 * bias.double() + 2.0 * (exact[0] - bias.double()), rtol=0, atol=4e-5
+        scaled.double(), 0.5 * bias.double() + 2.0 * (exact[0] - bias.double()), rtol=0, atol=5e-4
     )
 
 
