@@ -24,7 +24,7 @@ from training.utils.run.run_arguments import ONEDNN, TORCH
 # beside 2, on one thread and two (docs/lab_book.md).
 LEAST_MULTIPLICATIONS = 2**21
 _VENDOR = "AuthenticAMD"
-_TRIED = ((96, 144, 130), (1, 2048, 1025))  # rows, columns, inner: above the bound, and of odd sizes
+_TRIED = ((24, 48, 65), (1, 33, 70))  # rows, columns, inner
 
 
 def chosen_products(wanted: str | None, device: torch.device) -> str:
