@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -46,14 +47,8 @@ def main() -> None:
     policy = PolicyModel(causal_lm)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-5, fused=True)
     weights = sum(parameter.numel() for parameter in causal_lm.parameters())
-    plan = plan_for(
-        causal_lm,
-        SFT_FORWARD,
-        LONGEST,
-        packed=True,
-        ranks=1,
-        forward_tokens=forward_overhead_tokens(weights, on_gpu=device.type == "cuda"),
-    )
+    plan = plan_for(causal_lm, SFT_FORWARD, LONGEST, packed=True, ranks=1)
+    plan = replace(plan, forward_tokens=forward_overhead_tokens(weights, on_gpu=device.type == "cuda"))
     documents = _documents(workload)
     per_step = SFT_FORWARD * SFT_ACCUMULATION
     stream = ShuffledStream(len(documents), seed=1)

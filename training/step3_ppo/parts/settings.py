@@ -19,7 +19,6 @@ from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
 from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
-from training.utils.layout.planner import forward_bound
 from training.utils.layout.rank_share import SequenceLayout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
@@ -136,9 +135,15 @@ def keeps_small_forwards(flags: PpoFlags, actor: PreTrainedModel, device_type: s
 def _plan(flags: PpoFlags, actor: PreTrainedModel, packed: bool, ranks: Ranks) -> PlanSettings:
     """The layout of sequences over all ranks."""
     ppo, longest, rows = flags.ppo, flags.longest_tokens, flags.ppo.per_device_training_batch_size
-    small = keeps_small_forwards(flags, actor, ranks.device.type)
-    most = forward_bound(ppo.max_tokens_per_micro_batch, rows, longest, packed=packed, keeps_small=small)
-    plan = plan_for(actor, rows, longest, packed=packed, ranks=ranks.world_size, max_tokens_per_micro_batch=most)
+    plan = plan_for(
+        actor,
+        rows,
+        longest,
+        packed=packed,
+        ranks=ranks.world_size,
+        max_tokens_per_micro_batch=ppo.max_tokens_per_micro_batch,
+        keeps_small=keeps_small_forwards(flags, actor, ranks.device.type),
+    )
     return replace(
         plan,
         least_micro_batches=ppo.least_micro_batches,

@@ -76,17 +76,15 @@ def forward_plan(
     *,
     ranks: int,
     max_tokens_per_micro_batch: int | None = None,
+    keeps_small: bool = False,
     long_rows_are_free: bool = False,
-    forward_tokens: float = float("inf"),
 ) -> PlanSettings:
-    """Return settings for forwards of `sequences` sequences of at most `longest_tokens`.
+    """Return settings for forwards of `sequences` sequences of at most `longest_tokens`, bounded by `forward_bound`.
 
-    Packed, a forward takes as many tokens as these could have, unless a limit is given.
     long_rows_are_free: the cost of attention depends on document lengths alone, so a forward is one row.
     """
-    budget = max_tokens_per_micro_batch
-    if budget is None and packed:
-        budget = sequences * longest_tokens
+    given = max_tokens_per_micro_batch
+    budget = forward_bound(given, sequences, longest_tokens, packed=packed, keeps_small=keeps_small)
     longest_row, quadratic, pair = longest_tokens, 6.0 * hidden_size, 0.0
     if packed and long_rows_are_free and budget is not None:
         longest_row, quadratic = max(longest_tokens, budget), float("inf")
@@ -99,7 +97,6 @@ def forward_plan(
         max_row_tokens=longest_row,
         quadratic_tokens=quadratic,
         pair_tokens=pair,
-        forward_tokens=forward_tokens,
     )
 
 

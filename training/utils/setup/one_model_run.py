@@ -22,7 +22,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_model import WholeModel
 from training.utils.flags.auto import AS_BEGUN, AutoChoice
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.planner import PlanSettings, forward_bound, forward_overhead_tokens
+from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
@@ -340,18 +340,16 @@ def loop_settings(
     assert engine.per_device_train_batch_size is not None, "chosen as the run was opened"
 
     def plan(sequences: int) -> PlanSettings:
-        longest = flags.data.rows.max_seq_len
-        given = engine.max_tokens_per_micro_batch
-        most = forward_bound(given, sequences, longest, packed=packed, keeps_small=keeps_small)
-        return plan_for(
+        bounded = plan_for(
             model,
             sequences,
-            longest,
+            flags.data.rows.max_seq_len,
             packed=packed,
             ranks=ranks.groups,
-            max_tokens_per_micro_batch=most,
-            forward_tokens=overhead,
+            max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
+            keeps_small=keeps_small,
         )
+        return replace(bounded, forward_tokens=overhead)
 
     return LoopSettings(
         total_steps=steps[0],

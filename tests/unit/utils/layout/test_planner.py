@@ -234,6 +234,9 @@ def test_a_packed_forward_takes_as_many_tokens_as_its_sequences_could_have():
 def test_forwards_that_are_kept_small_hold_2048_tokens_or_the_longest_sequence(given, sequences, longest, small, bound):
     assert forward_bound(given, sequences, longest, packed=True, keeps_small=small) == bound
     assert forward_bound(given, sequences, longest, packed=False, keeps_small=small) == given
+    for packed, most in ((True, bound), (False, given)):
+        wanted = {"packed": packed, "max_tokens_per_micro_batch": given, "keeps_small": small}
+        assert forward_plan(sequences, longest, 64, ranks=1, **wanted).max_tokens_per_micro_batch == most
 
 
 def test_rows_of_any_length_make_one_row_of_a_forward():
