@@ -111,7 +111,7 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
     actor, critic, scorer = _models_on_meta(roles, components, counts)
     sharing = _sharing((actor, critic, scorer), ranks, longest, ppo.sequence_parallel_size)
 
-    forward = _forward(flags, components, keeps_small_forwards(flags, actor, "cuda" if device.is_cuda else "cpu"))
+    forward = _forward(flags, components, keeps_small_forwards(flags, actor, not device.is_cuda))
     whole_logits = _whole_logits(actor, forward, components)
     planned_role = partial(_trained, roles=roles, ranks=ranks, device=device, count=counts.activations)
     trained = {"actor": planned_role("actor", actor, forward, *whole_logits)}

@@ -76,7 +76,7 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
     sequences = engine.per_device_train_batch_size
     assert sequences is not None, "chosen above"
     packed, most = not engine.padded, engine.max_tokens_per_micro_batch
-    small = flags.guests.keep_forwards_small(built, "cuda" if device.is_cuda else "cpu", sharing)
+    small = flags.guests.keep_forwards_small(built, not device.is_cuda, sharing)
     rows = rows_at_most(sequences, max_seq_len, packed, most, shared_by=responses, keeps_small=small)
     tokens = rows * max_seq_len
     together = sequences * (1 if packed else responses) * max_seq_len * engine.gradient_accumulation_steps

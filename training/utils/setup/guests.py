@@ -121,14 +121,14 @@ class GuestSettings:
         found = [[loss, *([head, teacher] if number == 0 else [])] for number, loss in enumerate(losses)]
         return [Guests(guest for guest in guests if guest is not None) for guests in found]
 
-    def keep_forwards_small(self, model: PreTrainedModel, device_type: str, sharing: int) -> bool:
+    def keep_forwards_small(self, model: PreTrainedModel, on_cpu: bool, sharing: int) -> bool:
         """True if packed forwards are kept to `SMALL_FORWARD_TOKENS`: on a CPU, but where a step of several forwards
         first reads each once more, for the load of the whole step that a balancing loss needs, and where ranks share
         rows. model: the first, perhaps on meta. sharing: ranks that share a row."""
         from training.utils.routers.routers import has_routers
 
         reads_twice = self.router_aux_loss_coef != 0 and has_routers(model)
-        return device_type == "cpu" and sharing == 1 and not reads_twice
+        return on_cpu and sharing == 1 and not reads_twice
 
     def recorded_experts(
         self, model: PreTrainedModel, read: Callable[[TokenRows], torch.Tensor], ranks: Ranks

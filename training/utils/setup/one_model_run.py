@@ -333,7 +333,8 @@ def loop_settings(
     engine = flags.engine
     weights = count_weights(model)
     overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
-    keeps_small = flags.guests.keep_forwards_small(model, ranks.device.type, engine.sequence_parallel_size)
+    on_cpu = ranks.device.type == "cpu"
+    keeps_small = flags.guests.keep_forwards_small(model, on_cpu, engine.sequence_parallel_size)
     if engine.share_beginnings and not packed:
         log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
 

@@ -89,8 +89,8 @@ def test_forwards_on_a_cpu_are_small_where_none_is_read_twice(family, coefficien
     model = AutoModelForCausalLM.from_config(tiny_config(family))
     loop = loop_settings(flags, (1, 30), model, True, ranks=ranks(), pad_token_id=1)
     assert loop.train_plan.max_tokens_per_micro_batch == bound
-    assert not guests.keep_forwards_small(tiny_causal_lm("llama"), "cuda", 1)
-    assert not guests.keep_forwards_small(tiny_causal_lm("llama"), "cpu", 2)
+    assert not guests.keep_forwards_small(tiny_causal_lm("llama"), on_cpu=False, sharing=1)
+    assert not guests.keep_forwards_small(tiny_causal_lm("llama"), on_cpu=True, sharing=2)
 
 
 def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
