@@ -37,14 +37,7 @@ from training.utils.setup.media import checked_media, media_keeper, processor_of
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
 from training.utils.setup.samples import EvaluationSamples
-from training.utils.setup.setup import (
-    compute_meter,
-    least_free_bytes,
-    load_under,
-    may_pack,
-    may_share,
-    whole_steps,
-)
+from training.utils.setup.setup import compute_meter, least_free_bytes, load_under, may_pack, may_share, whole_steps
 from training.utils.setup.tasks import open_tasks
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 
