@@ -47,7 +47,7 @@ def chosen_forward(
     step = SEQUENCES_OF_A_FORWARD * flags.engine.gradient_accumulation_steps
     sizes = [size for size in range(step, 0, -1) if step % size == 0]
     for size in sizes:
-        needed = estimated(flags.with_forwards_of(size), scalar, responses, counts).most_bytes(device)
+        needed = _estimated_as_given(flags.with_forwards_of(size), scalar, responses, counts).most_bytes(device)
         if device.leaves_room(needed):
             break
     free = "" if device.memory_bytes is None else f" of {device.memory_bytes / 1e9:.3g} that are free"
@@ -57,12 +57,17 @@ def chosen_forward(
 
 
 def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelCounts) -> Estimate:
-    """Return the estimate of a step's run."""
-    if flags.engine.per_device_train_batch_size is None:
-        device = planned_device(flags.run.device, flags.run.device_memory_gb)
-        choice = chosen_forward(flags, scalar, responses, counts, device=device)
-        found = estimated(flags.with_forwards_of(choice.value), scalar, responses, counts)
-        return replace(found, plan=[*found.plan, sentence([choice])])
+    """Return the estimate of a step's run, with --per_device_train_batch_size chosen where it is left to auto."""
+    if flags.engine.per_device_train_batch_size is not None:
+        return _estimated_as_given(flags, scalar, responses, counts)
+    device = planned_device(flags.run.device, flags.run.device_memory_gb)
+    choice = chosen_forward(flags, scalar, responses, counts, device=device)
+    found = _estimated_as_given(flags.with_forwards_of(choice.value), scalar, responses, counts)
+    return replace(found, plan=[*found.plan, sentence([choice])])
+
+
+def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelCounts) -> Estimate:
+    """Return the estimate with --per_device_train_batch_size as it is."""
     engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
@@ -74,41 +79,51 @@ def estimated(flags: OneModelFlags, scalar: bool, responses: int, counts: ModelC
     built = counts.model(model, DTYPES[settings.dtype], scalar)
     check_model(built, sharing, max_seq_len)
     sequences = engine.per_device_train_batch_size
-    assert sequences is not None, "chosen above"
-    packed, most = not engine.padded, engine.max_tokens_per_micro_batch
+    assert sequences is not None, "chosen before"
     small = flags.guests.keep_forwards_small(built, not device.is_cuda, sharing)
-    rows = rows_at_most(sequences, max_seq_len, packed, most, shared_by=responses, keeps_small=small)
-    tokens = rows * max_seq_len
-    together = sequences * (1 if packed else responses) * max_seq_len * engine.gradient_accumulation_steps
-    media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
-    forward = LargestForward(rows, max_seq_len, tokens, masked=not engine.padded, media=media, sharing=sharing)
+    forward = _forward(flags, sequences, responses, small)
     planned = plan_training(built, forward, model, settings, ranks=ranks, device=device, count=counts.activations)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
-    sequences_per_step = sequences * (ranks // sharing) * engine.gradient_accumulation_steps
-    dealt = ranks_in_words(ranks, sharing)
-    one = "one rank" if sharing == 1 else "one group"
-    batches = (
-        f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
-        f"({sequences} x {dealt} x {engine.gradient_accumulation_steps}); a forward of {one} holds at most "
-        f"{tokens:,} tokens in {'padded' if engine.padded else 'packed'} rows of at most {max_seq_len:,}"
-    )
-    kept = kept_features_line(media, flags.model.kept_image_features_mb)
+    kept = kept_features_line(forward.media, flags.model.kept_image_features_mb)
 
     def parts() -> Parts | None:
         timed = clock_device(flags.run.device, settings.dtype, sharing, flags.run.cpu_products)
         if timed is None:
             return None
-        work = counts.work(built, rows, max_seq_len, tokens)
-        forwards = -(-engine.gradient_accumulation_steps * sequences * responses // rows)
+        work = counts.work(built, forward.rows, max_seq_len, forward.targets)
+        forwards = -(-engine.gradient_accumulation_steps * sequences * responses // forward.rows)
         plan = step_plan(built, model, settings, ranks=ranks, micro_steps=forwards)
         return step_parts(work, plan, timed)
 
     return Estimate(
-        [*planned.sentences, *sentences, batches],
+        [*planned.sentences, *sentences, _batches(flags, sequences, responses, forward, ranks=ranks)],
         [*planned.engine.held, kept, *held],
         [*planned.moments, *moments],
         device,
         parts,
         engine.max_train_steps,
         sizes_for(built, ranks, max_seq_len),
+    )
+
+
+def _forward(flags: OneModelFlags, sequences: int, responses: int, keeps_small: bool) -> LargestForward:
+    """The largest forward of `sequences`; each token may be predicted."""
+    engine, model, longest = flags.engine, flags.start, flags.data.rows.max_seq_len
+    packed, most = not engine.padded, engine.max_tokens_per_micro_batch
+    rows = rows_at_most(sequences, longest, packed, most, shared_by=responses, keeps_small=keeps_small)
+    tokens = rows * longest
+    together = sequences * (1 if packed else responses) * longest * engine.gradient_accumulation_steps
+    media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
+    return LargestForward(rows, longest, tokens, masked=packed, media=media, sharing=engine.sequence_parallel_size)
+
+
+def _batches(flags: OneModelFlags, sequences: int, responses: int, forward: LargestForward, *, ranks: int) -> str:
+    """An optimizer step and a forward, in words."""
+    engine, accumulation = flags.engine, flags.engine.gradient_accumulation_steps
+    sequences_per_step = sequences * (ranks // forward.sharing) * accumulation
+    return (
+        f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
+        f"({sequences} x {ranks_in_words(ranks, forward.sharing)} x {accumulation}); a forward of "
+        f"{'one rank' if forward.sharing == 1 else 'one group'} holds at most {forward.targets:,} tokens in "
+        f"{'padded' if engine.padded else 'packed'} rows of at most {forward.tokens:,}"
     )
