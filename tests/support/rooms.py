@@ -28,11 +28,11 @@ data.sources.formats: data.files base
 flags: compat base
 contracts: flags images base
 data.sources: flags data.sources.formats data.files base
-engine.config: flags base
+layout: contracts base
+engine.config: layout flags base
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
-layout: contracts base
 sequence_parallel: contracts models.families base
 models.tensors: contracts
 report.trackers: contracts flags base

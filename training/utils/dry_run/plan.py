@@ -14,7 +14,7 @@ from training.utils.dry_run.table import MemoryLine, Moment
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
-from training.utils.layout.planner import forward_bound
+from training.utils.layout.bounds import forward_bound
 from training.utils.models.activation_offload import check_offloads
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from training.utils.layout.bounds import forward_bound
 from training.utils.layout.dealing import dealt
 
 if TYPE_CHECKING:
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6
-
-# On a CPU, more tokens make a forward's products no faster, and each holds its activations
-# (docs/lab_book/2026-q4-speed-2.md); a GPU wants as many as it can hold.
-SMALL_FORWARD_TOKENS = 2048
 
 # By cost where that takes this share less time than by tokens: for less, layouts stay as they are.
 _LEAST_GAIN = 0.01
@@ -98,17 +95,6 @@ def forward_plan(
         quadratic_tokens=quadratic,
         pair_tokens=pair,
     )
-
-
-def forward_bound(
-    given: int | None, sequences: int, longest_tokens: int, *, packed: bool, keeps_small: bool
-) -> int | None:
-    """Return the most tokens of a forward: those given; of packed rows as many as `sequences` could have, or to keep it
-    small no more than `SMALL_FORWARD_TOKENS` or the longest sequence. None sets no bound."""
-    if given is not None or not packed:
-        return given
-    most = sequences * longest_tokens
-    return min(most, max(longest_tokens, SMALL_FORWARD_TOKENS)) if keeps_small else most
 
 
 def forward_overhead_tokens(weights: int, on_gpu: bool) -> float:

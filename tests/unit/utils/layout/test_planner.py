@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.support.forked_programs import run_python
 from training.utils.layout import planner
+from training.utils.layout.bounds import forward_bound
 from training.utils.layout.planner import (
     PlanSettings,
     balanced,
-    forward_bound,
     forward_overhead_tokens,
     forward_plan,
     plan_step,

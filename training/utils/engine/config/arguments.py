@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
 from training.utils.flags.flags import flag, settings_of
+from training.utils.layout.bounds import SMALL_FORWARD_TOKENS
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -94,7 +95,7 @@ class EngineArguments:
     max_tokens_per_micro_batch: int | None = flag(
         None,
         "Maximum tokens in one forward, padding included; default: what the batch size's sequences could have, and in "
-        "packed rows on a CPU at most 2,048.",
+        f"packed rows on a CPU at most {SMALL_FORWARD_TOKENS:,}.",
         "tokens >= 1",
         topic="batch",
     )
