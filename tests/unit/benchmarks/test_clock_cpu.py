@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from benchmarks.clock.cpu import Runs, costs_beside, costs_of, drawn_setting, sequences
@@ -57,3 +58,17 @@ def test_seconds_beside_the_counted_work_are_a_steps_and_a_layers():
         (9, 4): 5 + 4 * 2 + 9 * 0.5 + 4 * 9 * 0.25,
     }
     assert costs_beside(seconds) == {"step": 5, "micro_step": 2, "layer": 0.5, "layer_micro_step": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "name"),
+    [
+        ({(1, 1): 4, (1, 4): 4, (9, 1): 4, (9, 4): 1}, "layer_micro_step"),
+        ({(1, 1): 4, (1, 4): 4, (9, 1): 3, (9, 4): 3}, "layer"),
+        ({(1, 1): 4, (1, 4): 3, (9, 1): 4, (9, 4): 3}, "micro_step"),
+        ({(1, 1): -1, (1, 4): -1, (9, 1): -1, (9, 4): -1}, "step"),
+    ],
+)
+def test_no_cost_is_less_than_nothing(seconds, name):
+    """What noise makes negative counts as none."""
+    assert costs_beside(seconds)[name] == 0.0

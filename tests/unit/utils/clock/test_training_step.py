@@ -70,3 +70,5 @@ def test_a_measured_cpu_launches_beside_its_work_and_at_its_rates():
     assert parts["launches by the host"] == pytest.approx(10e-5 + 20 * 2e-5 + 5e-5)
     assert parts["output layer"] == 2.0 and parts["optimizer"] == 10.0
     assert parts["the step itself"] == pytest.approx(0.25 + PLAN.layers * 0.04)
+    thrice = step_parts(WORK, replace(PLAN, micro_steps=3), cpu)
+    assert thrice["the step itself"] == pytest.approx(0.2 + 3 * 0.05 + PLAN.layers * (0.03 + 3 * 0.01))
