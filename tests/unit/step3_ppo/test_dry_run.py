@@ -95,6 +95,16 @@ def test_forwards_that_are_kept_are_held_together(said):
     assert more == pytest.approx(held(apart, "critic: activations"), abs=0.002)
 
 
+@pytest.mark.parametrize(
+    ("kind", "reuses", "tokens"), [("cpu", "false", "2,048"), ("cpu", "true", "2,560"), ("cuda", "false", "2,560")]
+)
+def test_forwards_on_a_cpu_are_counted_small_but_where_they_are_kept(said, kind, reuses, tokens):
+    """40 sequences of 64 tokens are 2,560; 32 of them are 2,048."""
+    sizes = ("--per_device_generation_batch_size", "40", "--per_device_training_batch_size", "40")
+    text = said(*sizes, "--device", kind, "--reuse_forwards", reuses)
+    assert f"a forward of one rank holds at most {tokens} tokens" in text
+
+
 def test_forwards_are_reused_by_default_where_the_memory_holds_them(said):
     text = said("--device", "cuda", "--device_memory_gb", "80")
     assert "auto: --reuse_forwards true (the forwards that read are learned from; false turns it off)" in text

@@ -36,6 +36,19 @@ def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
     )
 
 
+@pytest.mark.parametrize(
+    ("device", "reuses", "shared_by", "most"),
+    [("cpu", False, 1, 2048), ("cpu", True, 1, 3000), ("cuda", False, 1, 3000), ("cpu", False, 2, 3000)],
+)
+def test_forwards_on_a_cpu_are_small_but_where_they_are_kept_or_shared(device, reuses, shared_by, most):
+    """60 sequences of 50 tokens are 3,000."""
+    sizes: Any = {"per_device_training_batch_size": 60, "sequence_parallel_size": shared_by}
+    ppo = PpoArguments(**sizes, reuse_forwards=reuses)
+    flags: Any = SimpleNamespace(ppo=ppo, longest_tokens=50, guests=GuestSettings())
+    plan = _plan(flags, tiny_causal_lm("llama"), True, Ranks(0, 0, 1, torch.device(device)))
+    assert plan.max_tokens_per_micro_batch == most
+
+
 def test_the_scale_of_scores_is_read_where_it_is_asked_for(tmp_path):
     roles = RolesArguments(critic_model_name_or_path=str(tmp_path))
     config = tiny_config("llama")
