@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,15 @@ Generate = Callable[[torch.Tensor, torch.Tensor], Any]
 def _threestep(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
     from training.utils.contracts.rollout_engine import RolloutRequest
     from training.utils.generation.engines.hf import TransformersRollout
+    from training.utils.models.attention.attention import AUTO
+    from training.utils.models.attention_choice import settle_attention
+    from training.utils.models.own_forward import own_forward_of
 
     engine, sampling = TransformersRollout(tokenizer.decode), _sampling(tokenizer, arguments)
+    own = own_forward_of(model)
+    assert own is not None, "its weights are whole"
+    settle_attention(model, own, AUTO, None, compiled=False)  # as a run's start does, and the check of its engine
+    engine.check(nullcontext(model), own)
     seeds = range(arguments.prompts * SAMPLES)
     return lambda ids, mask: engine.roll_out(model, RolloutRequest(ids, mask.bool(), sampling, seeds, SAMPLES))
 

@@ -13,11 +13,13 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from training.utils.clock.devices import AttentionShares, Device, HostCosts, Links, Measured, Rates, Tiles
 from training.utils.dry_run.operators import OperatorCount
 from training.utils.engine.ranks.cpu_products import chosen_products, float32_products
+from training.utils.models.attention.document_attention import attention_by_document
 
 # Rows x columns x inner, ascending: of thin layers up to those of a few hundred wide. A step has each three times:
 # forward, and backward for both factors.
@@ -126,8 +128,9 @@ def _cache_rate(dtype: torch.dtype) -> float:
     query = torch.randn(_CACHES, _HEADS, 1, _HEAD).to(dtype)
 
     def read() -> None:
-        for keys, values in layers:
-            scaled_dot_product_attention(query, keys, values)
+        with torch.no_grad():
+            for keys, values in layers:
+                attention_by_document(nn.Module(), query, keys, values, None)  # as rollouts do, whatever the precision
 
     return sum(part.numel() for layer in layers for part in layer) * query.element_size() / seconds_of(read)
 

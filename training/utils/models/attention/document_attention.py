@@ -3,7 +3,7 @@
 torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
 A row of many documents, or of a prompt and its responses, is therefore cut into runs (`contracts.runs`), each computed
 without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens, a part of them at a
-time where that is not small; short ones of a bfloat16 model in float32 (`attention_precision`).
+time where that is not small; short ones of a bfloat16 model in float32 (`attention_precision`), and so a lone query.
 
 N rows, T tokens in a row, A heads, K key-value heads, D head size (values may have another), L tokens of a run,
 g heads that share keys.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # One more than speculative rollouts guess at most (`contracts.rollout_engine`).
 _FEW_TOKENS = 9
+# Of keys, and of values, that a thread's core converts at a time: of float32, twice 1 MiB.
+_CONVERTED_NUMBERS = 2**18
 MOST_OF_A_MASK = 2**24  # entries, of a byte, and in the backward of a number; beyond, queries go in parts
 
 
@@ -222,24 +225,69 @@ def _of_few_tokens(
 ) -> torch.Tensor:
     """Return [N, T, A, D]; keys and values are of L tokens. Heads that share keys become the queries of one head:
     transformers would copy all keys and values of the cache for each of them, for every token (`repeat_kv`,
-    transformers 5.19), and torch's `enable_gqa` does so on CUDA wherever there is a mask. In bfloat16 on a CPU a lone
-    query is doubled: torch takes 1.6 times as long for one query as for two (torch 2.13, docs/lab_book.md)."""
+    transformers 5.19), and torch's `enable_gqa` does so on CUDA wherever there is a mask."""
     count, heads, tokens, size = query_NATD.shape
     group = heads // key_NKLD.shape[1]
     queries = group * tokens
     query_NKqD = query_NATD.reshape(count, -1, queries, size)
-    if queries == 1 and query_NKqD.dtype == torch.bfloat16 and query_NKqD.device.type == "cpu":
-        query_NKqD = query_NKqD.expand(-1, -1, 2, -1)
     if group > 1 and attention_mask is not None:
         if attention_mask.shape[1] == heads:  # MiniMax-M3's index picks other keys for each head (transformers 5.19)
             attention_mask = attention_mask.reshape(len(attention_mask), -1, queries, attention_mask.shape[-1])
         elif tokens > 1:
             attention_mask = attention_mask.repeat(1, 1, group, 1)
-    output_NKqD = functional.scaled_dot_product_attention(
+    is_lone = queries == 1 and attention_dtype(queries, query_NKqD) != query_NKqD.dtype
+    attention = _of_one_query_each if is_lone else functional.scaled_dot_product_attention
+    output_NKqD = attention(
         query_NKqD, key_NKLD, value_NKLD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
-    output_NATD = output_NKqD[:, :, :queries].reshape(count, heads, tokens, -1)
+    output_NATD = output_NKqD.reshape(count, heads, tokens, -1)
     return output_NATD.transpose(1, 2).contiguous()
+
+
+def _of_one_query_each(
+    query_NK1D: torch.Tensor,
+    key_NKLD: torch.Tensor,
+    value_NKLD: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None,
+    **others: Any,
+) -> torch.Tensor:
+    """As torch's function, for a bfloat16 model on a CPU, computed in float32 and rounded once. torch's kernel for one
+    query takes twice as long in bfloat16 (torch 2.13, docs/lab_book.md). A few heads of the cache are converted at a
+    time, into one place, and read there before they leave the core's own memory: as fast as a cache in float32, in half
+    of its bytes. The parts change no bit."""
+    wide, (count, all_heads) = torch.float32, key_NKLD.shape[:2]
+    rows, heads = _heads_at_once(key_NKLD)
+    if attn_mask is not None and attn_mask.is_floating_point():  # torch takes no other type than the queries'
+        attn_mask = attn_mask.to(wide)
+    if (rows, heads) == (count, all_heads):
+        parts = (query_NK1D.to(wide), key_NKLD.to(wide), value_NKLD.to(wide))
+        output = functional.scaled_dot_product_attention(*parts, attn_mask=attn_mask, **others)
+        return output.to(query_NK1D.dtype)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(count, all_heads, 1, -1)
+    rooms = [part.new_empty(rows, heads, *part.shape[2:], dtype=wide) for part in (key_NKLD, value_NKLD)]
+    output_NK1D = query_NK1D.new_empty(*query_NK1D.shape[:3], value_NKLD.shape[-1])
+    for row, head in product(range(0, count, rows), range(0, all_heads, heads)):
+        place = (slice(row, row + rows), slice(head, head + heads))
+        held = [part[place] for part in (key_NKLD, value_NKLD)]
+        key, value = (room[: len(part), : part.shape[1]].copy_(part) for room, part in zip(rooms, held, strict=True))
+        mask = None if attn_mask is None else attn_mask[place]
+        output_NK1D[place] = functional.scaled_dot_product_attention(
+            query_NK1D[place].to(wide), key, value, attn_mask=mask, **others
+        )
+    return output_NK1D
+
+
+def _heads_at_once(key_NKLD: torch.Tensor) -> tuple[int, int]:
+    """Return of how many rows how many heads are converted at a time, at least one for each thread; all of them where a
+    backward needs them, or a compiler would have to cut up the loop."""
+    count, heads = key_NKLD.shape[:2]
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return count, heads
+    a_thread = max(1, _CONVERTED_NUMBERS // key_NKLD[0, 0].numel())
+    together = torch.get_num_threads() * a_thread
+    return min(count, max(1, together // heads)), min(heads, together)
 
 
 def _flat(part_NATD: torch.Tensor, heads: int) -> torch.Tensor:
