@@ -25,6 +25,7 @@ from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.models.settings import ModelSettings
+from training.utils.run.run_arguments import ONEDNN, TORCH
 from training.utils.run.run_folder import RunFolder
 from training.utils.setup import opened_run
 from training.utils.setup.flags import RunFlags
@@ -177,6 +178,58 @@ def test_a_resumed_run_keeps_the_share_that_it_began_with(tmp_path, monkeypatch)
     check_settings(Path("step_1"), {"settings": begun}, {**begun, "data_split": "auto"}, {})
     with pytest.raises(ThreestepError, match="--data_split was 2,4,4 and is 1,0,0"):
         check_settings(Path("step_1"), {"settings": begun}, {**begun, "data_split": "1,0,0"}, {})
+
+
+def products_of_run(monkeypatch, tmp_path, given=None, resumes=None):
+    """The library of the ranks and of the settings of a run that is given one, or none, and resumes one that began with
+    `resumes`. Ranks without a wish take ONEDNN."""
+    flags: Any = CheckpointArguments()
+    plan = CheckpointPlan(flags, None, {}, tmp_path if resumes is not None else None)  # type: ignore[arg-type]
+    monkeypatch.setattr(opened_run, "products_of_all", lambda wanted, device: wanted or ONEDNN)
+    monkeypatch.setattr(opened_run, "plan_checkpoints", lambda *given, **named: plan)
+    monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (resumes or {}).get(name))
+    monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
+    alone = contextlib.nullcontext(Ranks(0, 0, 1, torch.device("cpu")))
+    monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
+    run: Any = SimpleNamespace(output_dir=str(tmp_path), cpu_products=given)
+    faults: Any = SimpleNamespace(rank_timeout=1.0)
+    data = data_flags(data_path=["embedded"])
+    with opened_run.planned_run(RunFlags(SFT, run, flags, faults, data, {})) as found:
+        assert found.flags.settings["cpu_products"] == found.plan.settings["cpu_products"] == found.ranks.products
+        return found.ranks.products
+
+
+def test_float32_products_are_as_the_run_began(monkeypatch, tmp_path):
+    assert products_of_run(monkeypatch, tmp_path) == ONEDNN
+    assert products_of_run(monkeypatch, tmp_path, given=TORCH) == TORCH
+    for began in (TORCH, ONEDNN):
+        assert products_of_run(monkeypatch, tmp_path, resumes={"cpu_products": began}) == began
+    assert products_of_run(monkeypatch, tmp_path, resumes={}) == TORCH  # from before the flag
+    assert products_of_run(monkeypatch, tmp_path, given=ONEDNN, resumes={"cpu_products": TORCH}) == ONEDNN
+
+
+@pytest.mark.parametrize("library", [TORCH, ONEDNN])
+def test_the_loop_multiplies_by_the_library_of_the_ranks(monkeypatch, tmp_path, library):
+    taken: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(name):
+        taken.append(f"in {name}")
+        yield
+        taken.append("out")
+
+    monkeypatch.setattr(opened_run, "float32_products", noted)
+    records = contextlib.nullcontext(("metrics", "checkpoints"))
+    monkeypatch.setattr(opened_run, "checkpointed_run", lambda *given, **named: records)
+    nothing: Any = None
+    flags: Any = SimpleNamespace(trains=False, faults=SimpleNamespace(max_bad_steps=1))
+    ranks = Ranks(0, 0, 1, torch.device("cpu"), products=library)
+    run = OpenedRun(flags, ranks, nothing, RunFolder(str(tmp_path), True), nothing, "fp32")
+    report: Any = ModelSettings("any dataclass")
+    data = opened_run.RunData(report, "rows", 1.0)
+    with run.recorded(nothing, data, {}):
+        taken.append("the loop")
+    assert taken == [f"in {library}", "the loop", "out"]
 
 
 def test_the_style_that_rows_have_is_written_to_the_settings(tmp_path):

@@ -18,6 +18,10 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLO
 _EXPANDABLE = "expandable_segments:True"
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _THREADS = "OMP_NUM_THREADS"
+# How many prepared products oneDNN, and PyTorch before it, keep for shapes that they have met, 1,024 by default (oneDNN
+# 3.12, primitive_cache.cpp; ideep, lru_cache.hpp). Each holds room of its factors' size.
+_KEPT_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_MOST_KEPT = "8"  # those of a layer's forward or backward
 
 
 def chosen_accelerator(environment: Mapping[str, str], has_cuda: bool) -> str:
@@ -93,6 +97,13 @@ def set_threads(environment: Mapping[str, str], world_size: int) -> None:
     if world_size > 1 and not environment.get(_THREADS):
         here = int(environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size)
         torch.set_num_threads(max(1, cores() // here))
+
+
+def bound_kept_products(environment: MutableMapping[str, str]) -> None:
+    """Have this process keep the prepared products of few shapes, unless the user says how many. Before the first
+    product on a CPU: rows are of ever new lengths, and 60 MB were kept for each of them (docs/lab_book.md)."""
+    for name in _KEPT_PRODUCTS:
+        environment.setdefault(name, _MOST_KEPT)
 
 
 def make_deterministic(device: torch.device, environment: MutableMapping[str, str]) -> None:

@@ -17,7 +17,13 @@ import torch
 from training.utils.base.errors import ThreestepError
 from training.utils.base.quick_imports import quick_imports
 from training.utils.engine.ranks.collectives import barrier, wait_for_main
-from training.utils.engine.ranks.devices import device_of, set_allocator, set_threads, take_accelerator
+from training.utils.engine.ranks.devices import (
+    bound_kept_products,
+    device_of,
+    set_allocator,
+    set_threads,
+    take_accelerator,
+)
 from training.utils.engine.ranks.host_memory import keep_freed_memory
 from training.utils.engine.ranks.rank_watch import leave_process_group, started_watch
 from training.utils.models.adapters.one_precision import ROUNDED
@@ -87,6 +93,7 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
     _quiet_libraries()
     set_allocator(os.environ, shares_gpu)
     set_threads(os.environ, int(os.environ.get("WORLD_SIZE", "1")))
+    bound_kept_products(os.environ)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = device_of(local_rank, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     alone: dict[str, str] = {}

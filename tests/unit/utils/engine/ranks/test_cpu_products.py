@@ -3,6 +3,7 @@ processor's name, and by nothing that a second start could find otherwise."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from tests.support.forked_programs import run_python
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks import cpu_products
 from training.utils.engine.ranks.cpu_products import (
@@ -18,6 +20,7 @@ from training.utils.engine.ranks.cpu_products import (
     float32_products,
     products_of_all,
 )
+from training.utils.engine.ranks.devices import bound_kept_products
 from training.utils.run.run_arguments import ONEDNN, TORCH
 
 CPU = torch.device("cpu")
@@ -155,3 +158,38 @@ def test_ranks_take_what_all_of_them_choose(monkeypatch):
         monkeypatch.setattr(cpu_products, "gathered", lambda own, others=others: [own, *others])
         assert products_of_all(ONEDNN, CPU) == library
     assert products_of_all(ONEDNN, torch.device("cuda")) == TORCH
+
+
+LENGTHS = """
+import os, sys, torch
+from training.utils.engine.ranks.cpu_products import float32_products
+from training.utils.engine.ranks.devices import bound_kept_products
+if sys.argv[1] == "bound":
+    bound_kept_products(os.environ)
+weight = torch.randn(512, 512).requires_grad_()
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+with float32_products("onednn"):
+    for length in range(1000, 1040):
+        if length == 1005:
+            before = resident()
+        (torch.randn(length, 512).requires_grad_() @ weight.t()).sum().backward()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_rows_of_ever_new_lengths_take_no_ever_more_memory():
+    """Of each length oneDNN prepares three products, whose rooms hold at least one factor: 2 MB of states each."""
+    grown = {}
+    for words in ("bound", "not"):
+        done = run_python(["-c", LENGTHS, words])
+        assert done.returncode == 0, done.stderr
+        grown[words] = int(done.stdout)
+    assert grown["bound"] < grown["not"] / 3 and grown["bound"] < 40e6
+
+
+def test_a_users_own_bounds_stay():
+    environment = {"LRU_CACHE_CAPACITY": "77"}
+    bound_kept_products(environment)
+    assert environment == {"LRU_CACHE_CAPACITY": "77", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
