@@ -21,7 +21,7 @@ _THREADS = "OMP_NUM_THREADS"
 # How many prepared products oneDNN, and PyTorch before it, keep for shapes that they have met, 1,024 by default (oneDNN
 # 3.12, primitive_cache.cpp; ideep, lru_cache.hpp). Each holds room of its factors' size.
 _KEPT_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-_MOST_KEPT = "8"  # those of a layer's forward or backward
+_MOST_KEPT = "16"  # those of a layer, forward and backward
 
 
 def chosen_accelerator(environment: Mapping[str, str], has_cuda: bool) -> str:
