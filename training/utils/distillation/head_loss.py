@@ -87,7 +87,7 @@ class _HeadDivergence(torch.autograd.Function):
                 grad_bias_V = part_V if grad_bias_V is None else grad_bias_V.add_(part_V)
             grad_CV = grad_CV.to(hidden_UH.dtype)
             if grad_hidden_UH is not None:
-                torch.mm(grad_CV, weight_VH, out=grad_hidden_UH[here])
+                grad_hidden_UH[here] = grad_CV @ weight_VH
             if ctx.needs_input_grad[1]:
                 grad_weight_VH = plus_product(grad_weight_VH, grad_CV.t(), hidden_UH[here])
         ctx.gradients = (

@@ -241,7 +241,7 @@ class _TargetLogprobs(torch.autograd.Function):
                 grad_CV.div_(ctx.temperature)
             grad_CV = grad_CV.to(hidden_MH.dtype)
             if grad_hidden_MH is not None:
-                torch.mm(grad_CV, weight_VH, out=grad_hidden_MH[here])
+                grad_hidden_MH[here] = grad_CV @ weight_VH
             if ctx.needs_input_grad[1]:
                 grad_weight_VH = plus_product(grad_weight_VH, grad_CV.t(), hidden_MH[here])
             if ctx.needs_input_grad[2]:

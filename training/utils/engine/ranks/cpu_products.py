@@ -2,7 +2,7 @@
 
 PyTorch takes MKL for float32 on x86, and oneDNN for bfloat16 (2.13, native/LinearAlgebra.cpp). On AMD's processors
 MKL's products stay far below what AVX-512 gives: oneDNN's take less than half of the time (docs/lab_book.md). Inside
-`float32_products` PyTorch's kernels `mm` and `addmm` are oneDNN's, under autograd and all else that uses them, so that
+`float32_products` PyTorch's kernels `mm`, `addmm` and `addmm_` are oneDNN's, under autograd and all else that uses them, so that
 models, adapters and optimizers need to know nothing of it. Sums come in another order, as between two processors.
 """
 
@@ -58,6 +58,7 @@ def float32_products(library: str) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
             kernels.impl("mm", _mm, "CPU")
             kernels.impl("addmm", _addmm, "CPU")
+            kernels.impl("addmm_", _addmm_in_place, "CPU")
         yield
 
 
@@ -81,6 +82,18 @@ def _addmm(
     ):
         return _product(left, right, added)
     return torch.addmm(added, left, right, beta=beta, alpha=alpha, out=left.new_empty(0))
+
+
+def _addmm_in_place(
+    added: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """The kernel of aten::addmm_, the sum of a weight's gradients."""
+    if left.dim() == right.dim() == 2 and added.shape != (wanted := torch.Size((len(left), right.shape[1]))):
+        # Otherwise the sum would be repeated, or the tensor get another shape.
+        raise RuntimeError(f"Bad in-place call: input tensor size {added.shape} and output {wanted} should match")
+    if added.dtype == torch.float32 and beta == alpha == 1 and _is_large(left, right):
+        return added.add_(_product(left, right))
+    return torch.addmm(added, left, right, beta=beta, alpha=alpha, out=added)
 
 
 def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:

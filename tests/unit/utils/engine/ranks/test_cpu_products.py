@@ -103,12 +103,32 @@ def test_a_layer_of_three_dimensions_and_factors_of_addmm():
     )
 
 
+def test_a_sum_of_products_in_place_is_onednns_and_stays_in_its_place():
+    left, right = forms()["both turned"]
+    total, doubled = numbers(ROWS, COLUMNS), numbers(ROWS, COLUMNS)
+    exact = total.double() + left.double() @ right.double()
+    product = torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], "")
+    expected = total + product
+    with float32_products(ONEDNN):
+        assert total.addmm_(left, right) is total
+        doubled.addmm_(left, right, beta=2.0, alpha=0.5)
+        small = numbers(4, 6).addmm_(numbers(4, 5), numbers(5, 6))
+    assert torch.equal(total, expected)
+    torch.testing.assert_close(total.double(), exact, rtol=0, atol=2.4e-4)
+    torch.testing.assert_close(
+        doubled.double(), 2.0 * numbers(ROWS, COLUMNS).double() + 0.5 * product.double(), rtol=0, atol=2.4e-4
+    )
+    assert torch.equal(small, numbers(4, 6).addmm_(numbers(4, 5), numbers(5, 6)))
+
+
 def test_mistakes_are_told_in_pytorchs_words():
     with float32_products(ONEDNN):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             numbers(200, 128) @ numbers(129, 200)
         with pytest.raises(RuntimeError, match="must be a matrix|2D|2-D"):
             torch.mm(numbers(200, 200), numbers(200))
+        with pytest.raises(RuntimeError, match="expand|must match|does not match|Bad in-place call"):
+            numbers(9, 200).addmm_(numbers(1, 128 * 128), numbers(128 * 128, 200))
         with pytest.raises(RuntimeError, match="same dtype|expected"):
             numbers(200, 200) @ numbers(200, 200).double()
         assert (numbers(0, 128) @ numbers(128, 9)).shape == (0, 9)
