@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -30,8 +31,10 @@ from safetensors.torch import load_file, save_file
 import threestep
 from benchmarks.clock.drawing import with_drawing
 from benchmarks.clock.dry import predicted_seconds
-from training.utils.clock.devices import Device, HostCosts
+from training.utils.clock.devices import AttentionShares, Device, HostCosts
 from training.utils.dry_run.cpu_rates import measured_cpu
+from training.utils.dry_run.in_a_model import KernelSeconds
+from training.utils.dry_run.operators import ATTENTION, PRODUCT
 
 WITHIN = 0.15
 KINDS = ("sft", "reward", "dpo", "grpo", "ppo")
@@ -77,16 +80,23 @@ def drawn_setting(seed: int) -> Drawn:
 
 
 def with_costs(device: Device, folder: Path) -> Device:
-    """The device with what drawing costs, and the seconds that the programs take beside their model, from runs of
-    models of next to no work: SFT of one layer and of nine, in one and in four micro-steps, and GRPO."""
-    few = Drawn(64, 1, 300, 16, 1, 1, False)
+    """The device with what drawing costs, and the seconds that the programs take beside their model, from runs of small
+    models: SFT of one layer and of nine, in one and in four micro-steps, and GRPO of next to no work."""
+    small = Drawn(192, 1, 300, 64, 2, 1, False)
     beside: dict[tuple[int, int], float] = {}
     for layers, steps in itertools.product((1, 1 + _FURTHER_LAYERS), (1, 4)):
-        run = Runs(few._replace(layers=layers, accumulation=steps), folder / f"{layers}_{steps}")
-        beside[layers, steps] = run.seconds_of("sft") - run.predicted("sft", device)
+        run = Runs(small._replace(layers=layers, accumulation=steps), folder / f"{layers}_{steps}")
+        beside[layers, steps] = run.seconds_beside(device)
     known = _with(with_drawing(device), **costs_beside(beside))
-    drawing = Runs(few._replace(rows=2), folder / "drawing")
+    drawing = Runs(Drawn(64, 1, 300, 16, 2, 1, False), folder / "drawing")
     return _with(known, rollout=max(0.0, drawing.seconds_of("grpo") - drawing.predicted("grpo", known)))
+
+
+def without_products(device: Device) -> Device:
+    """The device on which products and attention take no time."""
+    assert device.measured is not None
+    free = device.measured._replace(matmuls=((1.0, ((1.0, math.inf),)),))
+    return replace(device, attention=AttentionShares(math.inf, math.inf), measured=free)
 
 
 def costs_beside(seconds: Mapping[tuple[int, int], float]) -> dict[str, float]:
@@ -193,14 +203,30 @@ class Runs:
 
     def seconds_of(self, kind: str) -> float:
         """Processor seconds of a step of the run."""
+        return self._run(kind, _STEPS)[0]
+
+    def seconds_beside(self, device: Device) -> float:
+        """Of a step of SFT: those that neither its products and its attention took, as they ran in further steps, nor
+        anything else that is counted, by the device's rates."""
+        seconds, products = self._run("sft", 2 * _STEPS)
+        return seconds - products - self.predicted("sft", without_products(device))
+
+    def _run(self, kind: str, steps: int) -> tuple[float, float]:
+        """Seconds of one of the first steps, and in products and attention of one of those after `_STEPS`."""
         marks: list[float] = []
+        inside = KernelSeconds()
 
         def follow(step: int, figures: dict[str, Any]) -> None:
-            if step and not any(name.startswith("eval/") for name in figures):
-                marks.append(time.process_time())
+            if not step or any(name.startswith("eval/") for name in figures):
+                return
+            marks.append(time.process_time())
+            if step == _STEPS < steps:
+                inside.__enter__()
+            elif step == steps > _STEPS:
+                inside.__exit__(None, None, None)
 
         common = dict(
-            max_train_steps=_STEPS,
+            max_train_steps=steps,
             output_dir=str(self.folder / kind),
             overwrite=True,
             report=False,
@@ -210,8 +236,9 @@ class Runs:
             **_PRECISION,
         )
         self._call(kind)(**self.settings_of(kind), **common)
-        steps = [later - earlier for earlier, later in zip(marks, marks[1:], strict=False)]
-        return statistics.median(steps[_WARM - 1 :])
+        plain = [later - earlier for earlier, later in zip(marks, marks[1:_STEPS], strict=False)]
+        products = (inside.seconds[PRODUCT] + inside.seconds[ATTENTION]) / max(1, steps - _STEPS)
+        return statistics.median(plain[_WARM - 1 :]), products
 
     def _call(self, kind: str) -> Callable[..., Any]:
         prompts = [{"prompt": row["completion"]} for row in self._rows]
@@ -254,7 +281,7 @@ def sequences(setting: Drawn) -> list[str]:
     """Texts longer than a row."""
     dice = random.Random(1)
     words = ["".join(dice.choices(string.ascii_lowercase, k=dice.randint(2, 6))) for _ in range(400)]
-    count = 2 * _STEPS * setting.rows * setting.accumulation
+    count = 3 * _STEPS * setting.rows * setting.accumulation
     return [" ".join(dice.choices(words, k=2 * setting.tokens)) for _ in range(count)]
 
 

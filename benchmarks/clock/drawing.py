@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from training.utils.clock.devices import Device
+from training.utils.clock.devices import Device, Points
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.dry_run.activations import cache_bytes
 from training.utils.dry_run.operators import training_work
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ROWS = (1, 2, 4, 8, 16)
-_WIDTH, _HEAD, _LAYERS = 320, 64, 4
+_WIDTH, _HEAD = 320, 64
+_LAYERS = (2, 6)  # of 10 and 30 MB: a cache holds the smaller one's weights
 _SHORT, _LONG = 8, 40  # tokens of two drawings: their difference has neither prompts nor what is done once
 _PROMPT, _LONG_PROMPT = 8, 256
 _TRIES = 5
@@ -49,15 +50,21 @@ def with_drawing(device: Device) -> Device:
 
 def _with_drawing(device: Device) -> Device:
     assert device.measured is not None
-    one, five, wide = _steps(8, 1), _steps(8, 5), _steps(_WIDTH, _LAYERS)
+    one, five = _steps(8, 1), _steps(8, 5)
     more = five.operators - one.operators
     drawn = statistics.median((five.seconds[rows] - one.seconds[rows]) / more for rows in _ROWS)
     token = max(0.0, statistics.median(one.seconds[rows] - drawn * one.operators for rows in _ROWS))
     costs = device.measured.costs._replace(token=token, drawn=drawn)
-    besides = token + drawn * wide.operators
-    thin = tuple((float(rows), 2.0 * wide.weights * rows / (wide.seconds[rows] - besides)) for rows in _ROWS)
+    thin = tuple(_thin_rates(_steps(_WIDTH, layers), token, drawn) for layers in _LAYERS)
     measured = device.measured._replace(costs=costs, thin=thin, cache_rate=_cache_rate())
     return replace(device, measured=measured)
+
+
+def _thin_rates(wide: Steps, token: float, drawn: float) -> tuple[float, Points]:
+    """The weights of a model and FLOP/s by rows. token, drawn: seconds of a step besides it, and of an operator."""
+    besides = token + drawn * wide.operators
+    rates = tuple((float(rows), 2.0 * wide.weights * rows / (wide.seconds[rows] - besides)) for rows in _ROWS)
+    return float(wide.weights), rates
 
 
 def _steps(width: int, layers: int) -> Steps:

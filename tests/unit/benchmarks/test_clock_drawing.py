@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from benchmarks.clock import drawing
-from training.utils.clock.devices import DEVICES, HostCosts, Measured
+from tests.support.flat_cpu import flat
+from training.utils.clock.devices import DEVICES, HostCosts
 from training.utils.clock.work import TrainingWork, Work
 
-CPU = replace(
-    DEVICES["h100"], measured=Measured(((1e3, 1e9),), HostCosts(1e-5, 5e-6), 1e8, 2e9, ((1.0, 1e9),), cache_rate=1e9)
-)
+CPU = replace(DEVICES["h100"], measured=flat(1e9, HostCosts(1e-5, 5e-6)))
 TOKEN, OPERATOR, RATE, CACHE_RATE = 3e-4, 7e-6, 5e9, 4e9
 
 
@@ -36,7 +35,10 @@ def test_parts_of_a_step_are_told_apart(monkeypatch):
     monkeypatch.setattr(drawing, "_engine", lambda model: (None, model))
     measured = drawing.with_drawing(CPU).measured
     assert measured.costs == HostCosts(1e-5, 5e-6, token=pytest.approx(TOKEN), drawn=pytest.approx(OPERATOR))
-    assert measured.thin == tuple((rows, pytest.approx(RATE)) for rows in drawing._ROWS)
+    points = tuple((rows, pytest.approx(RATE)) for rows in drawing._ROWS)
+    assert [rates for _, rates in measured.thin] == [points, points]
+    layers = 4 * 320**2 + 3 * 320 * 848 + 2 * 320  # attention, MLP and norms of a layer
+    assert [size for size, _ in measured.thin] == [512 * 320 + 320 + count * layers for count in (2, 6)]
     assert measured.cache_rate == pytest.approx(CACHE_RATE)
 
 

@@ -64,26 +64,38 @@ class HostCosts(NamedTuple):
     layer_micro_step: float = 0.0
 
 
+Points = tuple[tuple[float, float], ...]  # a rate by size, in ascending order
+
+
 class Measured(NamedTuple):
     """Rates of a CPU that is its own host: every launch adds to the work that it launches, and nothing hides behind
-    anything. matmuls: (FLOPs, FLOP/s) of products, in ascending order. numbers: that a step takes in a second, with
-    their gradients and AdamW. head_rate: bytes a second of the log-probabilities' operators. thin:
-    (rows, FLOP/s) of products of few rows. cache_rate: bytes a second of a cache that a step of drawing reads."""
+    anything; all tables ascend. matmuls: (width, ((rows, FLOP/s), ...)) of the products of layers as wide as tall.
+    optimizer: (numbers, numbers a second) of a step's way through gradients and AdamW. head_rate: bytes a second of the
+    log-probabilities' operators. thin: (weights, ((rows, FLOP/s), ...)) of products of few rows, in a model of so many
+    weights: a processor's cache holds those of a small one. cache_rate: bytes a second of a cache that a step of
+    drawing reads."""
 
-    matmuls: tuple[tuple[float, float], ...]
+    matmuls: tuple[tuple[float, Points], ...]
     costs: HostCosts
-    numbers: float
+    optimizer: Points
     head_rate: float
-    thin: tuple[tuple[float, float], ...]
+    thin: tuple[tuple[float, Points], ...]
     cache_rate: float
 
-    def matmul_rate(self, flops: float) -> float:
-        """FLOP/s of a product of a size."""
-        return _between(self.matmuls, flops)
+    def matmul_rate(self, rows: int, columns: int, inner: int) -> float:
+        """FLOP/s of a product. Its longest side counts as the rows, whose order changes little, and the mean of the
+        other two, by their logarithms, as the width."""
+        first, second, longest = sorted((rows, columns, inner))
+        widths = [(width, _between(points, longest)) for width, points in self.matmuls]
+        return _between(widths, math.sqrt(first * second))
 
-    def thin_rate(self, rows: float) -> float:
-        """FLOP/s of a layer of few rows."""
-        return _between(self.thin, rows)
+    def optimizer_rate(self, numbers: float) -> float:
+        """Numbers a second of a step that trains so many."""
+        return _between(self.optimizer, numbers)
+
+    def thin_rate(self, weights: float, rows: float) -> float:
+        """FLOP/s of a layer of few rows, in a model of so many weights."""
+        return _between([(size, _between(points, rows)) for size, points in self.thin], weights)
 
 
 def _between(points: Sequence[tuple[float, float]], size: float) -> float:
@@ -157,7 +169,11 @@ def read_device(text: str) -> Device:
     for name, kind in records.items():
         found[name] = kind(*found[name])
     if found["measured"] is not None:
-        matmuls, costs, numbers, head_rate, thin, cache_rate = found["measured"]
-        points = [tuple((size, rate) for size, rate in table) for table in (matmuls, thin)]
-        found["measured"] = Measured(points[0], HostCosts(*costs), numbers, head_rate, points[1], cache_rate)
+        matmuls, costs, optimizer, head_rate, thin, cache_rate = found["measured"]
+        matmuls, thin = (tuple((size, _points(rates)) for size, rates in table) for table in (matmuls, thin))
+        found["measured"] = Measured(matmuls, HostCosts(*costs), _points(optimizer), head_rate, thin, cache_rate)
     return Device(**found)
+
+
+def _points(table: Sequence[Sequence[float]]) -> Points:
+    return tuple((size, rate) for size, rate in table)

@@ -43,7 +43,7 @@ def decode_seconds(plan: DecodePlan, device: Device, dtype: str = "bf16") -> flo
     launched, share = plan.launches * launch_seconds(device), usual_share(device)
     if device.measured is not None:
         launched = plan.launches * (device.measured.costs.drawn or device.measured.costs.forward)
-        computed = 2 * plan.weights * plan.sequences / device.measured.thin_rate(plan.sequences)
+        computed = 2 * plan.weights * plan.sequences / device.measured.thin_rate(plan.weights, plan.sequences)
         cached_too = cached / device.measured.cache_rate  # the weights' way through memory is in the products' rate
         return plan.answer * (computed + cached_too + launched + device.measured.costs.token)
     return plan.answer * max(read / share, computed / share, launched)

@@ -64,7 +64,7 @@ def work_seconds(
     apart = launch_seconds(device, backward) * work.apart_launches if by_document else 0.0
     return WorkSeconds(
         matmuls,
-        work.attention_flops / (share * peak),
+        (work.attention_flops + by_document * work.apart_flops) / (share * peak),
         (moved + by_document * work.apart_bytes) / written,
         apart + work.launches * launch_seconds(device, backward) * (0.25 if fused else 1.0),
     )
@@ -86,7 +86,7 @@ def usual_share(device: Device) -> float:
 def matmul_seconds(matmul: Matmul, device: Device, dtype: str) -> float:
     """The slower of the tiles' arithmetic and the operands' way through memory."""
     if device.measured is not None:
-        return matmul.flops / device.measured.matmul_rate(matmul.flops / matmul.batch)
+        return matmul.flops / device.measured.matmul_rate(*matmul[1:])
     rates = matmul_rates(device, dtype)
     computed = matmul.flops / (1e12 * (rates.reached or USUAL_SHARE * rates.peak) * used_share(matmul, device))
     size = {"fp32": 4, "fp8": 1}.get(dtype, 2)

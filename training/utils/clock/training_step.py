@@ -103,7 +103,7 @@ def _optimizer(plan: StepPlan, device: Device) -> Parts:
         costs = device.measured.costs
         once = costs.step + plan.layers * costs.layer
         itself = once + plan.micro_steps * (costs.micro_step + plan.layers * costs.layer_micro_step)
-        return {"optimizer": numbers / device.measured.numbers, "the step itself": itself}
+        return {"optimizer": numbers / device.measured.optimizer_rate(numbers), "the step itself": itself}
     if not plan.offloads:
         return {"optimizer": _ADAM_BYTES * numbers / memory_rate(device)}
     size = 4 if plan.dtype == "fp32" else 2

@@ -33,8 +33,9 @@ class Work:
     moved_bytes: read and written by all other operators, each alone; fused_bytes: if a compiler fuses those between two
     matmuls.
     launches: operators that do something.
-    apart_launches, apart_bytes: what there is besides where attention is computed document by document, as on a CPU
-    (`models/attention/document_attention`): further calls, and tensors that are put together from their documents'.
+    apart_launches, apart_bytes, apart_flops: what there is besides where attention is computed document by document, as
+    on a CPU (`models/attention/document_attention`): further calls, tensors put together from their documents', and
+    what is masked within its blocks.
     """
 
     matmuls: Counter[Matmul] = field(default_factory=Counter)
@@ -44,6 +45,7 @@ class Work:
     launches: float = 0.0
     apart_launches: float = 0.0
     apart_bytes: float = 0.0
+    apart_flops: float = 0.0
 
     @property
     def matmul_flops(self) -> float:
@@ -62,6 +64,7 @@ class Work:
             self.launches + times * other.launches,
             self.apart_launches + times * other.apart_launches,
             self.apart_bytes + times * other.apart_bytes,
+            self.apart_flops + times * other.apart_flops,
         )
 
 

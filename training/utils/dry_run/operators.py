@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 _PRODUCTS = {"mm": 0, "bmm": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1}  # where the first factor is
 _DOES_NOTHING = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "alias")
 
+_QUERIES_OF_A_BLOCK = 32  # of documents up to 191 tokens; longer ones have larger blocks, which are faster
+KINDS = PRODUCT, ATTENTION, MEMORY_BOUND, VIEW = "product", "attention", "memory-bound", "view"
+
+
+def operator_kind(func: Any) -> str:
+    """PRODUCT, ATTENTION, MEMORY_BOUND, or VIEW for what computes nothing. func: as dispatch modes get it."""
+    name = func.overloadpacket.__name__
+    if name in _PRODUCTS:
+        return PRODUCT
+    if name in _DOES_NOTHING or func.is_view or name.startswith(("_unsafe_view", "_reshape_alias")):
+        return VIEW
+    return ATTENTION if "scaled_dot_product" in name else MEMORY_BOUND
+
 
 class OperatorCount(TorchDispatchMode):
     """Counts what runs inside. Storages are held until it ends, since a freed one could pass its address on."""
@@ -40,19 +53,20 @@ class OperatorCount(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
+        name, kind = func.overloadpacket.__name__, operator_kind(func)
         read = [part for part in tree_leaves((args, kwargs)) if isinstance(part, torch.Tensor)]
         written = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
         self._kept += written
-        if name in _PRODUCTS:
+        if kind == PRODUCT:
             self._product(name, args, read, written)
-        elif name not in _DOES_NOTHING and not (func.is_view or name.startswith(("_unsafe_view", "_reshape_alias"))):
+        elif kind != VIEW:
             self._memory_bound(read, written)
         return result
 
-    def attention(self, flops: float, read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """Add one call of an attention kernel on rows of one document each. made: each is put together from what its
-        documents make, where these are computed one by one."""
+    def attention(self, flops: float, masked: float, read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Add one call of an attention kernel on rows of one document each. masked: FLOPs of what blocks of a CPU's
+        kernel compute in vain. made: each is put together from what its documents make, where these are computed one by
+        one."""
         documents = made[0].shape[0]
         self._add(
             Work(
@@ -61,6 +75,7 @@ class OperatorCount(TorchDispatchMode):
                 fused_bytes=self._handed_over(read),
                 apart_launches=documents - 1 + len(made),
                 apart_bytes=2.0 * sum(map(_bytes, made)),
+                apart_flops=masked,
             )
         )
 
@@ -86,6 +101,12 @@ class OperatorCount(TorchDispatchMode):
 
     def _add(self, done: Work) -> None:
         self.work = self.work.plus(done)
+
+
+def masked_pairs(tokens: int) -> float:
+    """Masked pairs of a causal document that a CPU's kernel computes, whose blocks of queries see the keys up to their
+    last one (torch 2.13, FlashAttentionKernel.cpp)."""
+    return tokens * (_QUERIES_OF_A_BLOCK - 1) / 2
 
 
 def training_work(model: PreTrainedModel, rows: int, tokens: int, targets: int) -> TrainingWork:
@@ -151,16 +172,17 @@ class _Attention(torch.autograd.Function):
         rows, heads, tokens, width = query.shape
         reach = min(tokens, window or tokens)
         pairs = reach * (reach + 1) / 2 + (tokens - reach) * reach
-        ctx.count, ctx.flops = count, rows * heads * (width + value.shape[-1]) * pairs
+        each = rows * heads * (width + value.shape[-1])  # of a pair, in each of its two products
+        ctx.count, ctx.flops, ctx.masked = count, each * pairs, each * masked_pairs(tokens)
         ctx.save_for_backward(query, key, value)
         output = query.new_empty(rows, tokens, heads, value.shape[-1])
-        count.attention(2 * ctx.flops, [query, key, value], [output])
+        count.attention(2 * ctx.flops, 2 * ctx.masked, [query, key, value], [output])
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         made = [torch.empty_like(part) for part in ctx.saved_tensors]
-        ctx.count.attention(5 * ctx.flops, list(grads), made)
+        ctx.count.attention(5 * ctx.flops, 5 * ctx.masked, list(grads), made)
         return *made, None, None
 
 

@@ -8,7 +8,15 @@ import pytest
 
 from training.utils.clock.devices import DEVICES, HostCosts, Measured, read_device
 
-MEASURED = Measured(((1e3, 1e9), (1e5, 3e9)), HostCosts(1e-5, 5e-6, 1e-3), 1e8, 2e9, ((1.0, 1e9),), 1e9)
+WIDTHS = ((10.0, ((100.0, 1e9), (10_000.0, 3e9))), (1000.0, ((1000.0, 8e9),)))
+MEASURED = Measured(
+    WIDTHS,
+    HostCosts(1e-5, 5e-6, 1e-3),
+    ((1e3, 1e9), (1e5, 3e9)),
+    2e9,
+    ((1e6, ((1.0, 1e9),)), (1e8, ((1.0, 5e9),))),
+    1e9,
+)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -23,9 +31,19 @@ def test_what_was_reached_lies_below_the_peak(name):
 
 def test_rates_lie_between_measured_sizes():
     """Half way between 1e3 and 1e5 by the logarithm is 1e4; beyond the ends they stay."""
-    assert MEASURED.matmul_rate(1e4) == pytest.approx(2e9)
-    assert (MEASURED.matmul_rate(10.0), MEASURED.matmul_rate(1e9)) == (1e9, 3e9)
-    assert MEASURED.matmul_rate(1e5) == 3e9
+    assert MEASURED.optimizer_rate(1e4) == pytest.approx(2e9)
+    assert (MEASURED.optimizer_rate(10.0), MEASURED.optimizer_rate(1e9)) == (1e9, 3e9)
+    assert MEASURED.optimizer_rate(1e5) == 3e9
+    assert [MEASURED.thin_rate(weights, 7.0) for weights in (1.0, 1e7, 1e9)] == pytest.approx([1e9, 3e9, 5e9])
+
+
+def test_a_products_rate_is_that_of_its_width_and_its_longest_side():
+    """1,000 rows of 10 x 10: half way between 100 and 10,000 rows. A width of 100, the mean of 10 and 1,000 by the
+    logarithm, lies half way between the 2 there and the 8."""
+    for sides in ((1000, 10, 10), (10, 1000, 10), (10, 10, 1000)):
+        assert MEASURED.matmul_rate(*sides) == pytest.approx(2e9)
+    assert MEASURED.matmul_rate(1000, 10, 1000) == MEASURED.matmul_rate(100, 1000, 100) == pytest.approx(5e9)
+    assert (MEASURED.matmul_rate(2, 2, 2), MEASURED.matmul_rate(9999, 9999, 9999)) == (1e9, 8e9)
 
 
 def test_a_file_gives_the_device_back():

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from training.utils.clock.devices import AttentionShares, Device, HostCosts, Links, Measured, Rates, Tiles
+from tests.support.flat_cpu import flat
+from training.utils.clock.devices import AttentionShares, Device, HostCosts, Links, Rates, Tiles
 from training.utils.clock.roofline import MEMORY_SHARE, matmul_rates, matmul_seconds, used_share, work_seconds
 from training.utils.clock.work import Matmul, Work
 
@@ -56,9 +57,10 @@ def test_kinds_of_work_stand_apart():
 
 
 def test_a_cpu_alone_computes_attention_document_by_document():
-    """3 further calls of 2e-5 seconds, and 1,000 bytes at the memory's 1e12 a second."""
-    work = Work(apart_launches=3, apart_bytes=1000.0)
-    measured = Measured(((1.0, 1e9),), HostCosts(1e-5, 2e-5), 1e8, 50.0, ((1.0, 1e9),), 1e9)
-    found = work_seconds(work, replace(DEVICE, measured=measured), backward=True)
+    """3 further calls of 2e-5 seconds, 1,000 bytes at the memory's 1e12 a second, and 5e10 FLOPs at a quarter of the
+    matmul peak of 100e12."""
+    work = Work(apart_launches=3, apart_bytes=1000.0, apart_flops=5e10)
+    found = work_seconds(work, replace(DEVICE, measured=flat(1e9, HostCosts(1e-5, 2e-5))), backward=True)
     assert found.launches == pytest.approx(6e-5) and found.memory == pytest.approx(1e-9)
+    assert found.attention == pytest.approx(2e-3)
     assert work_seconds(work, DEVICE, backward=True).device == work_seconds(work, DEVICE).launches == 0.0

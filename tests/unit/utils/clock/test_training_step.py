@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from training.utils.clock.devices import DEVICES, HostCosts, Measured
+from tests.support.flat_cpu import flat
+from training.utils.clock.devices import DEVICES, HostCosts
 from training.utils.clock.roofline import RUNNING_SHARE
 from training.utils.clock.training_step import StepPlan, step_parts
 from training.utils.clock.work import Matmul, TrainingWork, Work
@@ -63,8 +64,7 @@ def test_a_measured_cpu_launches_beside_its_work_and_at_its_rates():
     head of 5 at the forward's and 100 bytes at 50 a second; 1e9 numbers at 1e8 a second; a step and a micro-step
     0.2 and 0.05, for each layer 0.03 and 0.01."""
     costs = HostCosts(1e-5, 2e-5, 0.2, 0.05, layer=0.03, layer_micro_step=0.01)
-    measured = Measured(((1.0, 1e9),), costs, 1e8, 50.0, ((1.0, 1e9),), 1e9)
-    cpu = replace(H100, measured=measured)
+    cpu = replace(H100, measured=flat(1e9, costs))
     parts = step_parts(WORK._replace(head=Work(moved_bytes=100.0, launches=5)), PLAN, cpu)
     assert parts["matmuls"] == pytest.approx(30 * 2 * 16384 * 8192 * 8192 / 1e9)
     assert parts["launches by the host"] == pytest.approx(10e-5 + 20 * 2e-5 + 5e-5)

@@ -12,7 +12,7 @@ from training.step1_sft.main import main
 from training.step2_dpo.main import main as step2_dpo
 from training.utils.base.errors import ThreestepError
 from training.utils.clock.devices import DEVICES
-from training.utils.dry_run import cpu_rates
+from training.utils.dry_run import cpu_rates, in_a_model
 from training.utils.dry_run.clock import clock_device
 from training.utils.dry_run.device import planned_device
 
@@ -66,7 +66,9 @@ def test_rows_that_ranks_share_have_no_seconds_yet(capsys):
 @pytest.fixture
 def quick(monkeypatch):
     """Rates from a try of next to no time."""
-    monkeypatch.setattr(cpu_rates, "_PRODUCTS", ((8, 8, 8), (16, 16, 16)))
+    monkeypatch.setattr(cpu_rates, "_PRODUCTS", {8: (8, 16), 16: (16,)})
+    monkeypatch.setattr(cpu_rates, "_NUMBERS", (1000, 8000))
+    monkeypatch.setattr(in_a_model, "_TRIES", 1)
     monkeypatch.setattr(cpu_rates, "seconds_of", partial(cpu_rates.seconds_of, tries=1, least=1e-4))
 
 
@@ -74,7 +76,7 @@ def test_this_cpu_is_measured(said, quick):
     assert "seconds of one step on 1 x this CPU" in said("--device", "cpu")
     device = clock_device("cpu", "fp32")
     assert device is not None and device.measured is not None and device.single > 0 and device.memory_rate > 0
-    assert device.measured.numbers > 0 and device.measured.costs.forward > 0 and not device.is_cuda
+    assert device.measured.optimizer_rate(1e6) > 0 and device.measured.costs.forward > 0 and not device.is_cuda
     assert clock_device("cuda", "fp32") is clock_device(None, "fp32") is None
 
 

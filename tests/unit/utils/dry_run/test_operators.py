@@ -53,6 +53,13 @@ def test_attention_document_by_document_has_more_calls_and_tensors():
     assert work.backward.apart_bytes == 5 * 2 * 4 * ROWS * TOKENS * (32 + 16 + 16)
 
 
+def test_a_cpus_blocks_of_queries_compute_what_is_masked():
+    """64 tokens in blocks of 32: the first sees 32 keys and the second 64, 3,072 pairs of which 64 x 65 / 2 count."""
+    pairs = ROWS * (32 * 32 + 32 * 64 - 64 * 65 / 2)
+    work = training_work(on_meta("llama"), ROWS, 64, TARGETS)
+    assert (work.forward.apart_flops, work.backward.apart_flops) == (5 * 4 * 32 * pairs, 5 * 10 * 32 * pairs)
+
+
 def test_two_layers_stand_for_all(monkeypatch):
     """As if every layer ran, which they do if no two are of one kind."""
     of_two = training_work(on_meta("llama"), ROWS, TOKENS, TARGETS)

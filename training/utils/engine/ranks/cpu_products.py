@@ -2,8 +2,9 @@
 
 PyTorch takes MKL for float32 on x86, and oneDNN for bfloat16 (2.13, native/LinearAlgebra.cpp). On AMD's processors
 MKL's products stay far below what AVX-512 gives: oneDNN's take less than half of the time (docs/lab_book.md). Inside
-`float32_products` PyTorch's kernels `mm`, `addmm` and `addmm_` are oneDNN's, under autograd and all else that uses them, so that
-models, adapters and optimizers need to know nothing of it. Sums come in another order, as between two processors.
+`float32_products` PyTorch's kernels `mm`, `addmm` and `addmm_` are oneDNN's, under autograd and all else that uses
+them, so that models, adapters and optimizers need to know nothing of it. Sums come in another order, as between two
+processors.
 """
 
 from __future__ import annotations

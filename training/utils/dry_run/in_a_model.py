@@ -1,0 +1,162 @@
+"""Operators on this CPU inside a model, where each finds caches that others have filled.
+
+An operator alone in a loop, or a model so small that it computes nothing, runs from caches: between the products of a
+layer the same launches take two to three times as long (docs/lab_book.md). So the clock's rates of memory-bound
+operators, of attention and of launches are read from a Llama's own forward and backward.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from training.utils.clock.devices import HostCosts
+from training.utils.dry_run.operators import (
+    ATTENTION,
+    KINDS,
+    MEMORY_BOUND,
+    VIEW,
+    masked_pairs,
+    operator_kind,
+    training_work,
+)
+
+if TYPE_CHECKING:
+    from training.utils.clock.work import TrainingWork
+
+_WIDTH, _HEADS, _LAYERS, _TOKENS = 256, 4, 4, 256
+_TRIES = 5
+
+
+def now() -> float:
+    """Seconds of this process: of its processor on one thread, from which others on the machine take none; otherwise of
+    the clock on the wall, since threads that wait take processor time too."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+class KernelSeconds(TorchDispatchMode):
+    """Seconds inside operators by their kind, and their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        begun = now()
+        result = func(*args, **(kwargs or {}))
+        kind = operator_kind(func)
+        self.seconds[kind] += now() - begun  # type: ignore[assignment]
+        self.calls[kind] += 1
+        return result
+
+
+class InAModel(NamedTuple):
+    """FLOP/s of causal attention, as the clock counts them; bytes a second of memory-bound operators; launches."""
+
+    attention_forward: float
+    attention_backward: float
+    memory: float
+    costs: HostCosts
+
+
+class _Pass(NamedTuple):
+    """A forward, or a backward. kernels, calls: by kind; launched: operators as the clock counts them; moved: bytes."""
+
+    seconds: float
+    kernels: Mapping[str, float]
+    calls: Mapping[str, float]
+    launched: float
+    moved: float
+
+    @property
+    def host(self) -> float:
+        """Seconds outside of operators."""
+        return max(0.0, self.seconds - sum(part for kind, part in self.kernels.items() if kind != VIEW))
+
+
+def rates_in_a_model(dtype: torch.dtype) -> InAModel:
+    """The rates of this CPU in a Llama in `dtype`. A memory-bound operator's own cost, whatever its bytes, is that of
+    one with nothing to compute: eight wide, four tokens."""
+    empty = _passes(_Llama(8, 2, 4, dtype))
+    each = sum(one.kernels[MEMORY_BOUND] for one in empty) / sum(one.calls[MEMORY_BOUND] for one in empty)
+    ahead, behind = _passes(_Llama(_WIDTH, _HEADS, _TOKENS, dtype))
+    bound = sum(one.kernels[MEMORY_BOUND] - each * one.calls[MEMORY_BOUND] for one in (ahead, behind))
+    pairs = _LAYERS * _HEADS * (_TOKENS * (_TOKENS + 1) / 2 + masked_pairs(_TOKENS))
+    head = _WIDTH // _HEADS
+    return InAModel(
+        4 * head * pairs / ahead.kernels[ATTENTION],
+        10 * head * pairs / behind.kernels[ATTENTION],
+        (ahead.moved + behind.moved) / max(1e-9, bound),
+        HostCosts(*(each + one.host / one.launched for one in (ahead, behind))),
+    )
+
+
+class _Llama:
+    """A Llama's body and a row of tokens."""
+
+    def __init__(self, width: int, heads: int, tokens: int, dtype: torch.dtype) -> None:
+        from transformers import LlamaConfig, LlamaModel
+
+        self.width = width
+        shape: dict[str, Any] = {"hidden_size": width, "intermediate_size": 2 * width, "vocab_size": 16}
+        config = LlamaConfig(num_hidden_layers=_LAYERS, num_attention_heads=heads, num_key_value_heads=heads, **shape)
+        with torch.random.fork_rng():
+            self._model = LlamaModel(config).to(dtype)
+        with torch.device("meta"):
+            self._on_meta = LlamaModel(config).to(dtype)
+        self._ids = torch.zeros(1, tokens, dtype=torch.int64)
+        self._grads = torch.ones(1, tokens, width, dtype=dtype)
+
+    def forward(self) -> torch.Tensor:
+        states: torch.Tensor = self._model(input_ids=self._ids, use_cache=False).last_hidden_state
+        return states
+
+    def backward(self, states: torch.Tensor) -> None:
+        states.backward(self._grads)
+
+    def counted(self) -> TrainingWork:
+        return training_work(self._on_meta, 1, self._ids.shape[1], 1)
+
+
+def _passes(model: _Llama) -> tuple[_Pass, _Pass]:
+    """The forward and the backward: with clocks in operators and without, in turns."""
+    states = model.forward()
+    model.backward(states)
+    tries = [_try(model) for _ in range(_TRIES)]
+    counted = model.counted()
+    ahead, behind = (
+        _Pass(
+            statistics.median(one[place][0] for one in tries),
+            _medians([one[place][1].seconds for one in tries]),
+            _medians([one[place][1].calls for one in tries]),
+            work.launches,
+            work.moved_bytes,
+        )
+        for place, work in enumerate((counted.forward, counted.backward))
+    )
+    return ahead, behind
+
+
+def _medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {kind: statistics.median(one[kind] for one in found) for kind in KINDS}
+
+
+def _try(model: _Llama) -> tuple[tuple[float, KernelSeconds], tuple[float, KernelSeconds]]:
+    """Seconds of a forward and of a backward, each with the operators' of another one."""
+    begun = now()
+    states = model.forward()
+    between = now()
+    model.backward(states)
+    ended = now()
+    with KernelSeconds() as ahead:
+        states = model.forward()
+    with KernelSeconds() as behind:
+        model.backward(states)
+    return (between - begun, ahead), (ended - between, behind)
