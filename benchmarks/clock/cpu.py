@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python -m benchmarks.clock.cpu --runs 20 [--first 0] [--out runs/clock]
 
 Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. The CPU is
-measured before and after the setting's runs of SFT, reward model, DPO, GRPO and PPO, whose rows are all full; drawing
-and what programs do beside their models are measured once, before all. A step's
-seconds are those of the process, from one call of a callback to the next, the median without the first two: others on
-the machine take none of them, but disturb caches and clocks. Prints predicted over run, and how many are within 15 %.
+measured before and after the setting's runs of SFT, reward model, DPO, GRPO and PPO, whose rows are all full, drawing
+included; what programs do beside their models is measured once, before all. A step's seconds are those of the process,
+from one call of a callback to the next, the median without the first two: others on the machine take none of them, but
+disturb caches and clocks. Prints predicted over run, and how many are within 15 %.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 import threestep
 from benchmarks.clock.drawing import with_drawing
 from benchmarks.clock.dry import predicted_seconds
-from training.utils.clock.devices import AttentionShares, Device, HostCosts
+from training.utils.clock.devices import AttentionShares, Device
 from training.utils.dry_run.cpu_rates import measured_cpu
 from training.utils.dry_run.in_a_model import KernelSeconds
 from training.utils.dry_run.operators import ATTENTION, PRODUCT
@@ -39,7 +39,8 @@ from training.utils.dry_run.operators import ATTENTION, PRODUCT
 WITHIN = 0.15
 KINDS = ("sft", "reward", "dpo", "grpo", "ppo")
 _STEPS, _WARM = 5, 2
-_BESIDE = HostCosts._fields[2:]  # all but the operators of a forward and a backward
+_TRIES = 3  # runs from which the seconds beside the model are known
+_BESIDE = ("step", "micro_step", "rollout", "layer", "layer_micro_step")
 _FURTHER_LAYERS = 8
 _PRECISION = {"dtype": "fp32"}  # of the measured rates
 _OF_LENGTH: dict[str, Any] = {"reward": "length", "reward_length_characters": 40}
@@ -86,7 +87,7 @@ def with_costs(device: Device, folder: Path) -> Device:
     beside: dict[tuple[int, int], float] = {}
     for layers, steps in itertools.product((1, 1 + _FURTHER_LAYERS), (1, 4)):
         run = Runs(small._replace(layers=layers, accumulation=steps), folder / f"{layers}_{steps}")
-        beside[layers, steps] = run.seconds_beside(device)
+        beside[layers, steps] = statistics.median(run.seconds_beside(device) for _ in range(_TRIES))
     known = _with(with_drawing(device), **costs_beside(beside))
     drawing = Runs(Drawn(64, 1, 300, 16, 2, 1, False), folder / "drawing")
     return _with(known, rollout=max(0.0, drawing.seconds_of("grpo") - drawing.predicted("grpo", known)))
@@ -111,11 +112,9 @@ def costs_beside(seconds: Mapping[tuple[int, int], float]) -> dict[str, float]:
 
 
 def costs_of(known: Device, device: Device) -> Device:
-    """The device with what drawing costs on the known one, and the seconds beside the model."""
-    assert known.measured is not None and device.measured is not None
-    costs = dict(zip(_BESIDE, known.measured.costs[-len(_BESIDE) :], strict=True))
-    drawing = {"thin": known.measured.thin, "cache_rate": known.measured.cache_rate}
-    return _with(replace(device, measured=device.measured._replace(**drawing)), **costs)  # type: ignore[arg-type]
+    """The device with the known one's seconds beside the model."""
+    assert known.measured is not None
+    return _with(device, **{name: getattr(known.measured.costs, name) for name in _BESIDE})
 
 
 def _with(device: Device, **costs: float) -> Device:
@@ -140,7 +139,7 @@ def main() -> None:
         setting = drawn_setting(seed)
         runs = Runs(setting, Path(flags.out) / str(seed))
         spent = {kind: runs.seconds_of(kind) for kind in flags.kinds}
-        after = costs_of(before, measured_cpu())
+        after = costs_of(before, with_drawing(measured_cpu()))
         for kind, seconds in spent.items():
             predicted = runs.predicted(kind, before, after)
             found[kind].append(predicted / seconds)

@@ -43,10 +43,9 @@ def test_a_new_models_end_is_not_drawn(tmp_path):
 
 def test_costs_go_over_to_a_new_measurement():
     old, new = (flat(rate, HostCosts(*range(9)), optimizer=rate, head=rate, cached=rate) for rate in (1.0, 2.0))
-    new = new._replace(costs=HostCosts(10, 11))
+    new = new._replace(costs=HostCosts(10, 11, token=12, drawn=13))
     known, fresh = (replace(DEVICES["h100"], measured=each) for each in (old, new))
-    costs = HostCosts(10, 11, 2, 3, 4, 5, 6, 7, 8)
-    assert costs_of(known, fresh).measured == new._replace(costs=costs, thin=old.thin, cache_rate=1.0)
+    assert costs_of(known, fresh).measured == new._replace(costs=HostCosts(10, 11, 2, 3, 12, 13, 6, 7, 8))
 
 
 def test_products_can_be_left_out():

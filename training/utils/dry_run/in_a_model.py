@@ -2,7 +2,7 @@
 
 An operator alone in a loop, or a model so small that it computes nothing, runs from caches: between the products of a
 layer the same launches take two to three times as long (docs/lab_book.md). So the clock's rates of memory-bound
-operators, of attention and of launches are read from a Llama's own forward and backward.
+operators, of attention, of launches and of products are read from a Llama's own forward and backward.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from training.utils.dry_run.operators import (
     ATTENTION,
     KINDS,
     MEMORY_BOUND,
+    PRODUCT,
     VIEW,
     masked_pairs,
     operator_kind,
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from training.utils.clock.work import TrainingWork
 
 _WIDTH, _HEADS, _LAYERS, _TOKENS = 256, 4, 4, 256
-_TRIES = 5
+_OF_A_LAYER = 7  # products: four of attention and three of its MLP
+_TRIES, _TRIES_OF_PRODUCTS = 5, 3
 
 
 def now() -> float:
@@ -98,15 +100,27 @@ def rates_in_a_model(dtype: torch.dtype) -> InAModel:
     )
 
 
-class _Llama:
-    """A Llama's body and a row of tokens."""
+def product_rate(rows: int, width: int, dtype: torch.dtype) -> float:
+    """FLOP/s of the products of layers as wide as tall, forward and backward together."""
+    layers = 2
+    model = _Llama(width, max(1, width // 64), rows, dtype, layers=layers, inner=width)
+    model.backward(model.forward())
+    tries = [_inside(model) for _ in range(_TRIES_OF_PRODUCTS)]
+    seconds = statistics.median(ahead.seconds[PRODUCT] + behind.seconds[PRODUCT] for ahead, behind in tries)
+    return 3 * layers * _OF_A_LAYER * 2.0 * rows * width**2 / max(1e-9, seconds)
 
-    def __init__(self, width: int, heads: int, tokens: int, dtype: torch.dtype) -> None:
+
+class _Llama:
+    """A Llama's body and a row of tokens. inner: width of its MLPs."""
+
+    def __init__(
+        self, width: int, heads: int, tokens: int, dtype: torch.dtype, *, layers: int = _LAYERS, inner: int = 0
+    ) -> None:
         from transformers import LlamaConfig, LlamaModel
 
         self.width = width
-        shape: dict[str, Any] = {"hidden_size": width, "intermediate_size": 2 * width, "vocab_size": 16}
-        config = LlamaConfig(num_hidden_layers=_LAYERS, num_attention_heads=heads, num_key_value_heads=heads, **shape)
+        shape: dict[str, Any] = {"hidden_size": width, "intermediate_size": inner or 2 * width, "vocab_size": 16}
+        config = LlamaConfig(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads, **shape)
         with torch.random.fork_rng():
             self._model = LlamaModel(config).to(dtype)
         with torch.device("meta"):
@@ -155,8 +169,14 @@ def _try(model: _Llama) -> tuple[tuple[float, KernelSeconds], tuple[float, Kerne
     between = now()
     model.backward(states)
     ended = now()
+    ahead, behind = _inside(model)
+    return (between - begun, ahead), (ended - between, behind)
+
+
+def _inside(model: _Llama) -> tuple[KernelSeconds, KernelSeconds]:
+    """Seconds in the operators of a forward and of its backward."""
     with KernelSeconds() as ahead:
         states = model.forward()
     with KernelSeconds() as behind:
         model.backward(states)
-    return (between - begun, ahead), (ended - between, behind)
+    return ahead, behind

@@ -56,6 +56,21 @@ def test_rates_are_read_from_what_each_part_takes(monkeypatch):
     assert found.attention_backward == pytest.approx(10 * flops / 2e-3)
 
 
+def test_products_rates_are_of_the_passes_of_square_layers(monkeypatch):
+    """2 layers of 7 products of 64 rows of 8 x 8, three times each, in 2 and 4 ms."""
+
+    def inside(model):
+        weights = {tuple(part.shape) for part in model._model.layers.parameters() if part.dim() == 2}
+        assert weights == {(8, 8)} and len(model._model.layers) == 2
+        found = KernelSeconds(), KernelSeconds()
+        for one, seconds in zip(found, (2e-3, 4e-3), strict=True):
+            one.seconds[PRODUCT] = seconds
+        return found
+
+    monkeypatch.setattr(in_a_model, "_inside", inside)
+    assert in_a_model.product_rate(64, 8, torch.float32) == pytest.approx(3 * 14 * 2 * 64 * 64 / 6e-3)
+
+
 def test_a_model_is_measured():
     """Of 4 layers on 4 tokens: products, attention, and seconds outside of operators."""
     ahead, behind = in_a_model._passes(in_a_model._Llama(8, 2, 4, torch.float32))
