@@ -36,7 +36,9 @@ def rollout_parts(
     """Seconds of one rollout with its updates; None on a device of unknown speed. roles: models on meta that read every
     sequence, or None. count: a model's work. engine: that draws."""
     ppo, run = flags.ppo, flags.run
-    device = clock_device(run.device, flags.roles.dtype, ppo.sequence_parallel_size, run.cpu_products)
+    device = clock_device(
+        run.device, flags.roles.dtype, ppo.sequence_parallel_size, products=run.cpu_products, ranks=ranks
+    )
     if device is None:
         return None
     forwards = -(-ppo.sequences_per_rollout // forward.rows)

@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     from training.utils.run.run_arguments import RunArguments
 
 
-def clock_device(name: str | None, dtype: str, sharing: int = 1, products: str | None = None) -> Device | None:
-    """The device of --device: of the table; for `cpu` this one, measured in a second with `products` of --cpu_products.
-    None: not known, and for rows that `sharing` ranks share, whose traffic is not counted yet."""
+def clock_device(
+    name: str | None, dtype: str, sharing: int = 1, *, products: str | None = None, ranks: int = 1
+) -> Device | None:
+    """The device of --device: of the table; for `cpu` this one, measured in seconds with `products` of --cpu_products
+    and the threads that a rank has of it, if `ranks` share it. None: not known, and for rows that `sharing` ranks
+    share, whose traffic is not counted yet."""
     if sharing > 1 and name not in (None, "cuda"):
         log_on_main(f"seconds: not known yet for --sequence_parallel_size {sharing}; leave it out to see them")
         return None
     if name is not None and name.endswith(FILE_SUFFIX):
         return device_of_file(name)
-    return measured_cpu(DTYPES[dtype], products) if name == "cpu" else DEVICES.get(name or "")
+    return measured_cpu(DTYPES[dtype], products, ranks) if name == "cpu" else DEVICES.get(name or "")
 
 
 def device_of_file(path: str) -> Device:

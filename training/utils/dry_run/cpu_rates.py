@@ -5,6 +5,7 @@ In seconds of `in_a_model.now`, with torch's threads; a figure is the median of 
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from training.utils.clock.devices import AttentionShares, Device, Links, Measure
 from training.utils.dry_run.in_a_model import now, product_rate, rates_in_a_model
 from training.utils.dry_run.operators import OperatorCount
 from training.utils.engine.ranks.cpu_products import chosen_products, float32_products
+from training.utils.engine.ranks.devices import set_threads
 from training.utils.engine.ranks.host_memory import keep_freed_memory
 from training.utils.models.attention.document_attention import attention_by_document
 
@@ -33,10 +35,15 @@ _CACHES = 8  # sequences whose attention to a cache is measured
 _NUMBERS = (1_000_000, 10_000_000)  # that a cache holds with all that belongs to them, and that none does
 
 
-def measured_cpu(dtype: torch.dtype = torch.float32, products: str | None = None) -> Device:
-    """The rates of this CPU, in a few seconds. products: as of `chosen_products`."""
-    with float32_products(chosen_products(products, torch.device("cpu"))):
-        return _measured(dtype)
+def measured_cpu(dtype: torch.dtype = torch.float32, products: str | None = None, ranks: int = 1) -> Device:
+    """The rates of this CPU, in a few seconds, for one of `ranks` that share it. products: as of `chosen_products`."""
+    threads = torch.get_num_threads()
+    set_threads(os.environ, ranks)
+    try:
+        with float32_products(chosen_products(products, torch.device("cpu"))):
+            return _measured(dtype)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _measured(dtype: torch.dtype) -> Device:

@@ -87,7 +87,7 @@ def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, coun
     kept = kept_features_line(forward.media, flags.model.kept_image_features_mb)
 
     def parts() -> Parts | None:
-        timed = clock_device(flags.run.device, settings.dtype, sharing, flags.run.cpu_products)
+        timed = clock_device(flags.run.device, settings.dtype, sharing, products=flags.run.cpu_products, ranks=ranks)
         if timed is None:
             return None
         work = counts.work(built, forward.rows, max_seq_len, forward.targets)

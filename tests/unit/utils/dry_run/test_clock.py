@@ -7,6 +7,7 @@ import re
 from functools import partial
 
 import pytest
+import torch
 
 from training.step1_sft.main import main
 from training.step2_dpo.main import main as step2_dpo
@@ -78,6 +79,20 @@ def test_this_cpu_is_measured(said, quick):
     assert device is not None and device.measured is not None and device.single > 0 and device.memory_rate > 0
     assert device.measured.optimizer_rate(1e6) > 0 and device.measured.costs.forward > 0 and not device.is_cuda
     assert clock_device("cuda", "fp32") is clock_device(None, "fp32") is None
+
+
+def test_ranks_share_the_threads(monkeypatch):
+    """As a run of two ranks would; the process has its own again afterwards."""
+    seen = []
+    monkeypatch.setattr(cpu_rates, "_measured", lambda dtype: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr("training.utils.engine.ranks.devices.cores", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    for ranks in (1, 2, 64):
+        cpu_rates.measured_cpu(ranks=ranks)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(before))
+    cpu_rates.measured_cpu(ranks=3)
+    assert seen == [before, 3, 1, before] and torch.get_num_threads() == before
 
 
 def test_a_device_is_read_from_a_file(said, tmp_path):
