@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from training.utils.clock.devices import DEVICES
+from tests.support.flat_cpu import flat
+from training.utils.clock.devices import DEVICES, HostCosts
 from training.utils.clock.rollout import DecodePlan, decode_seconds, sum_seconds
 
 H100 = DEVICES["h100"]
@@ -37,6 +40,17 @@ def test_many_short_sequences_compute_and_eager_steps_wait_for_the_host():
     batch = EIGHT_B._replace(sequences=4096, cache_bytes=0.0)
     assert decode_seconds(batch, H100) == pytest.approx(100 * 2 * 8.03e9 * 4096 / 794.5e12 / 0.854)
     assert decode_seconds(EIGHT_B._replace(launches=1200), H100) == pytest.approx(100 * 1200 * 10e-6)
+
+
+def test_a_cpu_draws_by_what_its_cache_holds():
+    """Five tokens of 3 sequences: products of a million weights at 1e9 FLOP/s, of more at half of that; a cache of 100
+    bytes a token of 52.5, read at 1e6 a second; 10 launches of 1e-5 seconds."""
+    rates = ((1e6, ((1.0, 1e9),)), (1e8, ((1.0, 5e8),)))
+    measured = flat(1e12, HostCosts(1e-5, 1.0), cached=1e6)._replace(thin=rates)
+    plan = DecodePlan(1e6, 4, 100, sequences=3, prompt=50, answer=5, launches=10)
+    for weights, rate in ((1e6, 1e9), (1e8, 5e8)):
+        found = decode_seconds(plan._replace(weights=weights), replace(H100, measured=measured), "fp32")
+        assert found == pytest.approx(5 * (2 * weights * 3 / rate + 3 * 100 * 52.5 / 1e6 + 10 * 1e-5))
 
 
 def test_ranks_that_draw_together_add_up_two_outputs_a_layer():

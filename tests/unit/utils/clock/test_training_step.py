@@ -64,7 +64,8 @@ def test_a_measured_cpu_launches_beside_its_work_and_at_its_rates():
     head of 5 at the forward's and 100 bytes at 50 a second; 1e9 numbers at 1e8 a second; a step and a micro-step
     0.2 and 0.05, for each layer 0.03 and 0.01."""
     costs = HostCosts(1e-5, 2e-5, 0.2, 0.05, layer=0.03, layer_micro_step=0.01)
-    cpu = replace(H100, measured=flat(1e9, costs))
+    measured = flat(1e9, costs)._replace(optimizer=((1.0, 1.0), (PLAN.trained, 1e8)))
+    cpu = replace(H100, measured=measured)
     parts = step_parts(WORK._replace(head=Work(moved_bytes=100.0, launches=5)), PLAN, cpu)
     assert parts["matmuls"] == pytest.approx(30 * 2 * 16384 * 8192 * 8192 / 1e9)
     assert parts["launches by the host"] == pytest.approx(10e-5 + 20 * 2e-5 + 5e-5)
