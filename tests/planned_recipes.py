@@ -53,8 +53,11 @@ def row(name: str, recipe: Path, counts: ModelCounts) -> str:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(ARCHITECTURES[hub_name(recipe)][1]))
         own, *others = judged(recipe, Path(folder), counts)
-    best = min((one for one in [own, *others] if one.seconds is not None), key=lambda one: one.seconds or 0.0)
     device = "rtx4090" if gigabytes == 24 else "h100"
+    timed = [one for one in [own, *others] if one.seconds is not None]
+    if not timed:  # of rows that ranks share the traffic is not counted yet
+        return f"| {name} | {ranks} x {device} | {own.choice.words} | not known | - | - | - |"
+    best = min(timed, key=lambda one: one.seconds or 0.0)
     mine = f"{own.seconds:.2f}" if own.seconds is not None else f"does not fit: {own.gib:.0f} GiB"
     share = f"{best.seconds / own.seconds:.2f}" if own.seconds and best.seconds else "-"
     return (
