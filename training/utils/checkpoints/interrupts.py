@@ -10,6 +10,8 @@ import threading
 import time
 from types import FrameType
 
+from training.utils.run.program import is_lost_rank
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _NEXT = "finishing this step, then writing a checkpoint"
 _SECOND = "; Ctrl-C again stops at once, without one"
@@ -27,7 +29,8 @@ class Interrupts:
     alone: whether there are no other ranks. The second SIGINT is then a KeyboardInterrupt, which a notebook survives;
         a rank is ended by the system, even where it waits for others in a collective.
 
-    Off the main thread Python handles no signals, and nothing is noted.
+    Off the main thread Python handles no signals, and nothing is noted. Where another rank is lost, SIGTERM stays
+    ignored: a launcher sends it about a second after that rank's end, before this one has said why it ends.
     """
 
     def __init__(self, announces: bool = True, alone: bool = True, follows: str = _NEXT) -> None:
@@ -42,9 +45,11 @@ class Interrupts:
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(self, kind: object, problem: BaseException | None, *trace: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._before and problem is not None and is_lost_rank(problem):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.reason is None:

@@ -47,6 +47,27 @@ def test_a_second_interrupt_ends_the_run_at_once(alone, code, said):
     assert done.returncode == code and done.stdout == "SIGINT\n" + said
 
 
+LOST = """
+import contextlib, os, signal
+from training.utils.checkpoints.interrupts import Interrupts
+with contextlib.suppress(RuntimeError), Interrupts(alone=False):
+    raise RuntimeError("WORDS")
+os.kill(os.getpid(), signal.SIGTERM)
+print("still here", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [("gloo: Connection closed by peer", 0, "still here\n"), ("shapes differ", -signal.SIGTERM, "")],
+)
+def test_a_rank_that_lost_another_is_not_ended_before_it_says_so(words, code, said):
+    done = subprocess.run(
+        [sys.executable, "-c", LOST.replace("WORDS", words)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code and done.stdout == said
+
+
 def test_an_interrupt_within_a_second_of_the_first_is_the_same(capfd):
     with Interrupts() as interrupts:
         again = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
