@@ -19,7 +19,6 @@ import os
 import random
 import statistics
 import string
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from benchmarks.clock.drawing import with_drawing
 from benchmarks.clock.dry import predicted_seconds
 from training.utils.clock.devices import AttentionShares, Device
 from training.utils.dry_run.cpu_rates import measured_cpu
-from training.utils.dry_run.in_a_model import KernelSeconds
+from training.utils.dry_run.in_a_model import KernelSeconds, now
 from training.utils.dry_run.operators import ATTENTION, PRODUCT
 
 WITHIN = 0.15
@@ -218,7 +217,7 @@ class Runs:
         def follow(step: int, figures: dict[str, Any]) -> None:
             if not step or any(name.startswith("eval/") for name in figures):
                 return
-            marks.append(time.process_time())
+            marks.append(now())
             if step == _STEPS < steps:
                 inside.__enter__()
             elif step == steps > _STEPS:

@@ -2,13 +2,12 @@
 
 A step of drawing runs each product of a few rows between Python and operators that take the caches; the same products
 in a row are up to twice as fast. So drawing is measured as it runs: models of next to no width have its launches, wider
-ones its products, and long prompts its attention. All in processor seconds.
+ones its products, and long prompts its attention. In seconds of `in_a_model.now`, as the rates beside it.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +17,7 @@ import torch
 from training.utils.clock.devices import Device, Points
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.dry_run.activations import cache_bytes
+from training.utils.dry_run.in_a_model import now
 from training.utils.dry_run.operators import training_work
 from training.utils.engine.ranks.cpu_products import chosen_products, float32_products
 from training.utils.generation.engines.hf import TransformersRollout
@@ -116,9 +116,9 @@ def _step_seconds(engine: TransformersRollout, model: PreTrainedModel, rows: int
     def drawn(tokens: int) -> float:
         sampling = Sampling(tokens, 1.0, 0, 1.0, end_token_id=-1, pad_token_id=0)
         request = RolloutRequest(ids, torch.ones_like(ids).bool(), sampling, range(rows), rows)
-        begun = time.process_time()
+        begun = now()
         engine.roll_out(model, request)
-        return time.process_time() - begun
+        return now() - begun
 
     drawn(_SHORT)
     return statistics.median((drawn(_LONG) - drawn(_SHORT)) / (_LONG - _SHORT) for _ in range(_TRIES))

@@ -10,7 +10,7 @@ import threading
 import time
 from types import FrameType
 
-from training.utils.run.program import is_lost_rank
+from training.utils.run.program import is_lost_rank, outlast_the_launcher
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _NEXT = "finishing this step, then writing a checkpoint"
@@ -30,7 +30,7 @@ class Interrupts:
         a rank is ended by the system, even where it waits for others in a collective.
 
     Off the main thread Python handles no signals, and nothing is noted. Where another rank is lost, SIGTERM stays
-    ignored: a launcher sends it about a second after that rank's end, before this one has said why it ends.
+    ignored (`outlast_the_launcher`).
     """
 
     def __init__(self, announces: bool = True, alone: bool = True, follows: str = _NEXT) -> None:
@@ -48,8 +48,8 @@ class Interrupts:
     def __exit__(self, kind: object, problem: BaseException | None, *trace: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        if self._before and problem is not None and is_lost_rank(problem):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if problem is not None and is_lost_rank(problem):
+            outlast_the_launcher()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.reason is None:

@@ -118,13 +118,10 @@ class _Llama:
     ) -> None:
         from transformers import LlamaConfig, LlamaModel
 
-        self.width = width
         shape: dict[str, Any] = {"hidden_size": width, "intermediate_size": inner or 2 * width, "vocab_size": 16}
         config = LlamaConfig(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads, **shape)
         with torch.random.fork_rng():
             self._model = LlamaModel(config).to(dtype)
-        with torch.device("meta"):
-            self._on_meta = LlamaModel(config).to(dtype)
         self._ids = torch.zeros(1, tokens, dtype=torch.int64)
         self._grads = torch.ones(1, tokens, width, dtype=dtype)
 
@@ -136,7 +133,9 @@ class _Llama:
         states.backward(self._grads)
 
     def counted(self) -> TrainingWork:
-        return training_work(self._on_meta, 1, self._ids.shape[1], 1)
+        with torch.device("meta"):
+            on_meta = type(self._model)(self._model.config).to(self._grads.dtype)
+        return training_work(on_meta, 1, self._ids.shape[1], 1)
 
 
 def _passes(model: _Llama) -> tuple[_Pass, _Pass]:

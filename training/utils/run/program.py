@@ -114,9 +114,7 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
             traceback.print_exception(problem)
             sys.stderr.flush()
         _leave(1)
-    # A launcher ends the remaining ranks about a second after the first one ended.
-    with contextlib.suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    outlast_the_launcher()
     deadline = time.monotonic() + _FIRST_ERROR_SECONDS
     while time.monotonic() < deadline:
         if _claim_of(_FIRST_ERROR).exists():
@@ -131,6 +129,13 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
             "memory"
         )
     _exit_with(f"rank {rank} {why} ({line}); with checkpoints, --resume continues from the last one", 1, _FIRST_ERROR)
+
+
+def outlast_the_launcher() -> None:
+    """Ignore SIGTERM, which a launcher sends to the remaining ranks about a second after the first one ended: this one
+    has not yet said why it ends."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def is_lost_rank(problem: BaseException) -> bool:

@@ -47,7 +47,7 @@ def test_rates_are_read_from_what_each_part_takes(monkeypatch):
         for inside, rest, count, launched, moved in zip(kernels, host, calls, (12, 22), (1e5, 3e5), strict=True)
     ]
     empty = [in_a_model._Pass(1.0, Counter({MEMORY_BOUND: 2e-6 * 5}), Counter({MEMORY_BOUND: 5}), 5, 1.0)] * 2
-    monkeypatch.setattr(in_a_model, "_passes", lambda model: empty if model.width == 8 else wide)
+    monkeypatch.setattr(in_a_model, "_passes", lambda model: empty if model._model.config.hidden_size == 8 else wide)
     found = rates_in_a_model(torch.float32)
     assert found.memory == pytest.approx(1e9)
     assert found.costs == HostCosts(pytest.approx(11e-6), pytest.approx(6e-6))
