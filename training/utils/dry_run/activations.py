@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from training.utils.models.attention.attention import SDPA
-from training.utils.models.gated_mlp import keeping_all
+from training.utils.models.lean.forwards import keeping_all
 from training.utils.models.mlp_tiles import mlps_of, tokens_of_tile
 from training.utils.models.target_head import CHUNK_MB
 
@@ -72,14 +72,14 @@ def saved_activations(
     *,
     in_float32: bool = False,
     mlp_tiles: int = 1,
-    whole_mlps: bool = False,
+    keep_all: bool = False,
 ) -> SavedActivations:
     """Count the bytes that a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on meta,
     in train mode. Layers of one kind save the same: only enough of them run to see each kind. With attention by sdpa,
     key-value heads are repeated for their query heads, and the copies saved. in_float32: attention is computed in
     float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`). mlp_tiles: in which
-    MLPs are computed, one after the other. whole_mlps: gated MLPs keep all four inner activations, as recomputed and
-    compiled layers do."""
+    MLPs are computed, one after the other. keep_all: gated MLPs and RMSNorms keep all that autograd saves, as those of
+    recomputed and compiled layers do."""
     base: Any = model.base_model
     layers = decoder_layers(base)
     kinds = [layer_kind(layer) for layer in layers]
@@ -94,7 +94,7 @@ def saved_activations(
         hooks = [*counted_apart(run, counting), *mlps_apart(mlps, counting)]
         try:
             with (
-                keeping_all(base.modules() if whole_mlps else [mlp for each in mlps.values() for mlp in each]),
+                keeping_all(base.modules() if keep_all else [mlp for each in mlps.values() for mlp in each]),
                 torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor),
             ):
                 read_on_meta(base, rows, tokens)

@@ -30,7 +30,7 @@ from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.families.checks import check_reads_media, check_reads_text
 from training.utils.models.families.parts import language_model_class
 from training.utils.models.families.scalar_class import scalar_model_class
-from training.utils.models.gated_mlp import keep_less
+from training.utils.models.lean.forwards import keep_less
 
 if TYPE_CHECKING:
     import torch

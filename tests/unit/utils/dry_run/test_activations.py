@@ -13,7 +13,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.dry_run.activations import cache_bytes, head_bytes, saved_activations
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.models.attention.document_attention import use_document_attention
-from training.utils.models.gated_mlp import keep_less
+from training.utils.models.lean.forwards import keep_less
 from training.utils.models.settings import ModelSettings
 
 ROWS, TOKENS = 2, 16
@@ -82,13 +82,13 @@ def test_attention_in_float32_of_a_bfloat16_model(tmp_path):
 def test_a_llama_layer_by_hand(tmp_path):
     """Float32, n = 2 x 16 = 32 tokens of width h = 32, intermediate f = 48, 4 heads of 8, 2 key-value heads.
 
-    In numbers a token. A norm: its input (h), 1 / rms (1), the normalized input (h), and its output (h), which the
-    matrices after it keep; two norms: 6 h + 2. Attention: queries, keys and values, repeated for their heads (3 h), the
-    output (h), which the last matrix keeps too, and one number a head (4). The MLP: gate and up: 2 f (SiLU of
-    gate, and the product, are computed again). In all 10 h + 2 f + 6 = 320 + 96 + 6 = 422 numbers of 4 bytes.
+    In numbers a token. A norm: its input (h), 1 / rms (1), and its output (h), which the matrices after it keep (the
+    normalized input is computed again); two norms: 4 h + 2. Attention: queries, keys and values, repeated for their
+    heads (3 h), the output (h), which the last matrix keeps too, and one number a head (4). The MLP: gate and up: 2 f
+    (SiLU of gate, and the product, are computed again). In all 8 h + 2 f + 6 = 256 + 96 + 6 = 358 numbers of 4 bytes.
     """
     counted = saved_activations(built(tmp_path, "llama"), ROWS, TOKENS)
-    assert counted.layers == (422 * 32 * 4,) * 5
+    assert counted.layers == (358 * 32 * 4,) * 5
 
 
 def test_layers_of_two_kinds_are_both_counted(tmp_path):
@@ -119,11 +119,13 @@ def test_mlps_in_tiles_keep_their_inputs_and_one_tile(tmp_path):
         saved_activations(built(tmp_path, "opt"), ROWS, TOKENS, mlp_tiles=4)
 
 
-def test_whole_mlps_keep_activation_and_product_too(tmp_path):
+def test_layers_that_keep_all_hold_activation_product_and_normalized_inputs_too(tmp_path):
     model = built(tmp_path, "llama")
-    less, whole = (saved_activations(model, ROWS, TOKENS, whole_mlps=choice) for choice in (False, True))
+    less, whole = (saved_activations(model, ROWS, TOKENS, keep_all=choice) for choice in (False, True))
     inner = 2 * ROWS * TOKENS * 48 * 4  # activation and product, T x 48 numbers each
-    assert [kept - without for kept, without in zip(whole.layers, less.layers, strict=True)] == [inner] * 5
+    norm = ROWS * TOKENS * 32 * 4
+    assert [kept - without for kept, without in zip(whole.layers, less.layers, strict=True)] == [inner + 2 * norm] * 5
+    assert whole.outside - less.outside == norm  # of the last
     assert saved_activations(model, ROWS, TOKENS) == less  # the model is as it was
 
 

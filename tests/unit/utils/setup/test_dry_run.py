@@ -13,7 +13,7 @@ SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_hidd
              vocab_size=512, max_position_embeddings=128)  # fmt: skip
 
 
-@pytest.mark.parametrize(("gigabytes", "sequences"), [("80", 48), ("0.02", 12), ("0.0001", 1)])
+@pytest.mark.parametrize(("gigabytes", "sequences"), [("80", 48), ("0.02", 16), ("0.0001", 1)])
 def test_as_many_sequences_as_fit(tmp_path, capsys, gigabytes, sequences):
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     flags = f"--model_name_or_path {tmp_path} --data_path embedded --output_dir {tmp_path}/run --max_seq_len 128"

@@ -15,6 +15,7 @@ from training.utils.dry_run.table import MemoryLine
 from training.utils.images.inputs import pixel_inputs
 from training.utils.images.run.image_reader import picture_of_model
 from training.utils.models.families.parts import is_beside_language
+from training.utils.models.lean.forwards import keeping_all
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,8 +57,11 @@ class PlannedImages:
             return []
         values, size = self.pixels.values, model.dtype.itemsize
         own = values.numel() * (values.element_size() + (size if model.dtype != values.dtype else 0))
-        saved = 0 if beside is None else saved_by_picture(model, self.pixels).held(gradient_checkpointing)
-        block = max(saved_by_picture(model, self.pixels, trains=True).layers, default=0)
+        saved = 0
+        if beside is not None:
+            counted = saved_by_picture(model, self.pixels, keep_all=gradient_checkpointing)
+            saved = counted.held(gradient_checkpointing)
+        block = max(saved_by_picture(model, self.pixels, trains=True, keep_all=True).layers, default=0)
         activations = max(self.times(saved), self.times(block) - (beside or 0))
         embedded = self.tokens * model.config.get_text_config().hidden_size * size
         return [
@@ -79,11 +83,13 @@ def kept_features_line(pictures: PlannedMedia | None, most_mb: int) -> MemoryLin
     return MemoryLine("pictures: features that are kept", 0, 0 if pictures is None else most_mb * 2**20)
 
 
-def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool = False) -> SavedActivations:
+def saved_by_picture(
+    model: PreTrainedModel, pixels: ImagePixels, trains: bool = False, keep_all: bool = False
+) -> SavedActivations:
     """Count the bytes that tower and projector save of these pictures. `model` is on meta; a copy of its tower that is
     cut to a few blocks, with weights of zeros, reads them on the CPU, where the shapes of pictures are known.
 
-    trains: as if all of its weights were trained; otherwise as in `model`.
+    trains: as if all of its weights were trained; otherwise as in `model`. keep_all: see `saved_activations`.
     """
     tower = copy.deepcopy(model)
     read: Any = getattr(model.config, "vision_feature_layer", -1)  # of LLaVA: blocks whose states are read
@@ -103,7 +109,10 @@ def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool =
     blocks = [part for name, part in tower.named_modules() if is_beside(name) and _is_block(part)]
     counted_apart(blocks, counting)
     base, given = tower.base_model, pixel_inputs(tower.config, pixels)
-    with torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor):
+    with (
+        keeping_all(tower.modules() if keep_all else []),
+        torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor),
+    ):
         base.get_image_features(given.pop("pixel_values").to(tower.dtype), **given, return_dict=True)
     largest = max((counting.bytes[id(block)] for block in blocks), default=0)
     return SavedActivations((largest,) * depth, counting.bytes[0], counting.boundary, counting.widest)

@@ -15,6 +15,7 @@ from training.utils.images.inputs import pixel_inputs
 from training.utils.images.run.planned_images import PlannedImages, kept_features_line, saved_by_picture
 from training.utils.loading.freezing import freeze_parts
 from training.utils.models.families.parts import is_beside_language
+from training.utils.models.lean.forwards import keep_less
 
 DEPTHS = ("depth", "num_hidden_layers")
 
@@ -70,6 +71,19 @@ def test_pictures_fill_a_forward_by_their_tokens():
     after = pictures.lines(model, beside=2 * block)[-1].device_bytes  # the block is gone before the height
     assert after == 10 * saved_by_picture(model, pixels).held(False) < block
     assert pictures.lines(model)[-1].device_bytes == block
+
+
+def test_a_tower_keeps_all_while_it_is_recomputed_or_reads_without_a_backward():
+    """Its norms keep less only where they are trained without gradient checkpointing."""
+    family = deep("qwen2_5_vl")
+    plain, lean = on_meta(family.model), on_meta(family.model)
+    assert keep_less(lean) > 0
+    pictures = PlannedImages(family.pixels([0]), tokens=6, most=60, at_once=180)
+    kept, less = (
+        [pictures.lines(model, *how)[-1].device_bytes for how in ((False, 0), (True, 0), (False, None))]
+        for model in (plain, lean)
+    )
+    assert less[0] < kept[0] and less[1:] == kept[1:]
 
 
 def test_features_that_are_kept_are_on_the_host():

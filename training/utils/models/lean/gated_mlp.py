@@ -9,14 +9,15 @@ N rows, T tokens in a row, I intermediate size.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from training.utils.models.lean.code import is_written_as
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
 
 def _usual_forward(self: Any, x: Any) -> Any:
@@ -24,29 +25,9 @@ def _usual_forward(self: Any, x: Any) -> Any:
     return down_proj
 
 
-def keep_less(model: nn.Module) -> int:
-    """Have the gated MLPs of `model` keep less, in place; return how many. They are those whose class has the forward
-    that most families of transformers share; its adapters may come before or after."""
-    found = [part for part in model.modules() if _is_usual(part) and "forward" not in vars(part)]
-    for part in found:
-        part.forward = GatedMlp(part)  # type: ignore[assignment]
-    return len(found)
-
-
-@contextlib.contextmanager
-def keeping_all(parts: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, those of `parts` that keep less keep all, as they do in tiles."""
-    less = {part: vars(part).pop("forward") for part in parts if isinstance(vars(part).get("forward"), GatedMlp)}
-    try:
-        yield
-    finally:
-        for part, forward in less.items():
-            part.forward = forward
-
-
-def _is_usual(part: nn.Module) -> bool:
-    code, usual = getattr(type(part).forward, "__code__", None), _usual_forward.__code__
-    return code is not None and (code.co_code, code.co_names) == (usual.co_code, usual.co_names)
+def lean_mlp(part: nn.Module) -> GatedMlp | None:
+    """Return the forward with which `part` keeps less; None if it is no gated MLP of the usual form."""
+    return GatedMlp(part) if is_written_as(type(part).forward, _usual_forward) else None
 
 
 class GatedMlp:

@@ -10,7 +10,8 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.dry_run.activations import SavedTensors
 from training.utils.models.adapters.lora import add_lora
-from training.utils.models.gated_mlp import keep_less
+from training.utils.models.lean.forwards import keep_less
+from training.utils.models.lean.gated_mlp import lean_mlp
 from training.utils.models.settings import ModelSettings
 
 
@@ -37,7 +38,7 @@ def test_gradients_are_those_of_the_plain_mlp(dtype, lora):
     ids = torch.arange(24).view(2, 12)
     plain, bytes_before = gradients(model, ids), saved_bytes(model, ids)
     config = model.config
-    assert keep_less(model) == config.num_hidden_layers and keep_less(model) == 0
+    assert keep_less(model, [lean_mlp]) == config.num_hidden_layers and keep_less(model, [lean_mlp]) == 0
     again = gradients(model, ids)
     assert plain.keys() == again.keys() and all(torch.equal(plain[name], again[name]) for name in plain)
     two = 2 * ids.numel() * config.intermediate_size * dtype.itemsize * config.num_hidden_layers
@@ -47,11 +48,11 @@ def test_gradients_are_those_of_the_plain_mlp(dtype, lora):
 
 def test_nothing_is_kept_where_nothing_learns():
     model = tiny_causal_lm("llama")
-    keep_less(model)
+    keep_less(model, [lean_mlp])
     ids = torch.arange(8)[None]
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids).logits, tiny_causal_lm("llama")(input_ids=ids).logits)
 
 
 def test_an_mlp_of_another_form_is_left_alone():
-    assert keep_less(tiny_causal_lm("gpt2")) == 0
+    assert keep_less(tiny_causal_lm("gpt2"), [lean_mlp]) == 0

@@ -1,0 +1,1 @@
+"""Forwards that keep less for the backward and compute the rest again, with the same bits."""
