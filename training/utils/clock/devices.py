@@ -51,7 +51,8 @@ class HostCosts(NamedTuple):
     """Seconds of an operator in a forward and in a backward; of what a step and each of its micro-steps do besides
     their model; of what a step of drawing does besides it, and of an operator in it (0: as in a forward); of what a
     rollout does besides its models; of what a step and each of its micro-steps do for a layer, whatever its size,
-    besides the operators that are counted (its weights' part of the optimizer's step, hooks)."""
+    besides the operators that are counted (its weights' part of the optimizer's step, hooks); of a further document in
+    a layer's attention, whose views are no operators, forward and backward (0: as an operator)."""
 
     forward: float
     backward: float
@@ -62,6 +63,7 @@ class HostCosts(NamedTuple):
     rollout: float = 0.0
     layer: float = 0.0
     layer_micro_step: float = 0.0
+    document: tuple[float, float] = (0.0, 0.0)
 
 
 Points = tuple[tuple[float, float], ...]  # a rate by size, in ascending order
@@ -171,8 +173,14 @@ def read_device(text: str) -> Device:
     if found["measured"] is not None:
         matmuls, costs, optimizer, head_rate, thin, cache_rate = found["measured"]
         matmuls, thin = (tuple((size, _points(rates)) for size, rates in table) for table in (matmuls, thin))
-        found["measured"] = Measured(matmuls, HostCosts(*costs), _points(optimizer), head_rate, thin, cache_rate)
+        found["measured"] = Measured(matmuls, _costs(costs), _points(optimizer), head_rate, thin, cache_rate)
     return Device(**found)
+
+
+def _costs(read: Sequence[Any]) -> HostCosts:
+    found = HostCosts(*read)
+    forward, backward = found.document
+    return found._replace(document=(forward, backward))
 
 
 def _points(table: Sequence[Sequence[float]]) -> Points:

@@ -61,12 +61,16 @@ def work_seconds(
     moved = work.fused_bytes if fused else work.moved_bytes
     written = memory_rate(device) if not head or device.measured is None else device.measured.head_rate
     by_document = device.measured is not None  # a CPU
-    apart = launch_seconds(device, backward) * work.apart_launches if by_document else 0.0
+    launch, apart = launch_seconds(device, backward), 0.0
+    if device.measured is not None:
+        costs = device.measured.costs
+        document = costs.document[backward] or launch
+        apart = launch * work.apart_launches + document * work.apart_documents
     return WorkSeconds(
         matmuls,
         (work.attention_flops + by_document * work.apart_flops) / (share * peak),
         (moved + by_document * work.apart_bytes) / written,
-        apart + work.launches * launch_seconds(device, backward) * (0.25 if fused else 1.0),
+        apart + work.launches * launch * (0.25 if fused else 1.0),
     )
 
 

@@ -33,9 +33,9 @@ class Work:
     moved_bytes: read and written by all other operators, each alone; fused_bytes: if a compiler fuses those between two
     matmuls.
     launches: operators that do something.
-    apart_launches, apart_bytes, apart_flops: what there is besides where attention is computed document by document, as
-    on a CPU (`models/attention/document_attention`): further calls, tensors put together from their documents', and
-    what is masked within its blocks.
+    apart_documents, apart_launches, apart_bytes, apart_flops: what there is besides where attention is computed
+    document by document, as on a CPU (`models/attention/document_attention`): further documents, tensors put together
+    from those of documents, their bytes, and what is masked within its blocks.
     """
 
     matmuls: Counter[Matmul] = field(default_factory=Counter)
@@ -43,6 +43,7 @@ class Work:
     moved_bytes: float = 0.0
     fused_bytes: float = 0.0
     launches: float = 0.0
+    apart_documents: float = 0.0
     apart_launches: float = 0.0
     apart_bytes: float = 0.0
     apart_flops: float = 0.0
@@ -62,6 +63,7 @@ class Work:
             self.moved_bytes + times * other.moved_bytes,
             self.fused_bytes + times * other.fused_bytes,
             self.launches + times * other.launches,
+            self.apart_documents + times * other.apart_documents,
             self.apart_launches + times * other.apart_launches,
             self.apart_bytes + times * other.apart_bytes,
             self.apart_flops + times * other.apart_flops,

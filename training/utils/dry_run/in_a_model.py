@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.utils.clock.devices import HostCosts
+from training.utils.contracts.runs import AttentionRun
 from training.utils.dry_run.operators import (
     ATTENTION,
     KINDS,
@@ -27,11 +28,13 @@ from training.utils.dry_run.operators import (
     operator_kind,
     training_work,
 )
+from training.utils.models.attention.document_attention import use_document_attention
 
 if TYPE_CHECKING:
     from training.utils.clock.work import TrainingWork
 
 _WIDTH, _HEADS, _LAYERS, _TOKENS = 256, 4, 4, 256
+_DOCUMENTS = 32  # of the same tokens: so many that their differences to one document stand out
 _OF_A_LAYER = 7  # products: four of attention and three of its MLP
 _TRIES, _TRIES_OF_PRODUCTS = 5, 3
 
@@ -89,6 +92,8 @@ def rates_in_a_model(dtype: torch.dtype) -> InAModel:
     empty = _passes(_Llama(8, 2, 4, dtype))
     each = sum(one.kernels[MEMORY_BOUND] for one in empty) / sum(one.calls[MEMORY_BOUND] for one in empty)
     ahead, behind = _passes(_Llama(_WIDTH, _HEADS, _TOKENS, dtype))
+    apart = _passes(_Llama(_WIDTH, _HEADS, _TOKENS, dtype, documents=_DOCUMENTS))
+    further = _LAYERS * (_DOCUMENTS - 1)
     bound = sum(one.kernels[MEMORY_BOUND] - each * one.calls[MEMORY_BOUND] for one in (ahead, behind))
     pairs = _LAYERS * _HEADS * (_TOKENS * (_TOKENS + 1) / 2 + masked_pairs(_TOKENS))
     head = _WIDTH // _HEADS
@@ -96,7 +101,14 @@ def rates_in_a_model(dtype: torch.dtype) -> InAModel:
         4 * head * pairs / ahead.kernels[ATTENTION],
         10 * head * pairs / behind.kernels[ATTENTION],
         (ahead.moved + behind.moved) / max(1e-9, bound),
-        HostCosts(*(each + one.host / one.launched for one in (ahead, behind))),
+        HostCosts(
+            each + ahead.host / ahead.launched,
+            each + behind.host / behind.launched,
+            document=(
+                max(0.0, apart[0].host - ahead.host) / further,
+                max(0.0, apart[1].host - behind.host) / further,
+            ),
+        ),
     )
 
 
@@ -111,10 +123,18 @@ def product_rate(rows: int, width: int, dtype: torch.dtype) -> float:
 
 
 class _Llama:
-    """A Llama's body and a row of tokens. inner: width of its MLPs."""
+    """A Llama's body and a row of tokens. inner: width of its MLPs. documents: that the row is cut into."""
 
     def __init__(
-        self, width: int, heads: int, tokens: int, dtype: torch.dtype, *, layers: int = _LAYERS, inner: int = 0
+        self,
+        width: int,
+        heads: int,
+        tokens: int,
+        dtype: torch.dtype,
+        *,
+        layers: int = _LAYERS,
+        inner: int = 0,
+        documents: int = 1,
     ) -> None:
         from transformers import LlamaConfig, LlamaModel
 
@@ -124,9 +144,14 @@ class _Llama:
             self._model = LlamaModel(config).to(dtype)
         self._ids = torch.zeros(1, tokens, dtype=torch.int64)
         self._grads = torch.ones(1, tokens, width, dtype=dtype)
+        self._cut: dict[str, Any] = {}
+        if documents > 1:
+            use_document_attention(self._model)
+            runs = [AttentionRun(tokens // documents, (), False)] * documents
+            self._cut = {"runs": runs, "attention_mask": torch.zeros(1, 1, tokens, tokens, dtype=torch.bool)}  # unread
 
     def forward(self) -> torch.Tensor:
-        states: torch.Tensor = self._model(input_ids=self._ids, use_cache=False).last_hidden_state
+        states: torch.Tensor = self._model(input_ids=self._ids, use_cache=False, **self._cut).last_hidden_state
         return states
 
     def backward(self, states: torch.Tensor) -> None:

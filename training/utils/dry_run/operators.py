@@ -73,7 +73,8 @@ class OperatorCount(TorchDispatchMode):
                 attention_flops=flops,
                 launches=1,
                 fused_bytes=self._handed_over(read),
-                apart_launches=documents - 1 + len(made),
+                apart_documents=documents - 1,
+                apart_launches=len(made),
                 apart_bytes=2.0 * sum(map(_bytes, made)),
                 apart_flops=masked,
             )

@@ -11,7 +11,7 @@ from training.utils.clock.devices import DEVICES, HostCosts, Measured, read_devi
 WIDTHS = ((10.0, ((100.0, 1e9), (10_000.0, 3e9))), (1000.0, ((1000.0, 8e9),)))
 MEASURED = Measured(
     WIDTHS,
-    HostCosts(1e-5, 5e-6, 1e-3),
+    HostCosts(1e-5, 5e-6, 1e-3, document=(2e-5, 4e-5)),
     ((1e3, 1e9), (1e5, 3e9)),
     2e9,
     ((1e6, ((1.0, 1e9),)), (1e8, ((1.0, 5e9),))),

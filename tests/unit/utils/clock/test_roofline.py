@@ -57,10 +57,16 @@ def test_kinds_of_work_stand_apart():
 
 
 def test_a_cpu_alone_computes_attention_document_by_document():
-    """3 further calls of 2e-5 seconds, 1,000 bytes at the memory's 1e12 a second, and 5e10 FLOPs at a quarter of the
-    matmul peak of 100e12."""
-    work = Work(apart_launches=3, apart_bytes=1000.0, apart_flops=5e10)
-    found = work_seconds(work, replace(DEVICE, measured=flat(1e9, HostCosts(1e-5, 2e-5))), backward=True)
-    assert found.launches == pytest.approx(6e-5) and found.memory == pytest.approx(1e-9)
+    """3 tensors put together, of 2e-5 seconds each, 2 further documents of 5e-5, or as an operator, 1,000 bytes at the
+    memory's 1e12 a second, and 5e10 FLOPs at a quarter of the matmul peak of 100e12."""
+    work = Work(apart_documents=2, apart_launches=3, apart_bytes=1000.0, apart_flops=5e10)
+    costs = HostCosts(1e-5, 2e-5, document=(0.0, 5e-5))
+    found = work_seconds(work, replace(DEVICE, measured=flat(1e9, costs)), backward=True)
+    forward = work_seconds(work, replace(DEVICE, measured=flat(1e9, costs)))
+    assert (
+        forward.launches == pytest.approx(3e-5 + 2e-5)
+        and found.launches == pytest.approx(6e-5 + 1e-4)
+        and found.memory == pytest.approx(1e-9)
+    )
     assert found.attention == pytest.approx(2e-3)
     assert work_seconds(work, DEVICE, backward=True).device == work_seconds(work, DEVICE).launches == 0.0

@@ -47,10 +47,17 @@ def test_rates_are_read_from_what_each_part_takes(monkeypatch):
         for inside, rest, count, launched, moved in zip(kernels, host, calls, (12, 22), (1e5, 3e5), strict=True)
     ]
     empty = [in_a_model._Pass(1.0, Counter({MEMORY_BOUND: 2e-6 * 5}), Counter({MEMORY_BOUND: 5}), 5, 1.0)] * 2
-    monkeypatch.setattr(in_a_model, "_passes", lambda model: empty if model._model.config.hidden_size == 8 else wide)
+    # In 32 documents: 31 more in each of 4 layers, which take the host 15 us each forward and 40 backward.
+    cut = [one._replace(seconds=one.seconds + 4 * 31 * more) for one, more in zip(wide, (15e-6, 40e-6), strict=True)]
+
+    def passes(model):
+        return empty if model._model.config.hidden_size == 8 else cut if model._cut else wide
+
+    monkeypatch.setattr(in_a_model, "_passes", passes)
     found = rates_in_a_model(torch.float32)
     assert found.memory == pytest.approx(1e9)
-    assert found.costs == HostCosts(pytest.approx(11e-6), pytest.approx(6e-6))
+    documents = pytest.approx((15e-6, 40e-6))
+    assert found.costs == HostCosts(pytest.approx(11e-6), pytest.approx(6e-6), document=documents)
     flops = 4 * 4 * 64 * 256 * (256 + 32) / 2  # of a product forward: layers, heads, head size, pairs
     assert found.attention_forward == pytest.approx(4 * flops / 1e-3)
     assert found.attention_backward == pytest.approx(10 * flops / 2e-3)

@@ -45,10 +45,11 @@ def test_attention_sees_what_is_before_it():
 
 
 def test_attention_document_by_document_has_more_calls_and_tensors():
-    """5 layers, two documents: a second call and one put-together output forward; backward three gradients, of 32
+    """5 layers, two documents: a second one, and a put-together output forward; backward three gradients, of 32
     numbers a token for queries and 16 for keys and values, whose heads are half as many. Read and written, 4 bytes."""
     work = training_work(on_meta("llama"), ROWS, TOKENS, TARGETS)
-    assert (work.forward.apart_launches, work.backward.apart_launches) == (5 * 2, 5 * 4)
+    assert (work.forward.apart_launches, work.backward.apart_launches) == (5, 5 * 3)
+    assert work.forward.apart_documents == work.backward.apart_documents == 5
     assert work.forward.apart_bytes == 5 * 2 * 4 * ROWS * TOKENS * 32
     assert work.backward.apart_bytes == 5 * 2 * 4 * ROWS * TOKENS * (32 + 16 + 16)
 

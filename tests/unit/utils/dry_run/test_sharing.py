@@ -13,7 +13,7 @@ from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_train
 from training.utils.dry_run.sharing import advised_sharing, print_advice
 from training.utils.dry_run.table import MemoryLine, Moment, most_at_once
 from training.utils.engine.config.arguments import EngineSettings
-from training.utils.models.gated_mlp import keep_less
+from training.utils.models.lean.forwards import keep_less
 from training.utils.models.settings import ModelSettings
 from training.utils.sequence_parallel.checks import sizes_for
 
