@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _threestep(head: nn.Linear, hidden_MH: torch.Tensor, target_ids_M: torch.Tensor) -> torch.Tensor:
-    return -TargetHead(head)(hidden_MH, target_ids_M, 1.0, with_entropy=False).logprobs_M.mean()
+    return -TargetHead(head)(hidden_MH, target_ids_M).logprobs_M.mean()
 
 
 def _torch(head: nn.Linear, hidden_MH: torch.Tensor, target_ids_M: torch.Tensor) -> torch.Tensor:

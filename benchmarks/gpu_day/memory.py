@@ -90,7 +90,7 @@ def _head(report: Report, chunk_bytes: int, read: dict[str, torch.Tensor]) -> di
 
     def once() -> torch.Tensor:
         layer.weight.grad = hidden_MH.grad = None
-        logprobs_M = head(hidden_MH, target_ids_M, 1.0, False).logprobs_M
+        logprobs_M = head(hidden_MH, target_ids_M).logprobs_M
         logprobs_M.sum().backward()
         return logprobs_M.detach()
 

@@ -249,6 +249,7 @@ def compared(model: Any, rows: Any, group: Any) -> dict[str, float]:
     """Differences between the model on whole rows and on slices of them."""
     import torch
 
+    from training.utils.models.target_head import Readout
     from training.utils.models.token_model import PolicyModel, ScalarModel
 
     def read(sequence: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -257,7 +258,7 @@ def compared(model: Any, rows: Any, group: Any) -> dict[str, float]:
             numbers = ScalarModel(own, **sequence)(rows).double()
             numbers = torch.stack([numbers, numbers])
         else:
-            found = PolicyModel(own, **sequence)(rows, with_entropy=True)
+            found = PolicyModel(own, **sequence)(rows, Readout(entropies=True))
             numbers = torch.stack([found.logprobs_M, found.log_normalizers_M, found.entropies_M])
         loss_of(numbers).backward()
         return numbers.detach(), gradient_of(own.parameters())

@@ -272,8 +272,8 @@ def _of_the_next(right: Any) -> Any:
 def _temperature_left_out(right: Any) -> Any:
     """The forward of training and reading takes the logits as they are."""
 
-    def forward(self: Any, hidden_MH: Any, target_ids_M: Any, temperature: float, *given: Any, **named: Any) -> Any:
-        return right(self, hidden_MH, target_ids_M, 1.0, *given, **named)
+    def forward(self: Any, hidden_MH: Any, target_ids_M: Any, asked: Any, *given: Any) -> Any:
+        return right(self, hidden_MH, target_ids_M, asked._replace(temperature=1.0), *given)
 
     return forward
 

@@ -30,6 +30,18 @@ _FREE_SHARE, _ENOUGH_ROWS = 1 / 64, 4096
 _LEAST_MB, _MOST_MB = 32, 1024
 
 
+class Readout(NamedTuple):
+    """Reads of the output layer. entropies, logits, collisions: those of TokenLogprobs, each for its price."""
+
+    temperature: float = 1.0
+    entropies: bool = False
+    logits: bool = False
+    collisions: bool = False
+
+
+PLAIN = Readout()
+
+
 class TokenLogprobs(NamedTuple):
     """After division by the temperature; float32, and float64 from float64 models.
 
@@ -80,30 +92,24 @@ class TargetHead(nn.Module):
         self,
         hidden_MH: torch.Tensor,
         target_ids_M: torch.Tensor,
-        temperature: float,
-        with_entropy: bool,
-        *,
-        with_logits: bool = False,
-        with_collisions: bool = False,
+        readout: Readout = PLAIN,
         at_head: AtHead | None = None,
     ) -> TokenLogprobs:
         """See TokenLogprobs. at_head: makes `compared`."""
         compared = None if at_head is None else at_head(hidden_MH, self, self._chunk_bytes)
-        if with_logits:
+        if readout.logits:
             logits_MV = functional.linear(hidden_MH, self.weight, self.bias)
-            read = read_logits(logits_MV, target_ids_M, temperature, with_entropy, with_collisions=with_collisions)
-            return read._replace(compared=compared)
+            return read_logits(logits_MV, target_ids_M, readout)._replace(compared=compared)
         vocabulary = whole_shape(self.weight)[0]
         chunk = max(1, self._chunk_bytes // (4 * vocabulary))
-        asked = (with_entropy, with_collisions)
-        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, temperature, asked, chunk)
+        read = _TargetLogprobs.apply(hidden_MH, self.weight, self.bias, target_ids_M, readout, chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, entropies_M, collisions_M = read
         return TokenLogprobs(
             logprobs_M,
             log_normalizers_M,
             is_greedy_M,
-            entropies_M if with_entropy else None,
-            collisions_M=collisions_M if with_collisions else None,
+            entropies_M if readout.entropies else None,
+            collisions_M=collisions_M if readout.collisions else None,
             compared=compared,
         )
 
@@ -112,7 +118,7 @@ class TargetHead(nn.Module):
         layer must be whole until the backward is over."""
         bias = None if self.bias is None else self.bias.detach()
         chunk = max(1, self._chunk_bytes // (4 * self.weight.shape[0]))
-        given = (hidden_MH, self.weight.detach(), bias, target_ids_M, 1.0, (False, False), chunk)
+        given = (hidden_MH, self.weight.detach(), bias, target_ids_M, PLAIN, chunk)
         logprobs_M, log_normalizers_M, is_greedy_M, *_ = _TargetLogprobs.apply(*given)
         return TokenLogprobs(logprobs_M, log_normalizers_M, is_greedy_M, None)
 
@@ -133,28 +139,21 @@ def chunk_mb_for(free_bytes: int, vocabulary: int, dtype: torch.dtype) -> int:
     return min(max(chosen, _LEAST_MB), _MOST_MB)
 
 
-def read_logits(
-    logits_MV: torch.Tensor,
-    target_ids_M: torch.Tensor,
-    temperature: float,
-    with_entropy: bool,
-    *,
-    with_collisions: bool = False,
-) -> TokenLogprobs:
-    """Return the same as TargetHead, from logits that are in memory."""
+def read_logits(logits_MV: torch.Tensor, target_ids_M: torch.Tensor, readout: Readout = PLAIN) -> TokenLogprobs:
+    """Return the same as TargetHead, and the logits in any case, from logits that are in memory."""
     logits_MV = logits_MV.to(at_least_float32(logits_MV.dtype))
-    if temperature != 1.0:
-        logits_MV = logits_MV / temperature
+    if readout.temperature != 1.0:
+        logits_MV = logits_MV / readout.temperature
     log_norm_M = torch.logsumexp(logits_MV, dim=-1)
     target_logit_M = logits_MV.gather(-1, target_ids_M.unsqueeze(-1)).squeeze(-1)
     entropies_M = None
-    if with_entropy:  # H = log Z - sum p * logit
+    if readout.entropies:  # H = log Z - sum p * logit
         entropies_M = log_norm_M - (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
     largest_M1 = logits_MV.detach().amax(dim=-1, keepdim=True)
     is_only_M = (logits_MV.detach() == largest_M1).sum(dim=-1) == 1
     is_greedy_M = (target_logit_M >= largest_M1.squeeze(-1)) & is_only_M
     collisions_M = None
-    if with_collisions:  # log sum p^2 = log sum exp 2 l - 2 log Z
+    if readout.collisions:  # log sum p^2 = log sum exp 2 l - 2 log Z
         collisions_M = (torch.logsumexp(2.0 * logits_MV.detach(), dim=-1) - 2.0 * log_norm_M.detach()).exp()
     return TokenLogprobs(target_logit_M - log_norm_M, log_norm_M, is_greedy_M, entropies_M, logits_MV, collisions_M)
 
@@ -171,31 +170,29 @@ class _TargetLogprobs(torch.autograd.Function):
         weight_VH: torch.Tensor,
         bias_V: torch.Tensor | None,
         target_ids_M: torch.Tensor,
-        temperature: float,
-        asked: tuple[bool, bool],
+        readout: Readout,
         chunk: int,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
-        with_entropy, with_collisions = asked
         parts: list[tuple[torch.Tensor, ...]] = []
         kept_MV = None
         for begin in range(0, max(1, len(hidden_MH)), chunk):
             here = slice(begin, begin + chunk)
-            logits_CV = _logits(hidden_MH[here], weight_VH, bias_V, temperature)
+            logits_CV = _logits(hidden_MH[here], weight_VH, bias_V, readout.temperature)
             targets_C1 = target_ids_M[here].unsqueeze(-1)
             target_C1 = logits_CV.gather(-1, targets_C1)
             # Of the others, in one pass: a target that shares the largest logit is no first choice.
             others_C1 = logits_CV.scatter_(-1, targets_C1, -torch.inf).amax(dim=-1, keepdim=True)
             logits_CV.scatter_(-1, targets_C1, target_C1)
             most_C1, target_C = torch.maximum(target_C1, others_C1), target_C1.squeeze(-1)
-            raised_CV = (logits_CV - most_C1 if with_entropy else logits_CV.sub_(most_C1)).exp_()
+            raised_CV = (logits_CV - most_C1 if readout.entropies else logits_CV.sub_(most_C1)).exp_()
             sum_C1 = raised_CV.sum(dim=-1, keepdim=True)
             z_C = (most_C1 + sum_C1.log()).squeeze(-1)
             entropy_C = z_C
-            if with_entropy:
+            if readout.entropies:
                 entropy_C = z_C - logits_CV.mul_(raised_CV).sum(dim=-1) / sum_C1.squeeze(-1)
             collision_C = z_C
-            if with_collisions:
+            if readout.collisions:
                 collision_C = (torch.linalg.vector_norm(raised_CV, dim=-1) / sum_C1.squeeze(-1)).square()
             parts.append((target_C - z_C, z_C, target_C > others_C1.squeeze(-1), entropy_C, collision_C))
             if chunk >= len(hidden_MH) and any(ctx.needs_input_grad[:3]):
@@ -206,7 +203,7 @@ class _TargetLogprobs(torch.autograd.Function):
         ctx.mark_non_differentiable(is_greedy_M, collisions_M)
         ctx.save_for_backward(hidden_MH, target_ids_M, z_M, entropies_M)
         # Not by save_for_backward: under ZeRO-3 a parameter's storage comes and goes.
-        ctx.head, ctx.kept_MV, ctx.temperature, ctx.chunk = (weight_VH, bias_V), kept_MV, temperature, chunk
+        ctx.head, ctx.kept_MV, ctx.temperature, ctx.chunk = (weight_VH, bias_V), kept_MV, readout.temperature, chunk
         return logprobs_M, z_M, is_greedy_M, entropies_M, collisions_M
 
     @staticmethod

@@ -23,7 +23,7 @@ from training.utils.contracts.documents import UNKNOWN
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.families.parts import language_part
 from training.utils.models.own_forward import head_is_linear
-from training.utils.models.target_head import CHUNK_MB, AtHead, TargetHead, TokenLogprobs, read_logits
+from training.utils.models.target_head import CHUNK_MB, PLAIN, AtHead, Readout, TargetHead, TokenLogprobs, read_logits
 from training.utils.sequence_parallel.attention import slice_attention
 from training.utils.sequence_parallel.group import ALONE, SequenceGroup
 from training.utils.sequence_parallel.slices import ROW_SLICE, OwnedPositions, RowSlice, cut_by, sliced_inputs
@@ -78,21 +78,17 @@ class PolicyModel(nn.Module):
     def forward(
         self,
         rows: TokenRows,
-        temperature: float = 1.0,
-        with_entropy: bool = False,
+        readout: Readout = PLAIN,
         noise_NTE: torch.Tensor | None = None,
         *,
-        with_logits: bool = False,
-        with_collisions: bool = False,
         after_trunk: Callable[[PolicyModel, TokenRows, torch.Tensor, RowSlice | None], Any] | None = None,
         compare: Callable[[TokenRows, float], AtHead] | None = None,
     ) -> TokenLogprobs:
-        """noise_NTE: added to the input embeddings. with_logits: return logits_MV too, all in memory.
+        """noise_NTE: added to the input embeddings.
         after_trunk: makes `beside` of this model, the rows, the trunk's states [L, H] and the slices that these are of,
         None of whole rows; not called where the output layer is not linear. compare: given the rows and the
         temperature, before the trunk; what it returns makes `compared` where the output layer is whole."""
-        asked = (temperature, with_entropy)
-        at_head = None if compare is None else compare(rows, temperature)
+        at_head = None if compare is None else compare(rows, readout.temperature)
         target_ids_U, predictor_U, read_M = rows.reads()  # what several sequences share is read once
         inputs, part = _inputs(self.model, rows, noise_NTE, self._sequence)
         own = None if part is None else part.owned(predictor_U)
@@ -101,13 +97,12 @@ class PolicyModel(nn.Module):
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, inputs)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
-            more = {"with_logits": with_logits, "with_collisions": with_collisions, "at_head": at_head}
-            read = of_group(self._target_head(hidden_UH, target_ids_U, *asked, **more), own).listed(read_M)
+            read = of_group(self._target_head(hidden_UH, target_ids_U, readout, at_head), own).listed(read_M)
             return read if after_trunk is None else read._replace(beside=after_trunk(self, rows, hidden_LH, part))
         logits_NTV = self.model(**inputs).logits
         logits_UV = logits_NTV.flatten(0, 1).index_select(0, predictor_U)
-        read = read_logits(logits_UV, target_ids_U, *asked, with_collisions=with_collisions)
-        return of_group(read if with_logits else read._replace(logits_MV=None), own).listed(read_M)
+        read = read_logits(logits_UV, target_ids_U, readout)
+        return of_group(read if readout.logits else read._replace(logits_MV=None), own).listed(read_M)
 
     @property
     def target_head(self) -> TargetHead | None:

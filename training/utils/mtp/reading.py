@@ -54,7 +54,7 @@ def read_ahead(
     assert head is not None
     embeddings_LH = policy.model.get_input_embeddings()(_ids(rows, part))
     states = policy.get_submodule(INSIDE)(hidden_LH, embeddings_LH, tuple(entries), part)
-    return tuple(read_depths(states, entries, part, lambda hidden_MH, ids_M: head(hidden_MH, ids_M, 1.0, False)))
+    return tuple(read_depths(states, entries, part, lambda hidden_MH, ids_M: head(hidden_MH, ids_M)))
 
 
 def read_depths(

@@ -17,6 +17,7 @@ from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, rank_share
+from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel
 
 TEMPERATURE = 0.8
@@ -70,7 +71,7 @@ def test_any_layout_equals_single_sequences(settings: DivergenceSettings, shared
     plan = plan if not shared else PlanSettings(1, None, 2, True, 20, least_shared_tokens=shared)
     total = torch.zeros((), dtype=torch.float64)
     for _, rows in rank_share(sequences(), SequenceLayout(plan, 0), torch.device("cpu")):
-        total = total + policy(rows, TEMPERATURE, compare=reader.compare).compared.total
+        total = total + policy(rows, Readout(TEMPERATURE), compare=reader.compare).compared.total
     expected = plainly(student, teacher, settings)
     assert total.item() == pytest.approx(expected.item(), rel=1e-9)
     weights = list(student.parameters())
@@ -90,5 +91,5 @@ def test_vocabularies_of_other_widths_compare_what_both_have():
     policy, reader = PolicyModel(student), teacher_of(wider, settings)
     [(_, rows)] = rank_share(sequences(), SequenceLayout(PlanSettings(1, None, 4, False, 0), 63), torch.device("cpu"))
     rows.input_ids_NT[rows.segment_ids_NT < 0] = 63
-    got = policy(rows, TEMPERATURE, compare=reader.compare).compared.total
+    got = policy(rows, Readout(TEMPERATURE), compare=reader.compare).compared.total
     assert got.item() == pytest.approx(plainly(student, teacher, settings).item(), rel=1e-9)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.utils.models.target_head import TargetHead, chunk_mb_for
+from training.utils.models.target_head import Readout, TargetHead, chunk_mb_for
 
 TOKENS, HIDDEN, VOCABULARY = 23, 8, 40
 ALL_ROWS, SEVEN_ROWS, ONE_ROW = 10**9, 7 * 4 * VOCABULARY, 1
@@ -57,7 +57,7 @@ def test_values_and_gradients_equal_autograd(used, chunk_bytes, temperature):
     wanted = [hidden_MH.grad, head.weight.grad, head.bias.grad]
     hidden_MH.grad = head.weight.grad = head.bias.grad = None
 
-    read = TargetHead(head, chunk_bytes)(hidden_MH, targets_M, temperature, with_entropy=used[2])
+    read = TargetHead(head, chunk_bytes)(hidden_MH, targets_M, Readout(temperature, entropies=used[2]))
     got = [read.logprobs_M, read.log_normalizers_M, read.entropies_M]
     for name, (one, other) in enumerate(zip(got, expected, strict=True)):
         if one is not None:
@@ -72,7 +72,7 @@ def test_values_and_gradients_equal_autograd(used, chunk_bytes, temperature):
 @pytest.mark.parametrize("chunk_bytes", [ALL_ROWS, SEVEN_ROWS])
 def test_a_second_backward_gives_the_same_again(chunk_bytes):
     head, hidden_MH, targets_M = made(torch.float64)
-    loss = weighed([TargetHead(head, chunk_bytes)(hidden_MH, targets_M, 1.0, False).logprobs_M], (True,))
+    loss = weighed([TargetHead(head, chunk_bytes)(hidden_MH, targets_M).logprobs_M], (True,))
     first = torch.autograd.grad(loss, [hidden_MH, head.weight, head.bias], retain_graph=True)
     second = torch.autograd.grad(loss, [hidden_MH, head.weight, head.bias])
     for one, other in zip(first, second, strict=True):
@@ -88,7 +88,7 @@ def test_what_needs_no_gradient_gets_none(frozen):
     for part in parts.values():
         part.grad = None
     parts[frozen].requires_grad_(False)
-    weighed([TargetHead(head, SEVEN_ROWS)(hidden_MH, targets_M, 1.0, False).logprobs_M], (True,)).backward()
+    weighed([TargetHead(head, SEVEN_ROWS)(hidden_MH, targets_M).logprobs_M], (True,)).backward()
     assert parts[frozen].grad is None
     for name in parts.keys() - {frozen}:
         torch.testing.assert_close(parts[name].grad, wanted[name])
@@ -97,7 +97,7 @@ def test_what_needs_no_gradient_gets_none(frozen):
 @pytest.mark.parametrize("chunk_bytes", [ALL_ROWS, SEVEN_ROWS])
 def test_no_targets_give_zero_gradients(chunk_bytes):
     head, hidden_MH, targets_M = made(torch.float32)
-    read = TargetHead(head, chunk_bytes)(hidden_MH[:0], targets_M[:0], 1.0, with_entropy=True)
+    read = TargetHead(head, chunk_bytes)(hidden_MH[:0], targets_M[:0], Readout(entropies=True))
     assert [part.shape for part in read[:4]] == [(0,)] * 4
     (read.logprobs_M.sum() + read.entropies_M.sum()).backward()
     assert not head.weight.grad.any() and not head.bias.grad.any() and not hidden_MH.grad.any()
@@ -107,7 +107,7 @@ def test_half_precision_weights_add_up_in_float32():
     """One row a chunk: 23 gradients of the weight added in bfloat16 would be off by several units of its last place;
     added in float32 they are rounded once."""
     head, hidden_MH, targets_M = made(torch.bfloat16, bias=False)
-    weighed([TargetHead(head, ONE_ROW)(hidden_MH, targets_M, 1.0, False).logprobs_M], (True,)).backward()
+    weighed([TargetHead(head, ONE_ROW)(hidden_MH, targets_M).logprobs_M], (True,)).backward()
     wide = made(torch.bfloat16, bias=False)[0].float()
     hidden = hidden_MH.detach().float()
     logits_MV = head(hidden_MH.detach()).float().requires_grad_()
@@ -120,7 +120,7 @@ def test_half_precision_weights_add_up_in_float32():
 
 def test_large_logits_stay_finite():
     head, hidden_MH, targets_M = made(torch.float32)
-    read = TargetHead(head)(hidden_MH * 1e4, targets_M, 1.0, with_entropy=True)
+    read = TargetHead(head)(hidden_MH * 1e4, targets_M, Readout(entropies=True))
     assert all(torch.isfinite(part).all() for part in (read.logprobs_M, read.log_normalizers_M, read.entropies_M))
 
 
@@ -130,7 +130,8 @@ def test_with_logits_the_same_numbers_and_the_logits():
     hidden_MH = torch.randn(6, 8, generator=generator, dtype=torch.float64)
     targets_M = torch.tensor([0, 10, 3, 3, 7, 1])
     plain, whole = (
-        TargetHead(head)(hidden_MH, targets_M, 0.7, True, with_logits=with_logits) for with_logits in (False, True)
+        TargetHead(head)(hidden_MH, targets_M, Readout(0.7, entropies=True, logits=with_logits))
+        for with_logits in (False, True)
     )
     for one, two in zip(plain[:4], whole[:4], strict=True):
         torch.testing.assert_close(one, two)
@@ -156,7 +157,7 @@ def test_sums_are_rounded_by_the_chunk():
     gradients = []
     for chunk_bytes in (SEVEN_ROWS, SEVEN_ROWS, ONE_ROW):
         head, hidden_MH, targets_M = made(torch.float32)
-        weighed([TargetHead(head, chunk_bytes)(hidden_MH, targets_M, 1.0, False).logprobs_M], (True,)).backward()
+        weighed([TargetHead(head, chunk_bytes)(hidden_MH, targets_M).logprobs_M], (True,)).backward()
         gradients.append(head.weight.grad)
     assert torch.equal(gradients[0], gradients[1]) and not torch.equal(gradients[0], gradients[2])
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-5)
@@ -171,14 +172,14 @@ def test_a_target_that_shares_the_largest_logit_is_no_first_choice(chunk_bytes, 
     with torch.no_grad():
         one_hot_MV = nn.functional.one_hot(head(hidden_MH).argmax(-1), VOCABULARY).bool()
         chosen_M = one_hot_MV.gather(-1, targets_M[:, None])[:, 0]
-        assert read(hidden_MH, targets_M, 1.0, False, with_logits=with_logits).is_greedy_M.equal(chosen_M)
+        assert read(hidden_MH, targets_M, Readout(logits=with_logits)).is_greedy_M.equal(chosen_M)
         best_M = head(hidden_MH).argmax(-1)
-        assert bool(read(hidden_MH, best_M, 1.0, False, with_logits=with_logits).is_greedy_M.all())
+        assert bool(read(hidden_MH, best_M, Readout(logits=with_logits)).is_greedy_M.all())
         head.weight[1:] = head.weight[0]
         head.bias.zero_()
-        assert not bool(read(hidden_MH, targets_M, 1.0, False, with_logits=with_logits).is_greedy_M.any())
+        assert not bool(read(hidden_MH, targets_M, Readout(logits=with_logits)).is_greedy_M.any())
         head.weight[3] = head.weight[4] = 2 * head.weight[0]  # two share it
         up_M = hidden_MH @ head.weight[0] > 0
-        assert not bool(read(hidden_MH[up_M], torch.full_like(targets_M, 3)[up_M], 1.0, False).is_greedy_M.any())
+        assert not bool(read(hidden_MH[up_M], torch.full_like(targets_M, 3)[up_M]).is_greedy_M.any())
         head.weight[4] = head.weight[0]
-        assert bool(read(hidden_MH[up_M], torch.full_like(targets_M, 3)[up_M], 1.0, False).is_greedy_M.all())
+        assert bool(read(hidden_MH[up_M], torch.full_like(targets_M, 3)[up_M]).is_greedy_M.all())

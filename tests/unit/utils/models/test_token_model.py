@@ -10,6 +10,7 @@ import torch
 from tests.support.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.contracts.documents import TokenSequence, join
 from training.utils.layout.rows import padded_rows
+from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel, ScalarModel, read_logits
 
 PAD, EOS = 0, 2
@@ -25,11 +26,11 @@ def test_read_logits_by_hand():
     # Logits log 1, log 2, log 5: probabilities 1/8, 2/8, 5/8. At temperature 1/2 they are squared: 1, 4, 25 of 30.
     logits_MV = torch.log(torch.tensor([[1.0, 2.0, 5.0]])).expand(2, 3)
     targets_M = torch.tensor([1, 2])
-    plain = read_logits(logits_MV, targets_M, 1.0, with_entropy=True)
+    plain = read_logits(logits_MV, targets_M, Readout(entropies=True))
     torch.testing.assert_close(plain.logprobs_M, torch.log(torch.tensor([2 / 8, 5 / 8])))
     entropy = -sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8))
     torch.testing.assert_close(plain.entropies_M, torch.tensor([entropy, entropy]))
-    sharp = read_logits(logits_MV, targets_M, 0.5, with_entropy=False)
+    sharp = read_logits(logits_MV, targets_M, Readout(0.5))
     torch.testing.assert_close(sharp.logprobs_M, torch.log(torch.tensor([4 / 30, 25 / 30])))
     assert sharp.entropies_M is None
     # The sums of 1, 2, 5 and of 1, 4, 25; the last token has the largest logit.
@@ -43,7 +44,7 @@ def test_read_logits_against_float64(temperature):
     generator = torch.Generator().manual_seed(0)
     logits_MV = torch.randn(50, 300, generator=generator) * 8
     targets_M = torch.randint(0, 300, (50,), generator=generator)
-    got = read_logits(logits_MV, targets_M, temperature, with_entropy=True)
+    got = read_logits(logits_MV, targets_M, Readout(temperature, entropies=True))
     exact_MV = torch.log_softmax(logits_MV.double() / temperature, -1)
     torch.testing.assert_close(
         got.logprobs_M.double(), exact_MV.gather(-1, targets_M[:, None])[:, 0], rtol=1e-5, atol=2e-5
@@ -55,8 +56,8 @@ def test_read_logits_against_float64(temperature):
 def test_read_logits_computes_bfloat16_in_float32():
     logits_MV = (torch.randn(4, 50, generator=torch.Generator().manual_seed(0)) * 4).bfloat16()
     targets_M = torch.tensor([0, 1, 2, 3])
-    got = read_logits(logits_MV, targets_M, 0.7, with_entropy=True)
-    expected = read_logits(logits_MV.float(), targets_M, 0.7, with_entropy=True)
+    got = read_logits(logits_MV, targets_M, Readout(0.7, entropies=True))
+    expected = read_logits(logits_MV.float(), targets_M, Readout(0.7, entropies=True))
     assert torch.equal(got.logprobs_M, expected.logprobs_M)
     assert torch.equal(got.entropies_M, expected.entropies_M)
 
@@ -68,8 +69,8 @@ def test_a_policy_equals_the_models_own_logits(family, temperature):
     model = tiny_causal_lm(family, torch.float64)
     rows = padded_rows(sequences(), PAD)
     with torch.no_grad():
-        got = PolicyModel(model)(rows, temperature, with_entropy=True, with_collisions=True)
-        alone = PolicyModel(model)(rows, temperature, with_collisions=True)  # another way through the head
+        got = PolicyModel(model)(rows, Readout(temperature, entropies=True, collisions=True))
+        alone = PolicyModel(model)(rows, Readout(temperature, collisions=True))  # another way through the head
         logits_NTV = model(input_ids=rows.input_ids_NT, use_cache=False).logits
     exact_MV = torch.log_softmax(logits_NTV.flatten(0, 1)[rows.predictor_M] / temperature, -1)
     torch.testing.assert_close(

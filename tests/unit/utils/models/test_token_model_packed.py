@@ -20,6 +20,7 @@ from training.utils.contracts.documents import Document, TokenSequence, plain, s
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import packed_rows
+from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 PAD = 0
@@ -94,15 +95,15 @@ def assert_rounding(got: torch.Tensor, want: torch.Tensor, tolerance: float, alo
 def test_a_policy_reads_packed_rows_as_separate_sequences(family, dtype, packing):
     policy = PolicyModel(model_of(family, dtype, tiny_causal_lm))
     packed, alone = laid_out(packing)
-    got = policy(packed, temperature=0.8, with_entropy=True)
-    parts = [policy(rows, temperature=0.8, with_entropy=True) for rows in alone]
+    got = policy(packed, Readout(0.8, entropies=True))
+    parts = [policy(rows, Readout(0.8, entropies=True)) for rows in alone]
     logprobs_M = torch.cat([part.logprobs_M for part in parts])
     torch.testing.assert_close(got.logprobs_M, logprobs_M, **READ[dtype])
     torch.testing.assert_close(got.entropies_M, torch.cat([part.entropies_M for part in parts]), **READ[dtype])
     # Weights that differ a target: a gradient that went to the wrong one would show.
     weights_M = torch.randn(logprobs_M.numel(), generator=torch.Generator().manual_seed(0))
     want = gradients(policy, (logprobs_M * weights_M).sum())
-    got_gradients = gradients(policy, (policy(packed, temperature=0.8).logprobs_M * weights_M).sum())
+    got_gradients = gradients(policy, (policy(packed, Readout(0.8)).logprobs_M * weights_M).sum())
     assert_rounding(got_gradients, want, *GRADIENT[dtype])
 
 

@@ -15,6 +15,7 @@ from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import trie_document
 from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 CPU, PAD = torch.device("cpu"), 0
@@ -55,7 +56,7 @@ def check_policy(model: torch.nn.Module, seed: int, weights: torch.Tensor, seque
     want_M = targets_of(sequences, logprobs_NTV.gather(-1, after_NT.unsqueeze(-1)).squeeze(-1))
     entropies_M = targets_of(sequences, -(logprobs_NTV.exp() * logprobs_NTV).sum(-1))
     want = gradient(model, (want_M * weights).sum() + (entropies_M * weights.flip(0)).sum())
-    read = PolicyModel(model)(packed_rows([[trie_document(sequences, 1)]], PAD), 0.8, with_entropy=True)
+    read = PolicyModel(model)(packed_rows([[trie_document(sequences, 1)]], PAD), Readout(0.8, entropies=True))
     assert read.entropies_M is not None
     got = gradient(model, (read.logprobs_M * weights).sum() + (read.entropies_M * weights.flip(0)).sum())
     assert_close(read.logprobs_M, want_M, EXACT, f"trie {seed}")
@@ -134,7 +135,7 @@ def check_forks(policy: torch.nn.Module, scorer: torch.nn.Module, seed: int, mos
     scorer.zero_grad()
     for rank in range(plan.ranks):
         for indices, rows in rank_share(sequences, SequenceLayout(plan, PAD, rank), CPU):
-            read = PolicyModel(policy)(rows, 0.8)
+            read = PolicyModel(policy)(rows, Readout(0.8))
             sizes = [len(weights[index]) for index in indices]
             weights_M = torch.cat([torch.empty(0, dtype=torch.float64), *(weights[index] for index in indices)])
             losses.append(loss_of(read.logprobs_M * weights_M, read.logprobs_M, rows.sequence_M))

@@ -36,6 +36,7 @@ from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.decoding.stop_strings import StopStrings, first_completed, stop_strings
 from training.utils.layout.rows import padded_rows
+from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel
 
 if TYPE_CHECKING:
@@ -134,5 +135,5 @@ def _logprobs(model: PreTrainedModel, rollout: Rollout, sampling: Sampling) -> t
     parts = []
     for start in range(0, len(sequences), _FORWARD_SEQUENCES):
         rows = padded_rows(sequences[start : start + _FORWARD_SEQUENCES], sampling.pad_token_id).to(device)
-        parts.append(policy(rows, sampling.temperature or 1.0).logprobs_M)
+        parts.append(policy(rows, Readout(sampling.temperature or 1.0)).logprobs_M)
     return torch.cat(parts)

@@ -16,6 +16,7 @@ from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampli
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, Decoding
 from training.utils.generation.engines.hf import TransformersRollout, end_check_tokens
 from training.utils.layout.rows import padded_rows
+from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel
 
 PAD = 0
@@ -95,7 +96,7 @@ def test_log_probabilities_are_those_of_the_training_forward(family, temperature
     lengths = rollout.response_lengths_B
     assert rollout.ended_B.sum() >= 2 and len(lengths.unique()) >= 2  # a quarter has ended: rows have left
     with torch.no_grad():
-        logprobs_M = PolicyModel(model)(padded_rows(rollout.sequences(), PAD), temperature).logprobs_M
+        logprobs_M = PolicyModel(model)(padded_rows(rollout.sequences(), PAD), Readout(temperature)).logprobs_M
     torch.testing.assert_close(rollout.sampled_logprobs_BR[rollout.response_mask_BR], logprobs_M, rtol=1e-5, atol=2e-5)
     assert not rollout.sampled_logprobs_BR[~rollout.response_mask_BR].any()
     assert (rollout.response_ids_BR[~rollout.response_mask_BR] == PAD).all()
@@ -105,7 +106,7 @@ def test_top_k_and_top_p_leave_the_log_probabilities_as_training_has_them():
     model = tiny_causal_lm("llama")
     rollout = roll(model, replace(PLAIN, top_k=5, top_p=0.8, temperature=0.9))
     with torch.no_grad():
-        logprobs_M = PolicyModel(model)(padded_rows(rollout.sequences(), PAD), 0.9).logprobs_M
+        logprobs_M = PolicyModel(model)(padded_rows(rollout.sequences(), PAD), Readout(0.9)).logprobs_M
     torch.testing.assert_close(rollout.sampled_logprobs_BR[rollout.response_mask_BR], logprobs_M, rtol=1e-5, atol=2e-5)
 
 
@@ -352,7 +353,7 @@ def test_bad_words_are_never_said():
     assert not any(pair == tuple(response[at : at + 2]) for response in said for at in range(19))
     assert any(pair[1] in response for response in said)  # only after pair[0] is it kept back
     with torch.no_grad():
-        logprobs_M = PolicyModel(model)(padded_rows(rollout.sequences(), PAD), 0.7).logprobs_M
+        logprobs_M = PolicyModel(model)(padded_rows(rollout.sequences(), PAD), Readout(0.7)).logprobs_M
     torch.testing.assert_close(rollout.sampled_logprobs_BR[rollout.response_mask_BR], logprobs_M, rtol=1e-5, atol=2e-5)
 
 

@@ -20,6 +20,7 @@ from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.parallel import drawn_blocks, drawn_document
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of, read_own_forward
+from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)
@@ -94,7 +95,7 @@ def test_at_another_temperature_they_are_of_the_tempered_policy(model):
     drawn = roll(model, replace(SAMPLING, temperature=0.7, top_k=40))
     rows = packed_rows([[document(sequence)] for sequence in drawn.sequences()], PAD)
     with torch.no_grad():
-        trained_M = PolicyModel(model)(rows, 0.7).logprobs_M
+        trained_M = PolicyModel(model)(rows, Readout(0.7)).logprobs_M
     assert (trained_M - drawn.drawn.logprobs_BR[drawn.drawn.mask_BR]).abs().max() < 1e-5
 
 
